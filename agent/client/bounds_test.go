@@ -31,7 +31,7 @@ func bucketQuery(shards ...uint32) *pb.StreamResponse {
 	return &pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: shards}}}
 }
 
-// zipped returns a message compressed, as small as a server can make it.
+// zipped returns the compressed frame of a message, which is as small as a server can make it.
 func zipped(t *testing.T, m *pb.StreamResponse) wire.Frame {
 	t.Helper()
 	f, err := wire.Encode(m)
@@ -41,7 +41,7 @@ func zipped(t *testing.T, m *pb.StreamResponse) wire.Frame {
 	return f
 }
 
-// repeat returns a message n times.
+// repeat returns a list with a message n times.
 func repeat(n int, m any) (out []any) {
 	for range n {
 		out = append(out, m)
@@ -49,8 +49,8 @@ func repeat(n int, m any) (out []any) {
 	return out
 }
 
-// unreadableServices returns updates of Services that do not decode, with other names in each of
-// them.
+// unreadableServices returns updates with Services that do not decode. All Services have different
+// names.
 func unreadableServices(t *testing.T, frames, each int) (out []any) {
 	t.Helper()
 	for i := range frames {
@@ -63,7 +63,7 @@ func unreadableServices(t *testing.T, frames, each int) (out []any) {
 	return out
 }
 
-// baseless returns updates of deltas of slices that nobody has.
+// baseless returns updates with deltas of slices that no client holds.
 func baseless(t *testing.T, frames, each int) (out []any) {
 	t.Helper()
 	for i := range frames {
@@ -77,8 +77,9 @@ func baseless(t *testing.T, frames, each int) (out []any) {
 	return out
 }
 
-// extremes are what a server can say at most: each number, duration, list and text of each message.
-// Names of Services and slices in them are not the honest server's.
+// extremes returns messages in which a number, duration, list or text is as large as a server can
+// make it, for every field of every message. They name other Services and slices than the honest
+// server.
 func extremes(t *testing.T, epoch uint64, shards uint32) map[string][]any {
 	t.Helper()
 	const most32, most64, long = math.MaxUint32, math.MaxUint64, 1 << 20
@@ -209,7 +210,8 @@ func extremes(t *testing.T, epoch uint64, shards uint32) map[string][]any {
 	}
 }
 
-// phases are what comes before an extreme, by when that comes.
+// phases returns the messages that a server sends before an extreme, by the phase that the stream
+// is then in.
 func phases(epoch uint64, shards uint32) map[string][]any {
 	begin := welcome(&pb.Welcome{Epoch: epoch, ShardCount: shards})
 	other := welcome(&pb.Welcome{Epoch: epoch + 1, ShardCount: shards})
@@ -225,8 +227,9 @@ func phases(epoch uint64, shards uint32) map[string][]any {
 	}
 }
 
-// TestExtremesOfServers holds that whatever a server says, and whenever, an agent is in sync with
-// the next server within seconds, holds what that has, and has not needed much memory meanwhile.
+// TestExtremesOfServers checks that an agent recovers from any message of a rogue server, in any
+// phase of the stream. Within seconds, the agent must be in sync with the next server and hold that
+// server's state. Its memory must stay bounded meanwhile.
 func TestExtremesOfServers(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 20)
@@ -236,8 +239,9 @@ func TestExtremesOfServers(t *testing.T) {
 				continue
 			}
 			t.Run(name+", "+phase, func(t *testing.T) {
-				// A client may come with positions that a rogue server has invented. Heartbeats find that
-				// out. Each client has a server of its own, as one would bound the starts of its node.
+				// A client may arrive with positions that a rogue server has invented. Heartbeats
+				// detect that. Each client has a server of its own, because a shared server would
+				// limit how often its node starts.
 				good := serveStore(t, id, s, 200*time.Millisecond)
 				checkExtreme(t, id, good, func(c *Cache) bool { return holds(c, s) }, append(append([]any(nil), before...), messages...))
 			})
@@ -245,7 +249,7 @@ func TestExtremesOfServers(t *testing.T) {
 	}
 }
 
-// checkExtreme has a client go to a server with a script, and then to a good one.
+// checkExtreme connects a client to a server that plays a script, and then to a good one.
 func checkExtreme(t *testing.T, id identity, good *instance, holds func(*Cache) bool, script []any) {
 	t.Helper()
 	runtime.GC()
@@ -281,7 +285,7 @@ func checkExtreme(t *testing.T, id identity, good *instance, holds func(*Cache) 
 		require.Less(t, time.Since(begin), most, "%v", c.Connection())
 		<-time.After(10 * time.Millisecond)
 	}
-	// The server of this test keeps its own messages, too.
+	// The measured heap includes the messages that this test's server keeps.
 	require.Less(t, peak, before+400<<20)
 	require.LessOrEqual(t, c.outbox.failures(), maxUnfit)
 	require.LessOrEqual(t, len(c.Connection().ServerName)+len(c.Connection().ServerVersion), 2*maxText)
@@ -292,8 +296,8 @@ func checkExtreme(t *testing.T, id identity, good *instance, holds func(*Cache) 
 	bad.stop()
 }
 
-// TestDrainForWeeks: a server asks its clients to come back in seven weeks. They come within
-// minutes, also where no other is known.
+// TestDrainForWeeks checks that clients come back within minutes to a server that asked them to
+// come back in seven weeks, even if they know no other server.
 func TestDrainForWeeks(t *testing.T) {
 	id := newIdentity(t)
 	server := &scripted{play: oneShard(1, drain(math.MaxUint32), status.Error(codes.Unavailable, "draining"))}
@@ -305,8 +309,8 @@ func TestDrainForWeeks(t *testing.T) {
 	require.Equal(t, 1, server.streams())
 }
 
-// TestHeartbeatsOncePerMonth holds that a server cannot make a client wait long for its next sign
-// of life.
+// TestHeartbeatsOncePerMonth checks that a server cannot make a client wait long for its next
+// heartbeat.
 func TestHeartbeatsOncePerMonth(t *testing.T) {
 	c := New(Options{Cache: NewCache(), Logger: slog.New(slog.DiscardHandler)})
 	s := &stream{Client: c, sending: func() {}}
@@ -314,8 +318,8 @@ func TestHeartbeatsOncePerMonth(t *testing.T) {
 	require.LessOrEqual(t, s.silence, silentBeats*maxRetryDelay)
 }
 
-// TestBucketsAreAskedForOnce holds that a question for buckets costs one answer for each shard,
-// whatever else it names.
+// TestBucketsAreAskedForOnce checks that a BucketQuery costs one answer per shard, whatever else it
+// names.
 func TestBucketsAreAskedForOnce(t *testing.T) {
 	cache := NewCache()
 	require.NoError(t, cache.welcome(1, 4))
@@ -328,8 +332,8 @@ func TestBucketsAreAskedForOnce(t *testing.T) {
 	require.Equal(t, 3, len(c.outbox.requests))
 }
 
-// TestUnfinishedUpdatesAreBounded holds that all parts that wait for the last ones are bounded
-// together, and that an update which is finished counts no more.
+// TestUnfinishedUpdatesAreBounded checks that the parts of all unfinished updates share one bound,
+// and that a finished update no longer counts.
 func TestUnfinishedUpdatesAreBounded(t *testing.T) {
 	cache := NewCache()
 	require.NoError(t, cache.welcome(1, 4))
@@ -350,8 +354,8 @@ func TestUnfinishedUpdatesAreBounded(t *testing.T) {
 	require.ErrorIs(t, part(0, true), errProtocol)
 }
 
-// TestHeartbeatsDoNotPileUpRequests holds that heartbeats in a row ask once for what does not
-// decode and has changed.
+// TestHeartbeatsDoNotPileUpRequests checks that consecutive heartbeats ask only once for objects
+// that did not decode and have changed.
 func TestHeartbeatsDoNotPileUpRequests(t *testing.T) {
 	cache := NewCache()
 	require.NoError(t, cache.welcome(1, 1))
@@ -365,8 +369,8 @@ func TestHeartbeatsDoNotPileUpRequests(t *testing.T) {
 	require.Len(t, s.outbox.resyncs[0].GetKeys(), 1)
 }
 
-// TestNodesOfARelayAreBounded holds that a server cannot make a relay remember ever more names of
-// Nodes.
+// TestNodesOfARelayAreBounded checks that a server cannot make a relay remember an unbounded number
+// of Node names.
 func TestNodesOfARelayAreBounded(t *testing.T) {
 	c := New(Options{Cache: NewCache(), Relay: &Relay{Node: func(string, *model.Node) {}}})
 	s := &stream{Client: c, welcomed: true, nodes: make(map[string]struct{})}

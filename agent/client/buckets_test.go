@@ -18,7 +18,7 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// state is what a server would hold of one shard.
+// state is a server's content of one shard.
 type state map[model.Key]model.Object
 
 func drawState(t *rapid.T, label string) state {
@@ -49,7 +49,7 @@ func (s state) digests() (buckets []model.Digest, shard model.Digest) {
 	return buckets, model.ShardDigest(buckets)
 }
 
-// update gives an Update of the objects that match.
+// update returns an Update with the objects whose keys match.
 func (s state) update(match func(model.Key) bool) *model.Update {
 	u := &model.Update{}
 	for _, key := range slices.SortedFunc(maps.Keys(s), model.Key.Compare) {
@@ -67,7 +67,7 @@ func (s state) update(match func(model.Key) bool) *model.Update {
 	return u
 }
 
-// differing gives the Update that a server answers to digests of buckets.
+// differing returns the Update with which a server answers bucket digests.
 func (s state) differing(digests []model.Digest) *model.Update {
 	own, _ := s.digests()
 	var full []uint32
@@ -98,7 +98,8 @@ func (s state) requireHeld(t require.TestingT, c *Cache) {
 	require.Equal(t, s, held)
 }
 
-// Whatever the client holds: the buckets whose digests differ make of it what the server holds.
+// TestBucketsThatDifferMakeItEqual checks that the buckets whose digests differ make the client's
+// content equal to the server's, whatever the client held.
 func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before, after := drawState(t, "before"), drawState(t, "after")
@@ -118,7 +119,7 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 		if len(u.FullBuckets) == 0 {
 			return
 		}
-		u.From, u.To = 100, 200 // of any position
+		u.From, u.To = 100, 200 // an Update of whole buckets applies at any position
 		half := *u
 		half.Services, u.Services = u.Services, nil
 		half.Slices = nil
@@ -133,7 +134,8 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 	})
 }
 
-// What did not decode counts as the server has it, and a bucket that lacks it removes it.
+// TestUnreadableObjectsInBuckets checks that an object that did not decode counts in digests with
+// the server's version. A bucket that lacks the object removes it.
 func TestUnreadableObjectsInBuckets(t *testing.T) {
 	c := welcomed(t, 1)
 	known, unknown := named("known", "web", 1), named("unknown", "web", 1)
@@ -170,7 +172,8 @@ func TestBucketsOutOfBounds(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// bucketServer is a server with one shard, which sends what differs by buckets, compressed.
+// bucketServer returns a server with one shard, which answers bucket digests with the buckets that
+// differ, compressed.
 func bucketServer(t *testing.T, s state, epoch uint64) *scripted {
 	t.Helper()
 	w, err := zstd.NewWriter(nil)
@@ -198,7 +201,7 @@ func bucketServer(t *testing.T, s state, epoch uint64) *scripted {
 	return server
 }
 
-// The server asks before the client is in sync, and the client answers then.
+// TestResumeByBuckets checks that the client answers a BucketQuery before it is in sync.
 func TestResumeByBuckets(t *testing.T) {
 	id := newIdentity(t)
 	want := state{}
@@ -223,8 +226,9 @@ func TestResumeByBuckets(t *testing.T) {
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("resume")))
 }
 
-// A cache that is found to be wrong by a heartbeat asks for the digests of shards, and is repaired by what differs; a server whose
-// digests make no sense is asked a few times a minute at most.
+// TestDivergenceIsRepairedByBuckets checks that a cache which differs from a heartbeat asks for the
+// digests of the shards and is repaired with the buckets that differ. It asks a server whose
+// digests make no sense only a few times a minute.
 func TestDivergenceIsRepairedByBuckets(t *testing.T) {
 	id := newIdentity(t)
 	want := state{}
@@ -273,8 +277,8 @@ func TestDivergenceIsRepairedByBuckets(t *testing.T) {
 	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
 	want.requireHeld(t, cache)
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
-	// The answer to the server's question, and then a question and a repair. Together they have used two of the repairs that
-	// there may be at once; the rest are questions.
+	// The first requests are the answer to the server's BucketQuery, a DigestQuery and a repair.
+	// The latter two have used two tokens of the limit. The remaining tokens go to DigestQueries.
 	for i, r := range server.waitRequests(t, 3+repairBurst-2) {
 		if i == 0 || i == 2 {
 			require.Len(t, r.GetResync().GetBucketDigests(), model.Buckets*model.HashSize)

@@ -19,7 +19,7 @@ const epoch = 5
 
 var webKey = model.ServiceKey{Namespace: "default", Name: "web"}
 
-// welcomed gives a cache at position 1 of all shards, without anything in them.
+// welcomed returns an empty cache at position 1 of all shards.
 func welcomed(t *testing.T, shards uint32) *Cache {
 	t.Helper()
 	c := NewCache()
@@ -74,7 +74,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	require.Equal(t, stateDigest(modeltest.ShardDigest(service("web"))), h.GetDigest())
 }
 
-// stateDigest is the digest, as a Hello has it, of what holds these shards.
+// stateDigest returns the digest, as in a Hello, of a state with these shards.
 func stateDigest(shards ...model.Digest) []byte {
 	digest := model.StateDigest(shards)
 	return digest[:]
@@ -88,7 +88,8 @@ func TestApplyTouchesTheServicesThatChange(t *testing.T) {
 	}{
 		{&model.Update{Services: []*model.Service{service("a")}, Slices: []*model.Slice{named("s", "a", 3)}}, []string{"a"}},
 		{&model.Update{Slices: []*model.Slice{named("s2", "b", 3)}}, []string{"b"}},
-		{&model.Update{Slices: []*model.Slice{named("s", "b", 3)}}, []string{"a", "b"}}, // handed over
+		// moves from Service a to Service b
+		{&model.Update{Slices: []*model.Slice{named("s", "b", 3)}}, []string{"a", "b"}},
 		{&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("s", "b", 3), named("s", "b", 4))}}, []string{"b"}},
 		{&model.Update{Removed: []model.Key{service("a").Key(), service("gone").Key(), named("gone", "", 0).Key()}}, []string{"a"}},
 		{&model.Update{Full: true, Services: []*model.Service{service("b")}, Slices: []*model.Slice{named("s", "b", 4)}}, []string{"b"}},
@@ -137,7 +138,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 		require.Equal(t, sequences, s)
 		require.Equal(t, digests, d)
 	}
-	// A change that is here already may come again.
+	// A change that the cache already has may arrive again.
 	apply(t, c, &model.Update{Shard: right, From: 0, To: 2, Services: []*model.Service{service("web")}})
 }
 
@@ -175,12 +176,12 @@ func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
 	require.Equal(t, []model.Key{named("s", "", 0).Key(), named("unknown", "", 0).Key()}, missing)
 	require.True(t, cacheHas(c, named("s", "web", 5)), "it stays as it is")
 	require.True(t, cacheHas(c, named("t", "web", 6)))
-	// What has the delta's result already is not missing.
+	// A slice that already is what the delta results in is not missing.
 	require.Empty(t, apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{delta("t", 5, 6)}}))
 }
 
-// TestShardThatLacksSomethingHasNoPosition: its position is neither acknowledged nor resumed from until what is missing has
-// come, or is said not to exist.
+// TestShardThatLacksSomethingHasNoPosition checks that a shard with missing objects has no position
+// to ack or resume from. It gets one when the objects arrive or turn out not to exist.
 func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 	key := named("unknown", "", 0).Key()
 	for name, answer := range map[string]*model.Update{
@@ -213,7 +214,9 @@ func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 	}
 }
 
-// What was missing when a stream ended may be on the server again what the cache holds, so that the next stream brings nothing.
+// TestWhatWasMissingIsNotMissedForever checks that a slice is no longer missing on the next stream.
+// The server may then have the version of the slice that the cache holds, so that the stream brings
+// nothing.
 func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 	c := welcomed(t, 1)
 	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
@@ -233,7 +236,8 @@ func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 	require.Equal(t, map[uint32]uint64{0: 4}, changes.Positions)
 }
 
-// What a stream finds missing before it is in sync is missing until it comes, however the stream ends.
+// TestWhatIsMissingBeforeInSyncStaysMissing checks that a slice which is found missing before
+// InSync stays so until it arrives, however the stream ends.
 func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 	c := welcomed(t, 1)
 	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
@@ -257,7 +261,8 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 	require.Empty(t, positions())
 	require.Zero(t, held())
 
-	// The stream breaks before the answer, and so does the next one before it says anything.
+	// The stream breaks before the answer arrives, and the next stream breaks before its first
+	// message.
 	require.NoError(t, c.welcome(epoch, 1))
 	require.Empty(t, positions())
 	require.Zero(t, held())
@@ -290,7 +295,8 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{1}, c.diverged(both, always), "it was not asked for")
 }
 
-// A heartbeat tells that something differs only where the client is at its positions, and once for a digest and stream.
+// TestHeartbeatsTellOfDivergence checks that differs reports a difference only at the same
+// position, and each digest once per stream.
 func TestHeartbeatsTellOfDivergence(t *testing.T) {
 	c := welcomed(t, 2)
 	beat := func(sum uint64, digests ...model.Digest) bool {
@@ -311,7 +317,8 @@ func TestHeartbeatsTellOfDivergence(t *testing.T) {
 	require.True(t, c.differs(&pb.Heartbeat{SequenceSum: 2, Digest: modeltest.Digests(9)}, always), "it was not allowed to ask")
 }
 
-// A server with another number of shards: what is held stays, in its new places, until the server says otherwise.
+// TestAnotherNumberOfShards checks that the content stays when a server has another number of
+// shards. It stays in its new shards until the server says otherwise.
 func TestAnotherNumberOfShards(t *testing.T) {
 	c := welcomed(t, 4)
 	var all []*model.Service
@@ -338,7 +345,8 @@ func TestAnotherNumberOfShards(t *testing.T) {
 	require.Equal(t, []model.Digest{modeltest.ShardDigest(want...)}, digests)
 }
 
-// A server that keeps its epoch and has another number of shards is wrong; what it says of shards that there are no more must not be looked up.
+// TestAnotherNumberOfShardsInTheSameEpoch checks that a server which wrongly changes its number of
+// shards within an epoch does not make the cache use shards that no longer exist.
 func TestAnotherNumberOfShardsInTheSameEpoch(t *testing.T) {
 	c := welcomed(t, 4)
 	apply(t, c, &model.Update{Shard: 3, From: 1, To: 2})
@@ -350,8 +358,9 @@ func TestAnotherNumberOfShardsInTheSameEpoch(t *testing.T) {
 	require.Equal(t, []uint64{0, 0}, sequences)
 }
 
-// A client may lose its server when a slice that is handed over is in its new shard, and still in its old one. If both are
-// one in the next server, the Service that loses it must be looked at again.
+// TestAnotherNumberOfShardsAmidAHandOver covers a client that loses its server while a slice moves
+// between Services and is in both their shards. If the next server has one shard for both Services,
+// the Service that loses the slice must be marked as touched.
 func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
 	for b.Shard(4) == a.Shard(4) {
@@ -370,7 +379,7 @@ func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
 }
 
-// restart returns the cache of an agent that starts with the checkpoint of another cache.
+// restart returns the cache of an agent that starts with the checkpoint of c.
 func restart(t *testing.T, c *Cache) *Cache {
 	t.Helper()
 	d, err := decodeCheckpoint(encoded(t, c), "node-1")
@@ -380,8 +389,8 @@ func restart(t *testing.T, c *Cache) *Cache {
 	return restarted
 }
 
-// TestDeletedNodeStays holds that a deleted Node stays in the cache, and in the checkpoint, as one
-// that is being deleted, until a Node is there again.
+// TestDeletedNodeStays checks that a deleted Node stays in the cache and in the checkpoint with
+// Deleting set, until the Node exists again.
 func TestDeletedNodeStays(t *testing.T) {
 	c := welcomed(t, 1)
 	require.False(t, c.setNode(nil), "there was none")
@@ -411,8 +420,9 @@ func TestDeletedNodeStays(t *testing.T) {
 	require.Equal(t, &n, restarted.Node())
 }
 
-// TestNodeThatIsRegisteredAnew holds that what a new Node says counts, but that the addresses and pod
-// CIDRs of the one before stay until it has its own, whether the agent has seen the other one or not.
+// TestNodeThatIsRegisteredAnew checks that a new Node's content counts, but that the old addresses
+// and pod CIDRs stay until the new Node has its own. That holds whether or not the agent has seen
+// the deletion.
 func TestNodeThatIsRegisteredAnew(t *testing.T) {
 	before := &model.Node{
 		Name: "node-1", Labels: map[string]string{"zone": "a"},
@@ -439,8 +449,8 @@ func TestNodeThatIsRegisteredAnew(t *testing.T) {
 	require.Equal(t, &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, again, "objects are immutable")
 }
 
-// TestRestoredServices holds that a cache hands out once, and apart from what becomes of them, the
-// Services with UDP ports that it was restored with.
+// TestRestoredServices checks that a cache returns the restored Services with UDP ports once, as
+// they were restored.
 func TestRestoredServices(t *testing.T) {
 	service := func(name string, protocols ...model.Protocol) *model.Service {
 		s := model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}
@@ -462,7 +472,7 @@ func TestRestoredServices(t *testing.T) {
 	require.Empty(t, c.TakeRestored())
 }
 
-// sourceFunc is a source in a test.
+// sourceFunc is a source.Source for tests.
 type sourceFunc func(ctx context.Context, sink source.Sink) error
 
 func (f sourceFunc) Run(ctx context.Context, sink source.Sink) error { return f(ctx, sink) }
@@ -496,7 +506,8 @@ func TestLocal(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// TestDeltasOfContentThatIsNotExact: where the result of a delta can't be checked, it is applied only to what it leads from.
+// TestDeltasOfContentThatIsNotExact checks that a delta whose result cannot be verified is applied
+// only to the exact state that it starts from.
 func TestDeltasOfContentThatIsNotExact(t *testing.T) {
 	before := web(func(*model.Slice) {})
 	delta := model.Diff(before, web(unready(1)))
@@ -524,8 +535,8 @@ func TestDeltasOfContentThatIsNotExact(t *testing.T) {
 	}
 }
 
-// TestVersionsSeen holds that a cache goes by what the last server that brought it in sync has, and not by the highest that any
-// has ever told.
+// TestVersionsSeen checks that a cache has the resource versions of the last server that brought it
+// in sync, not the highest ones ever received.
 func TestVersionsSeen(t *testing.T) {
 	c := welcomed(t, 1)
 	seen := func() *pb.ResourceVersions {

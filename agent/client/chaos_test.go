@@ -25,12 +25,12 @@ const (
 	volatileServices = 8
 )
 
-// cluster is the truth that all servers have the same view of. Some Services always exist, with a slice of at least one
-// endpoint; others, and their slices, come and go and are handed around.
+// cluster is the true state, which all servers share. Some Services always exist and always have a
+// slice with an endpoint. Other Services and their slices are added, removed and moved.
 type cluster struct {
 	random  *rand.Rand
 	objects map[model.Key]source.Object
-	store   *store.Store // of the server that runs
+	store   *store.Store // store of the running server
 }
 
 func (c *cluster) upsert(o source.Object) {
@@ -82,7 +82,7 @@ func (c *cluster) write() {
 	}
 }
 
-// published tells whether the server shows the cluster as it is.
+// published reports whether the server has published the present state.
 func (c *cluster) published() bool {
 	want := model.ShardDigests(c.store.Shards(), func(yield func(model.Object, model.Version) bool) {
 		for _, o := range c.objects {
@@ -95,7 +95,8 @@ func (c *cluster) published() bool {
 	return digest == model.StateDigest(want)
 }
 
-// newStore makes the store of a server that starts now: another epoch, maybe another number of shards.
+// newStore makes the store of a server that starts now. It has a new epoch and a random number of
+// shards.
 func (c *cluster) newStore(t *testing.T) {
 	t.Helper()
 	s, err := store.New(store.Options{Shards: 1 << c.random.IntN(4), Tombstones: 8})
@@ -117,8 +118,9 @@ func everInSync(c *Cache) bool {
 	return c.inSync
 }
 
-// Whatever happens to streams and servers while the cluster changes: after each quiet moment every client holds what the
-// server does, and at no moment did a client miss an object that was there all the time.
+// TestChaos checks the client while the cluster changes and streams and servers break. After each
+// quiet period, every client must hold what the server holds. At no time may a client lack an
+// object that always exists.
 func TestChaos(t *testing.T) {
 	seed := *seed
 	if seed == 0 {
@@ -136,7 +138,7 @@ func TestChaos(t *testing.T) {
 	server := serveStore(t, id, c.store, noHeartbeat)
 
 	const clients, rounds = 3, 12
-	var missing sync.Map // what a client did not have at some moment
+	var missing sync.Map // objects that a client lacked at some time
 	var caches []*Cache
 	var proxies []*proxytest.Proxy
 	var agents []*agent
@@ -165,15 +167,15 @@ func TestChaos(t *testing.T) {
 			case 0:
 				p.Cut()
 			case 1, 2:
-				p.CutAfter(c.random.IntN(6000)) // in the middle of a message
-			case 3: // let the others keep up for a moment
+				p.CutAfter(c.random.IntN(6000)) // often in the middle of a message
+			case 3: // gives the others time to keep up
 				<-time.After(time.Duration(c.random.IntN(3000)) * time.Microsecond)
 			}
 		}
 		if round%3 == 2 {
 			server.stop()
 			for range 10 {
-				c.write() // while nobody serves
+				c.write() // no server is running
 			}
 			c.newStore(t)
 			server = serveStore(t, id, c.store, noHeartbeat)

@@ -18,8 +18,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// FuzzCheckpoint reads files as they are, files with a checksum that fits, and files whose sections hold what is given. What is
-// taken is taken again when it is written.
+// FuzzCheckpoint decodes files as they are, files with a correct checksum, and files whose sections
+// have the fuzzer's content. A file that is accepted must be accepted again after it was rewritten.
 func FuzzCheckpoint(f *testing.F) {
 	service := modeltest.Web()
 	node, err := wire.EncodeNode("node-1", &model.Node{Name: "node-1"})
@@ -44,8 +44,8 @@ func FuzzCheckpoint(f *testing.F) {
 	})
 }
 
-// large is a cache with 55,000 endpoints, each with an address of its own: 1000 Services of 50, and one of 5000 in slices of
-// 100.
+// large returns a cache with 55,000 endpoints, each with its own address. It has 1000 Services with
+// 50 endpoints each, and one with 5000 in slices of 100.
 func large(b *testing.B) *Cache {
 	var objects []model.Object
 	n := uint32(0)
@@ -78,7 +78,8 @@ func address(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
 
-// What a checkpoint of 55,000 endpoints costs: all of it, after a change of one endpoint, and to read.
+// BenchmarkCheckpoint measures a checkpoint of 55,000 endpoints: writing all of it, writing it
+// after a change of one endpoint, and reading it.
 func BenchmarkCheckpoint(b *testing.B) {
 	c := large(b)
 	b.Run("encode all", func(b *testing.B) {

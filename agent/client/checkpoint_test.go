@@ -32,7 +32,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// inSyncWith makes a cache that a server with these objects has brought in sync.
+// inSyncWith returns a cache that a server with these objects has brought in sync.
 func inSyncWith(t require.TestingT, epoch uint64, shards uint32, node *model.Node, objects ...model.Object) *Cache {
 	c := NewCache()
 	require.NoError(t, c.welcome(epoch, shards))
@@ -59,13 +59,13 @@ func inSyncWith(t require.TestingT, epoch uint64, shards uint32, node *model.Nod
 	return c
 }
 
-// small is a cache with little in it.
+// small returns a cache with few objects.
 func small(t require.TestingT) *Cache {
 	web := modeltest.WebSlice(3)
 	return inSyncWith(t, 7, 2, &model.Node{Name: "node-1", Labels: map[string]string{"zone": "a"}}, modeltest.Web(), model.NewSlice(web))
 }
 
-// encoded gives a cache as a file, also one that was never in sync.
+// encoded returns the checkpoint file of a cache, even if the cache has never been in sync.
 func encoded(t require.TestingT, c *Cache) []byte {
 	c.inSync = true
 	e := newCheckpointEncoder()
@@ -80,7 +80,7 @@ func encoded(t require.TestingT, c *Cache) []byte {
 	return b.Bytes()
 }
 
-// everything gives all that a cache holds, also of one that was never in sync.
+// everything returns all contents of a cache, even if the cache has never been in sync.
 func everything(c *Cache) *contents {
 	c.inSync = true
 	all := c.contents(func(uint32, uint64) bool { return true })
@@ -129,7 +129,7 @@ func TestCheckpointHoldsEverything(t *testing.T) {
 	})
 }
 
-// TestCheckpointWithAGap: a shard that waits for an object that it asked for again is resumed by its digest.
+// TestCheckpointWithAGap checks that a shard which waits for an object is resumed by its digest.
 func TestCheckpointWithAGap(t *testing.T) {
 	c := small(t)
 	shard := modeltest.Web().ServiceKey().Shard(2)
@@ -162,7 +162,7 @@ func TestNoCheckpointIsReadInPart(t *testing.T) {
 	require.ErrorContains(t, err, "checksum")
 }
 
-// seal gives a file with these contents of sections, right on the outside.
+// seal returns a file whose sections have these contents. Its format and checksum are correct.
 func seal(contents ...[]byte) []byte {
 	e := newCheckpointEncoder()
 	var sections [][]byte
@@ -170,7 +170,7 @@ func seal(contents ...[]byte) []byte {
 		sections = append(sections, e.section(c))
 	}
 	var b bytes.Buffer
-	_, _ = writeCheckpoint(&b, time.Now(), sections) // to memory
+	_, _ = writeCheckpoint(&b, time.Now(), sections) // a buffer in memory does not fail
 	return b.Bytes()
 }
 
@@ -188,7 +188,8 @@ func frame(t testing.TB, u *model.Update) []byte {
 	return f
 }
 
-// TestWhatIsInACheckpointIsChecked: contents that make no sense although nothing is torn.
+// TestWhatIsInACheckpointIsChecked checks that contents which make no sense are rejected even if
+// the checksum is correct.
 func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 	service := modeltest.Web()
 	good := func() *pb.Hello {
@@ -260,7 +261,7 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 	}
 }
 
-// logBuffer is a log that can be read while it is written.
+// logBuffer is a log that a test can read while it is written.
 type logBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -278,7 +279,7 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// kept is a Checkpoint in a directory of its own.
+// kept is a Checkpoint in its own directory.
 type kept struct {
 	*Checkpoint
 	cache    *Cache
@@ -298,7 +299,7 @@ func open(t testing.TB, path string, c *Cache) *kept {
 	return k
 }
 
-// metric gives the value of a gauge or counter.
+// metric returns the value of a gauge or counter.
 func (k *kept) metric(t testing.TB, name string) float64 {
 	t.Helper()
 	families, err := k.registry.Gather()
@@ -354,7 +355,7 @@ func TestACheckpointMustBeAFile(t *testing.T) {
 func TestSave(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "checkpoint")
-	// What a process that was killed left.
+	// A killed process left this file behind.
 	require.NoError(t, os.WriteFile(path+newSuffix, bytes.Repeat([]byte("torn"), 1000), 0o600))
 	k := open(t, path, NewCache())
 	k.save()
@@ -408,7 +409,7 @@ func TestOnlyWhatHasChangedIsCompressedAgain(t *testing.T) {
 	for i, s := range k.encoder.shards {
 		require.Equal(t, uint32(i) != shard, &before[i].sections[0][0] == &s.sections[0][0], i)
 	}
-	// Another server, with the same state and other positions: nothing at all.
+	// Another server has the same state at other positions, so nothing differs.
 	require.NoError(t, c.welcome(8, 8))
 	before = append([]encodedShard(nil), k.encoder.shards...)
 	k.save()
@@ -435,7 +436,7 @@ func TestAFailingDiskIsReportedOnce(t *testing.T) {
 	require.FileExists(t, k.options.Path)
 }
 
-// A write that fails in the middle leaves what was there.
+// TestReplaceFile checks that a failed write leaves the old file in place.
 func TestReplaceFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
@@ -451,7 +452,7 @@ func TestReplaceFile(t *testing.T) {
 	require.NoFileExists(t, path+newSuffix)
 }
 
-// run runs a checkpoint until the returned function is called.
+// run starts Checkpoint.Run. stop ends it.
 func (k *kept) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -486,7 +487,8 @@ func TestStaleAfterGrace(t *testing.T) {
 		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has brought this node in sync"), k.logs)
 		require.Contains(t, k.logs.String(), "age=")
 
-		// A server that holds the same: nothing is touched, and all positions can be acked.
+		// Another server holds the same state, so no Service is touched and all positions can be
+		// acked.
 		require.NoError(t, c.welcome(9, 2))
 		require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3, 4}}))
 		<-c.Dirty()
@@ -542,10 +544,11 @@ func TestSavesAtIntervalsAndAtTheEnd(t *testing.T) {
 	require.Contains(t, d.cache.node.Labels, "new")
 }
 
-// TestAHangingDiskHoldsUpNothing: the end does not wait for a write.
+// TestAHangingDiskHoldsUpNothing checks that Run returns in time although a write hangs.
 func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	require.NoError(t, unix.Mkfifo(path+newSuffix, 0o600)) // opening it waits for a reader
+	// opening the fifo for writing waits for a reader
+	require.NoError(t, unix.Mkfifo(path+newSuffix, 0o600))
 	k := open(t, path, small(t))
 	start := time.Now()
 	k.run()()
@@ -557,8 +560,8 @@ func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 	require.NoError(t, errors.Join(err, reader.Close()))
 }
 
-// TestResumeFromACheckpoint: an agent that starts with a checkpoint gets what differs, from the same server and from another.
-// A checkpoint's positions are of the subscription that it was written with.
+// TestCheckpointOfASubscription checks that the positions of a checkpoint count only for the
+// subscription that it was written with.
 func TestCheckpointOfASubscription(t *testing.T) {
 	sequences := func(c *Cache, s *pb.Subscription) []uint64 {
 		t.Helper()
@@ -588,12 +591,15 @@ func TestCheckpointOfASubscription(t *testing.T) {
 	require.Equal(t, nothing, sequences(narrowed, only("other")), "the change was not complete")
 }
 
+// TestResumeFromACheckpoint checks that an agent which starts with a checkpoint gets only the
+// differences, from the same server and from another one.
 func TestResumeFromACheckpoint(t *testing.T) {
 	id := newIdentity(t)
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	s := filled(t, 200)
 	server := serveStore(t, id, s, noHeartbeat)
-	// restart starts an agent that knows what the checkpoint does, and tells what it got.
+	// restart starts an agent with the checkpoint and returns the number of updates and the bytes
+	// of other messages that the agent received.
 	restart := func(s *store.Store, server *instance) (updates, otherBytes int) {
 		t.Helper()
 		k := open(t, path, NewCache())
@@ -627,7 +633,8 @@ func TestResumeFromACheckpoint(t *testing.T) {
 	require.Zero(t, updates)
 }
 
-// TestContentOfTheSameVersion holds that a checkpoint has what an object holds now, also where that has come without another version.
+// TestContentOfTheSameVersion checks that a checkpoint has the present content of an object whose
+// content changed without a change of its version.
 func TestContentOfTheSameVersion(t *testing.T) {
 	full := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP, IPVSScheduler: "sh"})
 	less := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP}).WithVersion(full.ContentVersion(), nil)

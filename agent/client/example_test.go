@@ -11,7 +11,7 @@ import (
 	slicecastv1 "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// An ingress gateway follows the Services of a namespace.
+// Example shows an ingress gateway that follows the Services of a namespace.
 func Example() {
 	cache := client.NewCache()
 	c := client.New(client.Options{
@@ -21,7 +21,7 @@ func Example() {
 		Cache:        cache,
 	})
 	ctx := context.Background()
-	go func() { _ = c.Run(ctx) }() // until the context ends
+	go func() { _ = c.Run(ctx) }() // runs until the context ends
 
 	for range cache.Dirty() {
 		changes, _ := cache.Take()

@@ -12,8 +12,9 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// FuzzUpdates: whatever servers send, the cache takes it as a whole or refuses it, and is in order: digests are those of what
-// counts, each slice is with its Service and in its shard, nothing is there twice, and all that is there is canonical.
+// FuzzUpdates checks that the cache applies or refuses each Update as a whole, whatever servers
+// send. It also checks the cache's invariants: digests match the content, each slice is with its
+// Service and in its shard, nothing is held twice, and all objects are canonical.
 func FuzzUpdates(f *testing.F) {
 	web, slice := modeltest.Web(), model.NewSlice(modeltest.WebSlice(3))
 	flipped := modeltest.WebSlice(3)
@@ -41,7 +42,7 @@ func FuzzUpdates(f *testing.F) {
 	f.Fuzz(checkUpdates)
 }
 
-// checkUpdates applies the frames in data, which have their lengths before them.
+// checkUpdates applies the frames in data. Each is preceded by its length.
 func checkUpdates(t *testing.T, data []byte) {
 	cache := NewCache()
 	require.NoError(t, cache.welcome(1, 2))
@@ -87,7 +88,8 @@ func checkCache(t *testing.T, c *Cache) {
 	}
 }
 
-// twice returns the frames of a slice and of a delta that has an endpoint twice, and promises what comes of that.
+// twice returns the frames of a slice and of a delta that names an endpoint twice. The delta
+// promises the version that would result.
 func twice(t testing.TB, s *model.Slice) []byte {
 	e := modeltest.WebEndpoint(200)
 	shard := s.ServiceKey().Shard(2)

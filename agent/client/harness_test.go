@@ -26,10 +26,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	// patience is for what takes milliseconds on a machine that has time.
+	// patience is the timeout for steps that take milliseconds on an idle machine.
 	patience = 60 * time.Second
 	tick     = 2 * time.Millisecond
-	// Heartbeats repair what is wrong; where they are not what a test is about, there are none.
+	// noHeartbeat disables heartbeats in tests that do not concern them, because heartbeats repair
+	// what a test should detect.
 	noHeartbeat = time.Hour
 )
 
@@ -46,7 +47,7 @@ func newIdentity(t *testing.T) identity {
 	return identityOf(t, ca, "127.0.0.1", "server.example")
 }
 
-// identityOf is a CA with a server certificate of these names.
+// identityOf returns an identity with a server certificate for these names.
 func identityOf(t *testing.T, ca *testca.CA, names ...string) identity {
 	t.Helper()
 	cert, err := ca.Server(names...)
@@ -59,14 +60,14 @@ func identityOf(t *testing.T, ca *testca.CA, names ...string) identity {
 	}
 }
 
-// instance is a server, of ours or not.
+// instance is a running server, either a real one or a scripted one.
 type instance struct {
 	address string
 	stop    func()
-	hub     *fanout.Hub // of ours
+	hub     *fanout.Hub // nil for a scripted server
 }
 
-// serve runs a server until the test or stop ends it.
+// serve runs a server until the test ends or stop is called.
 func serve(t *testing.T, id identity, s pb.DistributionServiceServer, options ...grpc.ServerOption) *instance {
 	t.Helper()
 	server := grpc.NewServer(append(options, id.server)...)
@@ -85,7 +86,7 @@ func serve(t *testing.T, id identity, s pb.DistributionServiceServer, options ..
 	return i
 }
 
-// serveStore runs one of our servers.
+// serveStore runs a real server.
 func serveStore(t *testing.T, id identity, s *store.Store, heartbeat time.Duration) *instance {
 	t.Helper()
 	hub := fanout.New(fanout.Options{
@@ -112,12 +113,13 @@ type agent struct {
 	*Client
 	cache *Cache
 	mu    sync.Mutex
-	// sizes of what was received, by kind.
+	// These fields count messages and their bytes, by kind.
 	updates, updateBytes, inSyncs, otherBytes int
 	stop                                      func()
 }
 
-// connect runs a client until the test ends, or stop ends it. check, if any, sees the cache after each message.
+// connect runs a client until the test ends or stop is called. check, if any, is called after each
+// message.
 func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response), servers ...string) *agent {
 	t.Helper()
 	a := &agent{cache: cache}
@@ -145,7 +147,7 @@ func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response)
 	return a
 }
 
-// run runs a client, impatient as tests are, until the test ends, or stop ends it.
+// run runs a client with short delays until the test ends or stop is called.
 func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client, stop func()) {
 	t.Helper()
 	o.Cache = cache
@@ -169,8 +171,8 @@ func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client,
 	return c, stop
 }
 
-// counts gives the number and bytes of updates, the bytes of what else is not a heartbeat, and the number of times that the
-// agent was in sync.
+// counts returns the number and bytes of updates, the bytes of all other messages except
+// heartbeats, and how often the agent was in sync.
 func (a *agent) counts() (updates, updateBytes, otherBytes, inSyncs int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -183,7 +185,7 @@ func (a *agent) waitInSync(t *testing.T, n int) {
 	require.Eventually(t, func() bool { _, _, _, inSyncs := a.counts(); return inSyncs >= n }, patience, tick)
 }
 
-// holds tells whether a cache holds what a store has published, by position, digest and content.
+// holds reports whether a cache holds what a store has published, by position, digest and content.
 func holds(c *Cache, s *store.Store) bool {
 	sequences, digests := c.Digests()
 	if len(sequences) != int(s.Shards()) {
@@ -217,7 +219,7 @@ func holds(c *Cache, s *store.Store) bool {
 	return n == 0
 }
 
-// same and sameSlice compare content, not the version that came with it.
+// same and sameSlice compare content without the version that came with it.
 func same(a, b *model.Service) bool {
 	return model.NewService(*a).ContentVersion() == model.NewService(*b).ContentVersion()
 }

@@ -28,9 +28,9 @@ const (
 	// ackPatience after the previous Ack at the latest.
 	ackInterval = 2 * time.Second
 	ackPatience = 4 * time.Second
-	// maxPositions bounds the positions of one shard in an Ack; if there are more, the newest takes
-	// the place of the last one. maxAck bounds the positions of all shards in the same way. An Ack then has at
-	// most 100 KiB, and servers accept 128 KiB.
+	// maxPositions bounds the positions of one shard in an Ack. If there are more, the newest
+	// takes the place of the last one. maxAck bounds the positions of all shards in the same way.
+	// An Ack then has at most 100 KiB, and servers accept 128 KiB.
 	maxPositions = 8
 	maxAck       = maxShards
 	// maxLastNodes bounds the size, in bytes, of the node names in a relay's Ack. Positions beyond

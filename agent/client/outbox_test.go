@@ -16,7 +16,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// What was programmed while an Ack waited goes with it, each position with its own time; of very many, the last ones as one.
+// TestAnAckHasTheTimeOfEachPosition checks that positions programmed while an Ack waits go with
+// that Ack, each with its own time. If there are very many, the last ones are sent as one.
 func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	o.newStream()
@@ -43,7 +44,8 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
 }
 
-// A relay's positions have the time of its last node, with its name, those that go as one have that of the slowest, and names have a bound.
+// TestAnAckOfARelaysNodes checks that the positions of a relay have the time and name of its
+// slowest node. Positions that are sent as one have those of the slowest. The names have a bound.
 func TestAnAckOfARelaysNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(NewCache(), nil)
@@ -76,7 +78,7 @@ func TestAnAckOfARelaysNodes(t *testing.T) {
 		require.Equal(t, []uint32{20, 19, 18, 17, 16, 15, 14, 12}, got)
 		require.Equal(t, "01234568", last)
 
-		// Names of nodes are left out before an Ack becomes too large.
+		// Node names are left out before an Ack becomes too large.
 		for shard := range uint32(maxShards) {
 			o.ackSince(0, map[uint32]uint64{shard: math.MaxUint64}, now.Add(-math.MaxUint32*time.Millisecond), strings.Repeat("n", 253))
 		}
@@ -87,7 +89,8 @@ func TestAnAckOfARelaysNodes(t *testing.T) {
 	})
 }
 
-// Nodes that come to a relay in the place of others do not count for what was published before they came.
+// TestAnAckHasTheSmallestNumberOfNodes checks that nodes which replace others of a relay do not
+// count for positions from before they came.
 func TestAnAckHasTheSmallestNumberOfNodes(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	o.setNodes(3)
@@ -117,8 +120,8 @@ func TestAnAckHasTheSmallestNumberOfNodes(t *testing.T) {
 	require.EqualValues(t, 2, nodes(), "another server knows of none")
 }
 
-// Who sends wakes up for the first Ack after a quiet time. Those that follow wait: until there is a change anyway once their time has come,
-// or for as long as it is worth.
+// TestAcksThatWait checks that the first Ack after a quiet time wakes up the sender at once. Later
+// Acks wait for the next change after their interval, or for ackPatience.
 func TestAcksThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(NewCache(), nil)
@@ -164,8 +167,8 @@ func TestAcksThatWait(t *testing.T) {
 	})
 }
 
-// However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent. Each server hears of
-// those that stand.
+// TestNacksOfARelaysNodes checks that the stream goes on and the relay's own requests are sent,
+// however many Nacks the relay's nodes report. Each server receives the open ones.
 func TestNacksOfARelaysNodes(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	nack := func(node int) *pb.Nack {
@@ -223,7 +226,8 @@ func TestNacksOfARelaysNodes(t *testing.T) {
 	require.Empty(t, take())
 }
 
-// TestManyNacks: what fails is told bit by bit, as servers end the streams of those that say too much at once.
+// TestManyNacks checks that Nacks are sent at a limited rate, because servers end streams that send
+// too many at once.
 func TestManyNacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(NewCache(), nil)
@@ -255,8 +259,9 @@ func TestManyNacks(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, time.Since(begin), (newsAtOnce+1)/newsPerSecond*time.Second)
 
-		// Another stream is told all of it again. It may lead to the same server, which bounds what
-		// the streams of a node say together, so only a quiet time allows much at once.
+		// The next stream is sent all Nacks again. It may lead to the same server, whose limit
+		// covers all streams of a node. A large burst is therefore possible only after a quiet
+		// time.
 		clear(told)
 		o.newStream()
 		o.inSync()
@@ -268,7 +273,7 @@ func TestManyNacks(t *testing.T) {
 			require.LessOrEqual(t, take(), newsPerSecond+1)
 		}
 
-		// However often one object changes: what changes is told at that rate, whoever changes it.
+		// The rate limit also applies to a single object that changes often.
 		o.newStream()
 		o.inSync()
 		clear(o.news)
@@ -283,7 +288,8 @@ func TestManyNacks(t *testing.T) {
 	})
 }
 
-// TestAcksOfManyShards holds that an Ack fits in what servers take, and says the latest of each shard.
+// TestAcksOfManyShards checks that an Ack stays within what servers accept and has the latest
+// position of each shard.
 func TestAcksOfManyShards(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	o.newStream()
@@ -305,7 +311,7 @@ func TestAcksOfManyShards(t *testing.T) {
 	for _, p := range positions {
 		require.EqualValues(t, uint64(latest), p.GetSequence())
 	}
-	// Of fewer there is room for more.
+	// If fewer shards have positions, each may have more of them.
 	for i := range uint64(maxPositions) {
 		o.ack(0, map[uint32]uint64{3: 10 + i, 4: 20 + i})
 	}
@@ -314,8 +320,9 @@ func TestAcksOfManyShards(t *testing.T) {
 	require.Len(t, requests[0].GetAck().GetPositions(), 2*maxPositions)
 }
 
-// TestManyResyncs holds that a client asks of its own accord for no more than servers take, whether it comes at once or one by one, for objects
-// before whole shards, and for those of one shard together.
+// TestManyResyncs checks that a client sends no more unprompted Resyncs than servers accept, in a
+// burst or one by one. Resyncs with keys go before those of whole shards, and those of one shard
+// are merged.
 func TestManyResyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(NewCache(), nil)
@@ -365,7 +372,7 @@ func TestManyResyncs(t *testing.T) {
 		const rest = shards - resyncsAtOnce + 3
 		require.InDelta(t, (rest * time.Second / resyncsPerSecond).Seconds(), time.Since(begin).Seconds(), 1)
 
-		// Servers bound what all streams of a node ask for together.
+		// The limit covers all streams of a node, as servers' limits do.
 		o.newStream()
 		clear(asked)
 		for i := range uint32(shards) {

@@ -25,7 +25,7 @@ func largeSlices(n int) (objects []model.Object) {
 	return objects
 }
 
-// decodedParts returns an Update's frames as a client gets them.
+// decodedParts returns the frames of an Update as a client decodes them.
 func decodedParts(t *testing.T, u *model.Update) (parts []*wire.Response) {
 	t.Helper()
 	frames, err := wire.EncodeParts(u)
@@ -39,8 +39,8 @@ func decodedParts(t *testing.T, u *model.Update) (parts []*wire.Response) {
 	return parts
 }
 
-// Nothing of an update that comes in parts is there, or acknowledged, before its last part is: also where an InSync comes between, or
-// another stream.
+// TestNothingIsAppliedBeforeTheLastPart checks that no part of an Update is visible or acked before
+// the last part has arrived, even if an InSync or another stream comes first.
 func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	c := inSyncWith(t, 7, 1, nil, named("old", "web", 3))
 	_, ok := c.Take()
@@ -71,7 +71,7 @@ func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	untouched()
 	require.ErrorIs(t, c.synced(&pb.InSync{Sequences: []uint64{101}}), errProtocol)
 	untouched()
-	require.NoError(t, c.welcome(7, 1)) // another stream
+	require.NoError(t, c.welcome(7, 1)) // starts another stream
 	apply(parts[:1])
 	untouched()
 	apply(parts[1:])
@@ -82,7 +82,7 @@ func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	require.Len(t, list, 8)
 }
 
-// A shard that needs several frames is kept in a checkpoint, however large it is.
+// TestCheckpointOfALargeShard checks that a checkpoint holds a shard that needs several frames.
 func TestCheckpointOfALargeShard(t *testing.T) {
 	objects := largeSlices(2 * wire.MaxFrame / wire.MaxPart * 3)
 	c := inSyncWith(t, 7, 1, nil, objects...)
@@ -95,8 +95,8 @@ func TestCheckpointOfALargeShard(t *testing.T) {
 	require.Len(t, restored.cache.shards[0].slices, len(objects))
 }
 
-// TestPartsMayBeShared applies the same first part of an update to several caches, as simulated nodes
-// in one process do, and leaves the part as it was.
+// TestPartsMayBeShared checks that several caches can apply the same first part of an update
+// without changing it. Simulated nodes in one process do so.
 func TestPartsMayBeShared(t *testing.T) {
 	u := &model.Update{From: 100, To: 101, Removed: make([]model.Key, 1, 8)}
 	u.Removed[0] = named("old", "web", 3).Key()

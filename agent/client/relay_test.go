@@ -16,7 +16,7 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// heard is what a relay hears, in order.
+// heard records the callbacks of a Relay in order.
 type heard struct {
 	mu     sync.Mutex
 	events []any
@@ -112,7 +112,8 @@ func TestRelay(t *testing.T) {
 	}, events)
 }
 
-// A slice that is handed to a Service in another shard exists, whichever shard tells of it first.
+// TestRelayHearsOfAHandOver checks that a slice which moves to a Service in another shard exists
+// all the time, whichever shard's update arrives first.
 func TestRelayHearsOfAHandOver(t *testing.T) {
 	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
 	for b.Shard(4) == a.Shard(4) {

@@ -27,7 +27,7 @@ func TestResolver(t *testing.T) {
 	require.ErrorContains(t, err, "server b.example:3: no such host")
 	require.Equal(t, a, found, "those that are known all the same")
 
-	// DNS is asked each time; where it can't tell, what it said before counts.
+	// Each call looks up the names again. If a lookup fails, the last result counts.
 	records["b.example"], records["a.example"] = []netip.Addr{netip.MustParseAddr("10.0.0.3")}, nil
 	found, err = r.servers(t.Context())
 	require.NoError(t, err)

@@ -25,12 +25,13 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// scripted is a server that does what a test says, and keeps what it is told.
+// scripted is a server that follows a test's script and records the requests it receives.
 type scripted struct {
 	pb.UnimplementedDistributionServiceServer
-	// play sends, after the Hello; the stream goes on until the client leaves, or ends with play's error.
+	// play sends messages after the Hello. If it returns an error, the stream ends with it.
+	// Otherwise, the stream goes on until the client leaves.
 	play func(g pb.DistributionService_StreamServer) error
-	// answer, if set, does what a later request asks for.
+	// answer, if set, answers each later request.
 	answer func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error
 
 	mu       sync.Mutex
@@ -76,7 +77,7 @@ func (s *scripted) seen() (hellos []*pb.Hello, requests []*pb.StreamRequest) {
 	return append(hellos, s.hellos...), append(requests, s.requests...)
 }
 
-// says makes a script that sends these messages; a wire.Frame goes out as it is.
+// says returns a script that sends these messages. A wire.Frame is sent as it is.
 func says(messages ...any) func(pb.DistributionService_StreamServer) error {
 	return func(g pb.DistributionService_StreamServer) error {
 		for _, m := range messages {
@@ -103,7 +104,8 @@ func inSync(sequences ...uint64) *pb.StreamResponse {
 	return &pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: sequences}}}
 }
 
-// Whatever a server says: what makes no sense changes nothing, the client tries again, and finds the good server.
+// TestServerThatLies checks that messages which make no sense change nothing, and that the client
+// then finds the good server.
 func TestServerThatLies(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 20)
@@ -176,7 +178,7 @@ func TestServerThatLies(t *testing.T) {
 	}
 }
 
-// heartbeat is that of a server which has one shard, at sequence 2.
+// heartbeat returns the heartbeat of a server with one shard at sequence 2.
 func heartbeat(shard model.Digest) *pb.StreamResponse { return heartbeatAt(2, shard) }
 
 func heartbeatAt(sequence uint64, shard model.Digest) *pb.StreamResponse {
@@ -184,12 +186,12 @@ func heartbeatAt(sequence uint64, shard model.Digest) *pb.StreamResponse {
 	return &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{SequenceSum: sequence, Digest: digest[:]}}}
 }
 
-// digestsOf is that server's answer to a question for digests.
+// digestsOf returns the Digests of a server with one shard at sequence 2.
 func digestsOf(shard model.Digest) *pb.StreamResponse {
 	return &pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{Sequences: []uint64{2}, Digests: shard[:]}}}
 }
 
-// waitRequests waits until a server has got so many requests, and gives them.
+// waitRequests waits until a server has received n requests and returns them.
 func (s *scripted) waitRequests(t *testing.T, n int) []*pb.StreamRequest {
 	t.Helper()
 	require.Eventually(t, func() bool { _, requests := s.seen(); return len(requests) >= n }, patience, tick)
@@ -198,8 +200,10 @@ func (s *scripted) waitRequests(t *testing.T, n int) []*pb.StreamRequest {
 	return requests
 }
 
-// An object that does not decode stays as it was, also when it is in a whole shard. The server hears of it, and when a
-// good version has come; the digest is the server's all the time. Its changes are noted, and asked for with the next heartbeat only.
+// TestObjectThatDoesNotDecode checks that an object which does not decode stays as it was, even in
+// a full Update. The server receives a Nack, and its resolution once a good version has arrived.
+// The digest always equals the server's. The client notes changes of the object and asks for it
+// only at the next heartbeat.
 func TestObjectThatDoesNotDecode(t *testing.T) {
 	id := newIdentity(t)
 	old, other := web(func(*model.Slice) {}), named("other", "web", 4)
@@ -214,9 +218,9 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 		switch {
 		case r.GetDigestQuery() != nil:
 			return says(digestsOf(model.Digest{1}), digestsOf(model.Digest{1}))(g)
-		case len(r.GetResync().GetKeys()) > 0: // the object is asked for, and comes in a form that decodes
+		case len(r.GetResync().GetKeys()) > 0: // a request for the object, which now decodes
 			return g.Send(update(wire.UpdateToProto(&model.Update{From: 4, To: 4, Slices: []*model.Slice{c}})))
-		case r.GetResync() != nil: // deltas that can't be applied to what the client holds
+		case r.GetResync() != nil: // deltas that the client cannot apply to what it holds
 			a, b := web(unready(1)), web(func(s *model.Slice) { unready(1)(s); unready(3)(s) })
 			delta := func(to uint64, old, now *model.Slice) *pb.StreamResponse {
 				return update(wire.UpdateToProto(&model.Update{From: to - 1, To: to, Deltas: []*model.SliceDelta{model.Diff(old, now)}}))
@@ -274,7 +278,8 @@ func TestReportsReachTheServer(t *testing.T) {
 	cache := NewCache()
 	a := connect(t, id, cache, nil, p.Address())
 	require.Eventually(t, func() bool { return cache.currentEpoch() == 5 }, patience, tick)
-	// Two acks become one; one of another epoch means nothing here; a nack is for its Service's shard, and said once.
+	// Two acks become one. An ack of another epoch has no effect. A nack has its Service's shard
+	// and is sent once.
 	a.Ack(4, map[uint32]uint64{0: 99, 1: 99})
 	a.Ack(5, map[uint32]uint64{0: 2, 1: 4})
 	a.Ack(5, map[uint32]uint64{0: 3})
@@ -305,7 +310,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	require.Less(t, ages[1], uint32(50_000))
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.connected))
 
-	// The same again is no news; another server has to be told.
+	// Repeating the nack has no effect. Another server must receive it.
 	a.Nack(service, nack.GetReason())
 	p.Cut()
 	requests = server.waitRequests(t, 3)
@@ -333,7 +338,8 @@ func TestReportsReachTheServer(t *testing.T) {
 	require.True(t, requests[7].GetNack().GetResolved())
 }
 
-// A server that does not read, or makes a client ask for ever more, is left.
+// TestRequestsAreBounded checks that the client leaves a server that does not read, or that makes
+// the client ask for ever more.
 func TestRequestsAreBounded(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	o.newStream()
@@ -360,7 +366,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	require.ErrorIs(t, err, errNotReading)
 }
 
-// Without a server there is nothing to do but to wait and try again, and to end when told.
+// TestNoServer checks that a client without servers waits, tries again, and stops when its context
+// ends.
 func TestNoServer(t *testing.T) {
 	id := newIdentity(t)
 	asked := make(chan struct{}, 100)

@@ -31,7 +31,7 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// asServers makes Servers of addresses.
+// asServers returns the Servers at these addresses.
 func asServers(addresses ...string) []Server {
 	var out []Server
 	for _, a := range addresses {
@@ -40,7 +40,7 @@ func asServers(addresses ...string) []Server {
 	return out
 }
 
-// ordered gives addresses in the order of node-1.
+// ordered returns the addresses in node-1's order of preference.
 func ordered(addresses ...string) []string {
 	var out []string
 	for _, s := range preference(asServers(addresses...), "node-1") {
@@ -129,7 +129,7 @@ func TestRetryDelay(t *testing.T) {
 	}
 }
 
-// replicas are scripted servers in the order that node-1 prefers.
+// replicas starts n scripted servers and returns them in node-1's order of preference.
 func replicas(t *testing.T, id identity, n int) (servers []*scripted, instances []*instance, addresses []string) {
 	t.Helper()
 	byAddress := map[string]*scripted{}
@@ -174,7 +174,8 @@ func quiet(id identity, o Options) Options {
 	return o
 }
 
-// A server that asks for time gets it, and others are tried meanwhile.
+// TestRetryHint checks that the client does not try a server before the time that it asked for, and
+// tries other servers meanwhile.
 func TestRetryHint(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -186,11 +187,12 @@ func TestRetryHint(t *testing.T) {
 	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.retryHints))
 }
 
-// A client knows the servers that it was told of, and goes back to those it began with only when none of them answers.
+// TestServersAreLearned checks that a client uses the servers named by streams. It goes back to
+// those of Options.Servers only when none of them answers.
 func TestServersAreLearned(t *testing.T) {
 	id := newIdentity(t)
 	servers, instances, addresses := replicas(t, id, 3)
-	// The last one is all that is known at first; it knows of itself and the one before.
+	// At first, only the last server is known. It names itself and the one before it.
 	servers[2].play = oneShard(2, tells(addresses[1:]...))
 	servers[1].play = oneShard(1, tells(addresses[1:]...))
 	servers[0].play = oneShard(3)
@@ -215,7 +217,8 @@ func TestServersAreLearned(t *testing.T) {
 	servers[0].waitStreams(t, 1)
 }
 
-// A node moves to the server that comes first for it, when it hears of it; and once only, whatever servers say.
+// TestMove checks that a node moves to its first choice as soon as a stream names that server. It
+// moves only once, whatever servers name later.
 func TestMove(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -227,7 +230,7 @@ func TestMove(t *testing.T) {
 		}()
 		return oneShard(1, tells(addresses...))(g)
 	}
-	// The second leaves itself out.
+	// The second server does not name itself.
 	servers[0].play = oneShard(2, tells(addresses[1]), nodeUpdate("node-1", &pb.Node{Name: "node-1"}))
 	cache := NewCache()
 	c, _ := run(t, cache, quiet(id, Options{Servers: Static(addresses[1])}), func(t *times) {
@@ -240,7 +243,8 @@ func TestMove(t *testing.T) {
 	require.Equal(t, 1, servers[1].streams())
 }
 
-// A node that can't reach the server that comes first for it stays where it is.
+// TestMoveToAServerThatIsAway checks that a node stays where it is if it cannot reach its first
+// choice.
 func TestMoveToAServerThatIsAway(t *testing.T) {
 	id := newIdentity(t)
 	servers, instances, addresses := replicas(t, id, 2)
@@ -263,7 +267,7 @@ func TestMoveToAServerThatIsAway(t *testing.T) {
 	require.Equal(t, 1, servers[1].streams())
 }
 
-// A node that had to leave its server goes back to it some time later.
+// TestReturn checks that a node that had to leave its server returns to it some time later.
 func TestReturn(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -283,7 +287,7 @@ func TestReturn(t *testing.T) {
 	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
 }
 
-// So does one whose servers tell of no others.
+// TestReturnToAGivenServer checks the same for a node whose servers name no others.
 func TestReturnToAGivenServer(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -302,7 +306,8 @@ func TestReturnToAGivenServer(t *testing.T) {
 	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
 }
 
-// While all servers that it knows have asked for time, a client hears of new ones.
+// TestNewServersWhileAllRest checks that a client calls Options.Servers and finds new servers while
+// all servers that it knows have asked for time.
 func TestNewServersWhileAllRest(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -319,7 +324,8 @@ func TestNewServersWhileAllRest(t *testing.T) {
 	require.Equal(t, 1, servers[0].streams())
 }
 
-// The log tells a server that was lost from one that never answered.
+// TestLostOrOutOfReach checks that the log distinguishes a server that was lost from one that never
+// answered.
 func TestLostOrOutOfReach(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 1)
@@ -351,7 +357,8 @@ func TestLostOrOutOfReach(t *testing.T) {
 	require.Equal(t, []string{"Can't reach the server", "Lost the server", "Can't reach the server"}, ends[:3])
 }
 
-// Who comes back because credentials have expired comes back to the same server, and at once.
+// TestExpiredCredentials checks that a client whose credentials have expired returns to the same
+// server at once.
 func TestExpiredCredentials(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 3)
@@ -373,12 +380,12 @@ func TestExpiredCredentials(t *testing.T) {
 	}
 }
 
-// writer is a function that is a Writer.
+// writer is a function that implements io.Writer.
 type writer func([]byte) (int, error)
 
 func (w writer) Write(b []byte) (int, error) { return w(b) }
 
-// A server's certificate must have the name that it was announced with.
+// TestServerName checks that a server's certificate must have the name in its Server.
 func TestServerName(t *testing.T) {
 	id := newIdentity(t)
 	server := &scripted{play: oneShard(1)}
@@ -399,17 +406,18 @@ func TestServerName(t *testing.T) {
 	require.Equal(t, 3, asked, "with another name it is not the server")
 }
 
-// TestServerNameIsPinned: a rogue server, with a certificate of the right name, tells of another
-// one, with a certificate of another name from the same CA, and of that name. The agent stays away
-// from it, also when it starts from its checkpoint.
+// TestServerNameIsPinned checks that an agent stays away from a server whose certificate has
+// another name than the configured one. A rogue server with a good certificate names that server
+// and its certificate's name, which is from the same CA. The agent also stays away when it starts
+// from its checkpoint.
 func TestServerNameIsPinned(t *testing.T) {
 	const configured, others = "server.example", "other.example"
 	ca, err := testca.New()
 	require.NoError(t, err)
 	id := identityOf(t, ca, configured)
 	for name, test := range map[string]struct {
-		pinned string // Options.ServerName
-		stays  bool   // the rogue goes on with the stream, so that the agent moves of its own accord
+		pinned string // sets Options.ServerName
+		stays  bool   // the rogue keeps its stream open, so that the agent moves by itself
 	}{
 		"configured, lost":  {configured, false},
 		"configured, moves": {configured, true},
@@ -419,7 +427,7 @@ func TestServerNameIsPinned(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			target := &scripted{play: oneShard(1)}
 			at := serve(t, identityOf(t, ca, others), target).address
-			// A name of its own is what the wire's Server once had, as field 2.
+			// Field 2 of the wire's Server was once the name of its certificate.
 			list := tells(at)
 			list.GetServers().GetServers()[0].ProtoReflect().SetUnknown(
 				protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType), others))
@@ -454,8 +462,8 @@ func TestServerNameIsPinned(t *testing.T) {
 	}
 }
 
-// TestNamesOfServers holds that the name which a server's certificate must have is one that the
-// configuration has given, whatever addresses servers tell of.
+// TestNamesOfServers checks that the name in a server's certificate must be one from the
+// configuration, whatever addresses servers name.
 func TestNamesOfServers(t *testing.T) {
 	for name, test := range map[string]struct {
 		configured   string
@@ -486,9 +494,9 @@ func TestNamesOfServers(t *testing.T) {
 	}
 }
 
-// TestNameInACheckpoint: where no name is configured for all servers, a rogue server tells of one
-// by its host name, for which that one has a certificate. An agent that starts from its checkpoint
-// still wants the name that its configuration gave.
+// TestNameInACheckpoint covers a configuration without a name for all servers. A rogue server names
+// another one by its host name, for which that one has a certificate. An agent that starts from its
+// checkpoint must still require the name from its configuration.
 func TestNameInACheckpoint(t *testing.T) {
 	ca, err := testca.New()
 	require.NoError(t, err)
@@ -518,8 +526,8 @@ func TestNameInACheckpoint(t *testing.T) {
 	require.Zero(t, target.streams(), "the agent went where the rogue server once said")
 }
 
-// TestInventedServers holds that a list of servers that swallow packets does not keep a client from
-// those that it was given.
+// TestInventedServers checks that a list of servers that drop packets does not keep a client from
+// those of Options.Servers.
 func TestInventedServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var known []Server
@@ -543,11 +551,13 @@ func TestInventedServers(t *testing.T) {
 	})
 }
 
-// TestServersThatAreGone: of what a checkpoint knows, a few are tried before it is asked again which servers there are.
+// TestServersThatAreGone checks that the client tries only a few servers from a checkpoint before
+// it calls Options.Servers.
 func TestServersThatAreGone(t *testing.T) {
 	var known []Server
 	for i := range 10 {
-		known = append(known, Server{Address: fmt.Sprintf("127.0.0.%d:1", i+1)}) // nobody listens
+		// no server listens there
+		known = append(known, Server{Address: fmt.Sprintf("127.0.0.%d:1", i+1)})
 	}
 	cache := NewCache()
 	cache.setServers(known)
@@ -568,8 +578,8 @@ func TestServersThatAreGone(t *testing.T) {
 	require.Equal(t, 1, asked)
 }
 
-// TestServerThatIsCutOff: a server that says nothing any more, of which no end of a connection tells, is left for another one long before it has
-// missed its heartbeats.
+// TestServerThatIsCutOff checks that a client leaves a server that falls silent without closing its
+// connection, long before the server has missed its heartbeats.
 func TestServerThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	id := newIdentity(t)

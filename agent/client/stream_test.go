@@ -24,7 +24,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// filled gives a synced store with n Services of one slice each, and the Service of modeltest with a slice of 100.
+// filled returns a synced store with n Services that have one slice each, and with the Service of
+// modeltest, whose slice has 100 endpoints.
 func filled(t *testing.T, n int) *store.Store {
 	t.Helper()
 	s, err := store.New(store.Options{Shards: 8})
@@ -47,7 +48,7 @@ func named(name, service string, endpoints int) *model.Slice {
 	return model.NewSlice(s)
 }
 
-// web is a slice of 100 endpoints, changed.
+// web returns a slice of 100 endpoints after a change.
 func web(change func(*model.Slice)) *model.Slice {
 	s := modeltest.WebSlice(100)
 	change(&s)
@@ -58,7 +59,8 @@ func unready(i int) func(*model.Slice) {
 	return func(s *model.Slice) { s.Endpoints[i].Conditions.Ready = false }
 }
 
-// What one changed endpoint of a hundred costs a node, on the stream and on the connection.
+// TestBytesOfAChange checks what a change of one of a hundred endpoints costs a node, on the stream
+// and on the connection.
 func TestBytesOfAChange(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 50)
@@ -67,8 +69,8 @@ func TestBytesOfAChange(t *testing.T) {
 	id.client = append(id.client, grpc.WithContextDialer(counting.dial))
 	cache := NewCache()
 	a := connect(t, id, cache, nil, server.address)
-	a.waitInSync(t, 1) // what came before is counted
-	// to makes the slice another one, and waits until the agent has counted that it is.
+	a.waitInSync(t, 1) // earlier messages are already counted
+	// to changes the slice and waits until the agent has counted the change.
 	to := func(slice *model.Slice) {
 		if cacheHas(cache, slice) {
 			return
@@ -97,7 +99,7 @@ func TestBytesOfAChange(t *testing.T) {
 	}
 }
 
-// TestBytesOfAHello holds that a client which is in sync sends little when it resumes.
+// TestBytesOfAHello checks that a client which is in sync sends few bytes to resume.
 func TestBytesOfAHello(t *testing.T) {
 	c := welcomed(t, store.DefaultShards)
 	for shard := range uint32(store.DefaultShards) {
@@ -110,7 +112,7 @@ func TestBytesOfAHello(t *testing.T) {
 	require.LessOrEqual(t, proto.Size(h), 1<<10)
 }
 
-// cacheHas tells whether a cache holds a slice in this version.
+// cacheHas reports whether a cache holds a slice in this version.
 func cacheHas(c *Cache, s *model.Slice) bool {
 	_, slices := c.Service(s.ServiceKey())
 	for _, held := range slices {
@@ -132,7 +134,7 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	a.waitInSync(t, 1)
 	_, cold, _, _ := a.counts()
 
-	// The same server: what changed meanwhile.
+	// The same server sends only what has changed meanwhile.
 	updates, bytes, other, _ := a.counts()
 	p.Lead(proxytest.Nowhere)
 	p.Cut()
@@ -146,7 +148,7 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	t.Logf("all: %d bytes of updates; resume by sequence: %d, and %d of other messages", cold, nowBytes-bytes, nowOther-other)
 	require.Less(t, nowBytes-bytes, 1500, "one slice of 11 endpoints")
 
-	// Another server with the same state: nothing but Welcome, Node and InSync.
+	// Another server with the same state sends only Welcome, Node and InSync.
 	replica := filled(t, 200)
 	replica.Upsert(named("slice-7", "service-7", 11), 0)
 	replica.Publish()
@@ -161,12 +163,12 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	require.Less(t, nowOther-other, 200)
 	waitHolds(t, cache, replica)
 
-	// And what changes there follows.
+	// Later changes on that server arrive.
 	replica.Upsert(named("slice-8", "service-8", 11), 0)
 	require.Eventually(t, func() bool { return cacheHas(cache, named("slice-8", "service-8", 11)) }, patience, tick)
 }
 
-// tamper replaces the object that a cache holds, as a bug or broken memory would.
+// tamper replaces the object that a cache holds, as a bug or faulty memory would.
 func tamper(c *Cache, s *model.Slice) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +239,7 @@ func TestOnlyServerDrainsAndComesBack(t *testing.T) {
 	waitHolds(t, cache, s)
 }
 
-// counter counts what is read from connections.
+// counter counts the bytes read from connections.
 type counter struct{ read atomic.Int64 }
 
 func (c *counter) dial(ctx context.Context, address string) (net.Conn, error) {
@@ -259,7 +261,7 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Applying a flip of one endpoint in a cache of a large cluster.
+// BenchmarkApply measures applying a change of one endpoint to a cache of a large cluster.
 func BenchmarkApply(b *testing.B) {
 	const shards = 64
 	c := NewCache()

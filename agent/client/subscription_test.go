@@ -31,7 +31,8 @@ func requireSubscription(t *testing.T, want, got *pb.Subscription) {
 	require.Empty(t, cmp.Diff(want, got, protocmp.Transform()))
 }
 
-// A subscription is in Hello and can be changed on the stream; updates skip what is of no interest.
+// TestSubscription checks that the Hello has the subscription, that it can be changed on the
+// stream, and that updates skip other Services.
 func TestSubscription(t *testing.T) {
 	id := newIdentity(t)
 	a, b := named("a", "a", 2), named("b", "b", 2)
@@ -45,7 +46,7 @@ func TestSubscription(t *testing.T) {
 			return nil
 		}
 		if len(r.GetSubscribe().GetServices()) == 3 {
-			return nil // not answered before the stream ends
+			return nil // the stream ends before an answer
 		}
 		return says(shard(&model.Update{From: 90, To: 95, Slices: []*model.Slice{b}, Removed: []model.Key{a.Key()}}), inSync(95))(g)
 	}
@@ -62,13 +63,13 @@ func TestSubscription(t *testing.T) {
 	c.Subscribe(only("b"))
 	require.Eventually(t, func() bool { return cacheHas(cache, b) }, patience, tick)
 	require.Equal(t, []model.ServiceKey{b.ServiceKey()}, cache.Services())
-	c.Subscribe(only("b"))           // no change
-	c.Subscribe(only("a", "b", "c")) // gets no answer
+	c.Subscribe(only("b"))           // the subscription stays the same
+	c.Subscribe(only("a", "b", "c")) // the server does not answer
 	require.Eventually(t, func() bool {
 		_, requests := server.seen()
 		return slices.ContainsFunc(requests, func(r *pb.StreamRequest) bool { return len(r.GetSubscribe().GetServices()) == 3 })
 	}, patience, tick)
-	c.Subscribe(only("d")) // waits for that answer, and so for the next stream
+	c.Subscribe(only("d")) // waits for that answer, and therefore for the next stream
 	_, requests := server.seen()
 	subscriptions := 0
 	for _, r := range requests {
@@ -88,7 +89,7 @@ func TestSubscription(t *testing.T) {
 	require.Equal(t, stateDigest(modeltest.ShardDigest(b)), hellos[1].GetDigest(), "but it does hold something")
 }
 
-// A stream can be narrowed and widened again, to everything.
+// TestSubscribeToEverything checks that a stream can be narrowed and then widened to everything.
 func TestSubscribeToEverything(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 20)
