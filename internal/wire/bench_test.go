@@ -8,7 +8,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// BenchmarkDecode decodes what a node hears of most, a whole slice of 100 endpoints, a compressed
+// BenchmarkDecode decodes the most frequent frame, a whole slice of 100 endpoints, a compressed
 // part of a snapshot, and the largest slice.
 func BenchmarkDecode(b *testing.B) {
 	whole := model.NewSlice(modeltest.WebSlice(100))

@@ -15,23 +15,23 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// repeated returns a message in which one field, which holds content, fills so many bytes.
+// repeated returns a message of size bytes that repeats one field with this content.
 func repeated(number protowire.Number, content string, size int) []byte {
 	field := protowire.AppendString(protowire.AppendTag(nil, number, protowire.BytesType), content)
 	return bytes.Repeat(field, size/len(field))
 }
 
-// within returns a message that is a field of another one.
+// within returns a message with another message in one field.
 func within(number protowire.Number, message []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), message)
 }
 
-// objects returns a frame of updates that holds an object as often as fits in so many bytes.
+// objects returns the frame of an update that repeats an object up to size bytes.
 func objects(number protowire.Number, object []byte, size int) Frame {
 	return within(responseShardUpdate, bytes.Repeat(within(number, object), max(1, size/(len(object)+4))))
 }
 
-// addresses returns internal IPs of a Node, each another one, that fill so many bytes.
+// addresses returns different internal IPs of a Node that take size bytes.
 func addresses(size int) (out []byte) {
 	for i := 0; len(out) < size-20; i++ {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
@@ -40,9 +40,8 @@ func addresses(size int) (out []byte) {
 	return out
 }
 
-// TestFramesStaySmall holds that a frame of any size and content costs its receiver a bounded
-// amount of memory. Most of these frames have a few hundred bytes when they are
-// compressed.
+// TestFramesStaySmall checks that a frame of any size and content costs its receiver a bounded
+// amount of memory. Compressed, most of these frames have a few hundred bytes.
 func TestFramesStaySmall(t *testing.T) {
 	const most, live, allocated = MaxFrame - 64, 100 << 20, 1 << 30
 	for name, f := range map[string]Frame{
@@ -107,8 +106,8 @@ func TestFramesStaySmall(t *testing.T) {
 	}
 }
 
-// TestFramesOfSeveralObjects holds that a frame above the size of a part has one object, or is
-// refused as a whole.
+// TestFramesOfSeveralObjects checks that a frame larger than a part holds one object or is refused
+// as a whole.
 func TestFramesOfSeveralObjects(t *testing.T) {
 	big := largest(0, 1, 2_000_000)
 	frame, err := EncodeUpdate(big)
@@ -129,8 +128,8 @@ func TestFramesOfSeveralObjects(t *testing.T) {
 	}
 }
 
-// TestLongKeysOfBadObjects holds that nothing of an object that does not decode is kept which could
-// not be told to another server.
+// TestLongKeysOfBadObjects checks that a key which could not be sent to another server is not kept
+// of an object that does not decode.
 func TestLongKeysOfBadObjects(t *testing.T) {
 	long := strings.Repeat("n", 300)
 	for _, s := range []*pb.Service{{Namespace: "a", Name: long}, {Namespace: long, Name: "a"}, {Namespace: "a"}} {

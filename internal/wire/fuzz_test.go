@@ -9,8 +9,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// FuzzCut: of any Update that can be sent, the parts that are wanted are cut out as they are, and nothing else. A frame that
-// is not the Update's is refused.
+// FuzzCut checks that Cut returns exactly the wanted objects, unchanged, for any Update that can be
+// sent. Frames that do not belong to the Update must be refused.
 func FuzzCut(f *testing.F) {
 	web, s := modeltest.Web(), model.NewSlice(modeltest.WebSlice(3))
 	flipped := modeltest.WebSlice(3)

@@ -13,8 +13,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// largest returns Services with as many external IPs as there may be of a family, and slices that have about so many bytes on
-// the wire beside the rest of their endpoints.
+// largest returns an Update with Services that have the maximum number of external IPs of one
+// family, and with slices whose endpoints have about bytes of other content on the wire.
 func largest(services, slices, bytes int) *model.Update {
 	u := &model.Update{Shard: 3, From: 6, To: 8, ResourceVersions: model.ResourceVersions{Services: 5, Slices: 6}}
 	for i := range services {
@@ -35,7 +35,7 @@ func largest(services, slices, bytes int) *model.Update {
 	return u
 }
 
-// names returns names of Nodes that have so many bytes together.
+// names returns Node names with a total length of bytes.
 func names(bytes int) (out []string) {
 	const longest = 250
 	for i := 0; bytes > 0; i++ {
@@ -46,7 +46,7 @@ func names(bytes int) (out []string) {
 	return out
 }
 
-// together decodes frames, each of which must be bounded, and returns what they are as one.
+// together decodes frames, checks that each is bounded, and returns them as one Update.
 func together(t *testing.T, frames []Frame) *model.Update {
 	t.Helper()
 	var all *model.Update
@@ -72,8 +72,8 @@ func together(t *testing.T, frames []Frame) *model.Update {
 	return all
 }
 
-// However much an Update has, its frames are small, compressed or not, and say the same together; and so do the frames of what a
-// narrowed stream wants of it.
+// TestLargeUpdatesAreSplit checks that the frames of any Update are small, compressed or not, and
+// hold the same as the Update together. The same must hold for the frames of a narrowed stream.
 func TestLargeUpdatesAreSplit(t *testing.T) {
 	of := func(change func(*model.Update)) *model.Update {
 		u := largest(3, 3, MaxPart/2)
@@ -127,7 +127,7 @@ func TestLargeUpdatesAreSplit(t *testing.T) {
 			require.NoError(t, err)
 			require.GreaterOrEqual(t, len(cut), 3)
 			narrowed := *u
-			narrowed.FullBuckets = nil // narrowed streams have none
+			narrowed.FullBuckets = nil // narrowed streams have no FullBuckets
 			want, err = EncodeUpdate(&narrowed)
 			require.NoError(t, err)
 			same(cut)
@@ -135,7 +135,8 @@ func TestLargeUpdatesAreSplit(t *testing.T) {
 	}
 }
 
-// At the bound an update is one frame, and beyond it two. An object that is larger than a part has a frame to itself.
+// TestPartsAtTheBound checks that an Update at the bound is one frame, and that it is two frames
+// above it. An object larger than a part has a frame to itself.
 func TestPartsAtTheBound(t *testing.T) {
 	u := largest(0, 1, MaxPart/2)
 	last, parts := 0, 1

@@ -46,7 +46,7 @@ func TestUpdateRoundTrip(t *testing.T) {
 		require.Empty(t, r.Problems)
 		require.False(t, r.More)
 		for _, d := range u.Deltas {
-			d.Service, d.Before = "", nil // they stay at home
+			d.Service, d.Before = "", nil // these fields are not sent
 		}
 		require.Empty(t, modeltest.Diff(u, r.Update))
 
@@ -141,7 +141,7 @@ func TestCompressedFrames(t *testing.T) {
 		_, err := Decode(bad)
 		require.ErrorContains(t, err, says)
 	}
-	f[len(f)-1] ^= 1 // of the checksum
+	f[len(f)-1] ^= 1 // the last byte of the checksum
 	for _, bad := range []Frame{f, Frame("\x4a\x03abc")} {
 		_, err = Decode(bad)
 		require.ErrorContains(t, err, "decompress a frame")
@@ -161,7 +161,7 @@ func TestStringsThatAreNoUTF8AreNotEncoded(t *testing.T) {
 	require.ErrorContains(t, err, "encode")
 }
 
-// decoded returns an update as a client gets it.
+// decoded returns an update as a client decodes it.
 func decoded(t *testing.T, p *pb.ShardUpdate) (*model.Update, []Problem) {
 	t.Helper()
 	f, err := Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
@@ -171,7 +171,8 @@ func decoded(t *testing.T, p *pb.ShardUpdate) (*model.Update, []Problem) {
 	return r.Update, r.Problems
 }
 
-// One object that makes no sense is left out and named; the others stand.
+// TestBadObjectsAreLeftOut checks that an object that makes no sense is left out and named, and
+// that the others stay.
 func TestBadObjectsAreLeftOut(t *testing.T) {
 	goodService := func() *pb.Service {
 		return &pb.Service{Namespace: "default", Name: "bad", Version: modeltest.Digests(1), Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP}
@@ -220,7 +221,8 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 		"kind of removed":      {func(u *pb.ShardUpdate) { u.Removed[1].Kind = 0 }, "unknown kind"},
 		"namespace of removed": {func(u *pb.ShardUpdate) { u.Removed[1].Namespace = "" }, "namespace"},
 
-		// What is not canonical: model.TestCanonicalService and those beside it have all of it.
+		// model.TestCanonicalService and the tests beside it cover the other ways in which an
+		// object is not canonical.
 		"namespace of a Service": {func(u *pb.ShardUpdate) { u.Services[1].Namespace = "a/b" }, "namespace"},
 		"an external IP twice":   {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"192.0.2.1", "192.0.2.1"} }, "external_ips"},
 		"a NodePort of a ClusterIP": {func(u *pb.ShardUpdate) {
@@ -276,7 +278,7 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 	require.Len(t, problems, 4, "objects without a name")
 }
 
-// A Node that is not canonical is left out and named, too.
+// TestBadNodes checks that a Node that is not canonical is left out and named.
 func TestBadNodes(t *testing.T) {
 	for name, n := range map[string]*pb.Node{
 		"address twice":  {Name: "n", InternalIps: []string{"10.0.0.1", "10.0.0.1"}},
@@ -298,7 +300,8 @@ func TestBadNodes(t *testing.T) {
 	}
 }
 
-// A change of one endpoint costs a node a frame of at most 200 bytes, however large the slice is.
+// TestSizeOfADelta checks that a change of one endpoint costs a node a frame of at most 200 bytes,
+// however large the slice is.
 func TestSizeOfADelta(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit  int
@@ -313,7 +316,7 @@ func TestSizeOfADelta(t *testing.T) {
 			after.LastChangeTriggerTimeMS += 60_000
 			now := model.NewSlice(after)
 			d := model.Diff(model.NewSlice(before), now)
-			// Numbers as long-lived large clusters have them.
+			// These are the numbers of a large cluster that has run for a long time.
 			u := &model.Update{Shard: 63, From: 3_000_000, To: 3_000_001, ResourceVersions: model.ResourceVersions{Slices: 4_000_000_000}, Deltas: []*model.SliceDelta{d}}
 			f, err := EncodeUpdate(u)
 			require.NoError(t, err)
@@ -325,8 +328,8 @@ func TestSizeOfADelta(t *testing.T) {
 	}
 }
 
-// TestDeltas holds that what decodeDeltas takes is what the general decoder makes of it, and that it takes what it is for, and nothing that
-// is cut off or has anything else in it.
+// TestDeltas checks that decodeDeltas returns the same as the general decoder. decodeDeltas must
+// decode the frames it is meant for, and no frame that is cut off or holds anything else.
 func TestDeltas(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		u := &model.Update{
@@ -373,7 +376,7 @@ func TestDeltas(t *testing.T) {
 	})
 }
 
-// FuzzDecode: whatever comes, Decode gives an error or something that encodes again.
+// FuzzDecode checks that Decode returns either an error or a Response that can be encoded again.
 func FuzzDecode(f *testing.F) {
 	s := model.NewSlice(modeltest.WebSlice(3))
 	flipped := modeltest.WebSlice(3)
@@ -426,13 +429,14 @@ func checkDecode(t *testing.T, data []byte) {
 	r.Update.Unreadable = nil
 	asSent(r.Update)
 	asSent(again.Update)
-	if r.Update.Full { // leads from anywhere
+	if r.Update.Full { // a full Update has no From
 		again.Update.From = r.Update.From
 	}
 	require.Empty(t, modeltest.Diff(r.Update, again.Update))
 }
 
-// asSent forgets what does not travel: whether the versions of objects are those of what is here.
+// asSent removes what is not sent, which is whether the versions of objects are hashes of their
+// content.
 func asSent(u *model.Update) {
 	for _, s := range u.Services {
 		s.WithVersion(s.ContentVersion(), nil)
@@ -442,7 +446,8 @@ func asSent(u *model.Update) {
 	}
 }
 
-// checkCanonical holds that all objects of an update are canonical. To make one anew changes nothing.
+// checkCanonical checks that all objects of an update are canonical, so that constructing them
+// again changes nothing.
 func checkCanonical(t *testing.T, u *model.Update) {
 	for _, s := range u.Services {
 		require.NoError(t, s.Check())
@@ -478,8 +483,9 @@ func BenchmarkEncodeDelta(b *testing.B) {
 	}
 }
 
-// TestWhoIsNewer holds that content which is less than its version says is told apart: what came has fields that this software does not know, or
-// somebody before has left them out.
+// TestWhoIsNewer checks that two causes of content that is less than its version says are
+// distinguished. Either the object has fields that this version does not know, or another program
+// has dropped fields.
 func TestWhoIsNewer(t *testing.T) {
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
 	version := modeltest.Digests(7)
