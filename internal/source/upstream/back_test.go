@@ -13,7 +13,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestARelayThatIsBackLacksNothing holds that a relay whose connection broke tells its server again what all of its nodes have programmed.
+// TestARelayThatIsBackLacksNothing checks that a relay whose connection broke acks again what all
+// of its nodes have programmed.
 func TestARelayThatIsBackLacksNothing(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)

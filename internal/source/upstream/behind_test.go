@@ -14,7 +14,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// speaker is a server that says on its streams what the test gives it.
+// speaker is a server whose streams send what the test passes to it.
 type speaker struct {
 	pb.UnimplementedDistributionServiceServer
 	says chan *pb.StreamResponse
@@ -48,8 +48,9 @@ func (s *speaker) serve(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// A relay that has got one shard of a publish and lacks another is behind an agent that has seen that publish, whatever versions
-// come with the one.
+// TestARelayIsBehindUntilAllShardsHaveCome checks that a relay is behind an agent that has seen a
+// whole publish while the relay has only one shard of it. That holds whatever resource versions
+// that shard's update has.
 func TestARelayIsBehindUntilAllShardsHaveCome(t *testing.T) {
 	const shards = 64
 	slice := func(service string, endpoints int) *model.Slice {

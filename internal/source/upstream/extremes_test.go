@@ -12,14 +12,14 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// hasty is a cluster whose server does not wait long for what its clients have seen.
+// hasty is a cluster whose server waits only briefly for the versions that its clients have seen.
 type hasty struct{ *cluster }
 
 func (hasty) behindWait() time.Duration { return 10 * time.Millisecond }
 
-// TestExtremesOfUpstreams holds that a relay follows the next server, and serves what that has,
-// whatever the one before has said: the highest resource versions and sequences, endless paths,
-// Nodes with names that nobody can have.
+// TestExtremesOfUpstreams checks that a relay follows the next server and serves that server's
+// state, whatever the previous server has sent. The messages have the highest resource versions and
+// sequences, endless paths, and invalid Node names.
 func TestExtremesOfUpstreams(t *testing.T) {
 	const shards, most, long = 64, math.MaxUint64, 1 << 20
 	versions := &pb.ResourceVersions{Services: most, Slices: most}

@@ -17,11 +17,12 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// older decodes as software does that knows neither the schedulers of Services nor zones: it passes over these fields, and has the versions
-// that the wire gives.
+// older decodes a frame as software does that knows neither IPVS schedulers nor zones. It skips
+// these fields and keeps the versions on the wire.
 func older(f wire.Frame) (*wire.Response, error) { return less(f, "older", nil) }
 
-// less decodes with fields left out: by a relay that says that it is of a version, or, if unknown says so, by this software itself.
+// less decodes a frame with fields left out. It stands for a relay of another version, or for this
+// software itself if unknown says so.
 func less(f wire.Frame, version string, unknown func() bool) (*wire.Response, error) {
 	r, err := wire.Decode(f)
 	if err != nil {
@@ -48,10 +49,10 @@ func less(f wire.Frame, version string, unknown func() bool) (*wire.Response, er
 	return r, nil
 }
 
-// newer is what older software does not know all of.
+// newer is a Service with fields that older software does not know.
 var newer = model.ServiceKey{Namespace: "default", Name: "newer"}
 
-// serveNewer serves it.
+// serveNewer runs a server that has the Service newer.
 func serveNewer(t *testing.T) (*cluster, *server) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
@@ -69,7 +70,8 @@ func upsertNewer(c *cluster, scheduler string) {
 	}), c.version)
 }
 
-// knows gives the scheduler and the zone that a cache has; nothing, as long as it does not have both objects.
+// knows returns the scheduler and the zone of newer in a cache, or nothing until the cache holds
+// both objects.
 func knows(c *client.Cache) (all []string) {
 	s, list := c.Service(newer)
 	if s == nil || len(list) == 0 {
@@ -78,14 +80,15 @@ func knows(c *client.Cache) (all []string) {
 	return []string{s.IPVSScheduler, list[0].Endpoints[0].Zone}
 }
 
-// follower is an agent of some software.
+// follower is a running agent of some version.
 type follower struct {
 	cache    *client.Cache
 	registry *prometheus.Registry
 	stop     func()
 }
 
-// follow runs an agent, with a checkpoint or another one's cache, until it is stopped.
+// follow runs an agent until it is stopped. The agent starts with a checkpoint or with another
+// agent's cache.
 func follow(t *testing.T, address, checkpoint string, cache *client.Cache, decode func(wire.Frame) (*wire.Response, error)) *follower {
 	f := &follower{cache: cache, registry: prometheus.NewRegistry()}
 	quiet := slog.New(slog.DiscardHandler)
@@ -115,7 +118,8 @@ func (f *follower) await(t *testing.T, want ...string) {
 	require.Eventually(t, func() bool { _, ok := f.cache.Take(); return ok && slices.Equal(want, knows(f.cache)) }, patience, time.Millisecond)
 }
 
-// TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow has an agent go on from a checkpoint that an older one wrote.
+// TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow checks an agent that starts from the checkpoint
+// of an older agent.
 func TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow(t *testing.T) {
 	_, root := serveNewer(t)
 	path := filepath.Join(t.TempDir(), "checkpoint")
@@ -132,8 +136,9 @@ func TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow(t *testing.T) {
 	again.stop()
 }
 
-// TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow has an agent come to a server that is newer than the one before. That it holds what its
-// server does not know all of costs it nothing with each stream.
+// TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow checks an agent that moves to a newer server than
+// the one before. Content that its server knows only in part must not cost the agent requests on
+// each stream.
 func TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow(t *testing.T) {
 	c, root := serveNewer(t)
 	cache := client.NewCache()
@@ -151,7 +156,8 @@ func TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow(t *testing.T) {
 	require.Equal(t, map[string]float64{"software": 1}, resyncs(t, a.registry))
 }
 
-// TestDeltasThatDoNotDecode has an agent that cannot read a server's deltas, but what they are about: it asks for that, and lacks nothing.
+// TestDeltasThatDoNotDecode checks an agent that can decode a server's slices but not its deltas.
+// It must ask for the slices and lack nothing.
 func TestDeltasThatDoNotDecode(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
@@ -188,7 +194,8 @@ func TestDeltasThatDoNotDecode(t *testing.T) {
 	require.Zero(t, root.metric("slicecast_server_nacks_total"))
 }
 
-// TestAnAgentThatIsOlderItself holds that what an agent does not know costs it nothing when it comes to a server of another version.
+// TestAnAgentThatIsOlderItself checks that fields which an agent does not know cost it nothing when
+// it moves to a server of another version.
 func TestAnAgentThatIsOlderItself(t *testing.T) {
 	_, root := serveNewer(t)
 	cache := client.NewCache()
@@ -202,7 +209,7 @@ func TestAnAgentThatIsOlderItself(t *testing.T) {
 	}
 }
 
-// resyncs gives what an agent has asked for again, by reason.
+// resyncs returns how often an agent has asked for state again, by reason.
 func resyncs(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	families, err := registry.Gather()
 	require.NoError(t, err)

@@ -8,7 +8,8 @@ import (
 	"github.com/slicecast/slicecast/internal/store"
 )
 
-// A relay refuses a stream that has come through itself, and says why.
+// TestAPathThroughThisRelay checks that a relay refuses a stream that has come through itself, and
+// says why.
 func TestAPathThroughThisRelay(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)

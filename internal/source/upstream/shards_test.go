@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// numbered is a source of many Services, each with a number.
+// numbered is a source of many Services, each with its own number.
 type numbered uint16
 
 func (numbered) shards() uint32 { return 256 }
@@ -30,7 +30,8 @@ func (n numbered) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// TestManyShards has most of very many shards differ when a client comes back: all that it is asked for has to come within the server's time.
+// TestManyShards checks a client that comes back when most of very many shards differ. Its answers
+// to the server must arrive within the server's time limit.
 func TestManyShards(t *testing.T) {
 	address := reserve(t)
 	first := serve(t, address, numbered(1))

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is for what takes milliseconds on a machine that has time.
+// patience is the timeout for steps that take milliseconds on an idle machine.
 const patience = 30 * time.Second
 
 var plaintext = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
@@ -52,7 +52,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// server is one that runs.
+// server is a running server.
 type server struct {
 	t        *testing.T
 	address  string
@@ -62,7 +62,7 @@ type server struct {
 	stop     func()
 }
 
-// serve runs a server that gets its state from a source, or from other servers.
+// serve runs a server whose state comes from a source or from other servers.
 func serve(t *testing.T, address string, from source.Source, upstreams ...string) *server {
 	t.Helper()
 	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry(), debug: filepath.Join(t.TempDir(), "debug.sock")}
@@ -96,7 +96,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	return s
 }
 
-// metric gives the value of a counter or gauge; the sum where it has labels.
+// metric returns the value of a counter or gauge, summed over its labels.
 func (s *server) metric(name string) (sum float64) {
 	families, err := s.registry.Gather()
 	require.NoError(s.t, err)
@@ -110,7 +110,7 @@ func (s *server) metric(name string) (sum float64) {
 	return sum
 }
 
-// status asks the server.
+// status returns the server's GetStatusResponse.
 func (s *server) status() *pb.GetStatusResponse {
 	conn, err := grpc.NewClient("unix:"+s.debug, plaintext...)
 	require.NoError(s.t, err)
@@ -124,12 +124,12 @@ func (s *server) status() *pb.GetStatusResponse {
 type cluster struct {
 	ready   chan struct{}
 	sink    source.Sink
-	version uint64 // of the last write
+	version uint64 // resource version of the last write
 }
 
 func newCluster() *cluster { return &cluster{ready: make(chan struct{})} }
 
-// again gives the cluster as it was at first, at a later time.
+// again returns a cluster with the initial state at a later time.
 func (c *cluster) again() *cluster {
 	n := newCluster()
 	n.version = c.version
@@ -148,7 +148,7 @@ func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// fill writes Services with so many endpoints each.
+// fill writes Services with this number of endpoints each.
 func (c *cluster) fill(from, to, endpoints int) {
 	for i := from; i < to; i++ {
 		name := fmt.Sprint("service-", i)
@@ -164,18 +164,19 @@ func (c *cluster) fill(from, to, endpoints int) {
 	}
 }
 
-// agent is a node.
+// agent is a running agent of a node.
 type agent struct {
 	*client.Client
 	t       *testing.T
 	cache   *client.Cache
 	mu      sync.Mutex
-	updates int // with content
+	updates int // updates with content
 	synced  chan struct{}
 	stop    func()
 }
 
-// join runs an agent until the test ends or it is stopped; a cache of another one goes on with what that held.
+// join runs an agent until the test ends or it is stopped. With the cache of another agent, it
+// resumes from that cache.
 func join(t *testing.T, name string, cache *client.Cache, servers ...string) *agent {
 	t.Helper()
 	if cache == nil {
@@ -212,7 +213,7 @@ func join(t *testing.T, name string, cache *client.Cache, servers ...string) *ag
 	return a
 }
 
-// has waits until a Service has so many endpoints here.
+// has waits until the agent's cache has this number of endpoints of a Service.
 func (a *agent) has(service, endpoints int) {
 	a.t.Helper()
 	require.Eventually(a.t, func() bool {
@@ -221,7 +222,7 @@ func (a *agent) has(service, endpoints int) {
 	}, patience, time.Millisecond)
 }
 
-// ackAll tells the server that everything is programmed.
+// ackAll acks all positions to the server.
 func (a *agent) ackAll() {
 	if changes, ok := a.cache.Take(); ok {
 		a.Ack(changes.Epoch, changes.Positions)
@@ -252,7 +253,8 @@ func TestThreeLevels(t *testing.T) {
 		return len(slices) == 0 && a.cache.Node().Equal(node)
 	}, patience, time.Millisecond)
 
-	// Between root and relays nothing is sent again, and resource versions are those of the cluster.
+	// A new stream between root and relays sends no objects again, and the resource versions are
+	// those of the cluster.
 	a.stop()
 	for _, to := range []*server{root, first, second, root} {
 		moved := join(t, "node-1", a.cache, to.address)
@@ -261,7 +263,7 @@ func TestThreeLevels(t *testing.T) {
 	}
 	require.Zero(t, root.metric("slicecast_server_behind_waits_total")+second.metric("slicecast_server_behind_waits_total"))
 
-	// A relay keeps what it has while its server is away, and is no server for other relays then.
+	// A relay keeps its state while its server is down. It refuses other relays meanwhile.
 	root.stop()
 	require.Eventually(t, func() bool { return first.metric("slicecast_upstream_connected") == 0 }, patience, time.Millisecond)
 	a = join(t, "node-1", nil, first.address)
@@ -271,11 +273,12 @@ func TestThreeLevels(t *testing.T) {
 	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
-	a.has(3, 2) // as the cluster has it now
+	a.has(3, 2) // the cluster's state by then
 	join(t, "node-3", nil, third.address)
 }
 
-// What a relay acknowledges, its nodes have programmed; what they can't, it passes on.
+// TestAcksOfARelaysNodes checks that a relay acks only what its nodes have programmed, and passes
+// on what they cannot program.
 func TestAcksOfARelaysNodes(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
@@ -320,7 +323,8 @@ func TestAcksOfARelaysNodes(t *testing.T) {
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 1 }, patience, time.Millisecond)
 }
 
-// What a relay's nodes can't program each of its servers hears, as long as it stands.
+// TestNacksOutliveTheServer checks that each server of a relay receives the open Nacks of the
+// relay's nodes.
 func TestNacksOutliveTheServer(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
@@ -339,7 +343,7 @@ func TestNacksOutliveTheServer(t *testing.T) {
 	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-3"}, "no room")
 	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-4"}, "no room")
 	require.Eventually(t, func() bool { return nacks(relay) == 6 }, patience, time.Millisecond)
-	b.stop() // it may be with another server now
+	b.stop() // it may have moved to another server by now
 	require.Eventually(t, func() bool { return relay.metric("slicecast_server_streams") == 1 }, patience, time.Millisecond)
 
 	again := c.again()
@@ -352,7 +356,8 @@ func TestNacksOutliveTheServer(t *testing.T) {
 	require.Zero(t, relay.metric("slicecast_upstream_dropped_nacks_total"))
 }
 
-// A relay is not fed by itself, even if its own server is the only one that it has lost.
+// TestACycleIsRefused checks that a relay is not fed by itself, even if it is the only relay that
+// has lost its server.
 func TestACycleIsRefused(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
@@ -373,15 +378,17 @@ func TestACycleIsRefused(t *testing.T) {
 	a.has(1, 2)
 }
 
-// Three relays that could feed each other, two of which have servers of their own: one after the other loses them. What each
-// was told of the way to its server when its stream began is not true then.
+// TestACycleOfStalePaths has three relays that could feed each other. Two of them have servers of
+// their own and lose them one after the other. The paths that each relay received when its stream
+// started are no longer true then.
 func TestACycleOfStalePaths(t *testing.T) {
 	c, c2 := newCluster(), newCluster()
 	root, root2 := serve(t, "127.0.0.1:0", c), serve(t, "127.0.0.1:0", c2)
 	<-c.ready
 	<-c2.ready
 	addressA, addressC := reserve(t), reserve(t)
-	// Each begins when its second server does not run yet, and so with the first.
+	// Each relay starts while its second server is not running yet, and therefore follows the
+	// first.
 	relayX := serve(t, "127.0.0.1:0", nil, root2.address, addressA)
 	atX := join(t, "node-1", nil, relayX.address)
 	relayA := serve(t, addressA, nil, root.address, addressC)
@@ -399,10 +406,10 @@ func TestACycleOfStalePaths(t *testing.T) {
 	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
-	atC.has(3, 2) // as the cluster has it now
+	atC.has(3, 2) // the cluster's state by then
 }
 
-// reserve gives an address that nobody serves on yet.
+// reserve returns an address that no server listens on yet.
 func reserve(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
