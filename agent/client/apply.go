@@ -35,8 +35,8 @@ type Applied struct {
 	ResourceVersions model.ResourceVersions
 }
 
-// apply applies an Update. If more is set, further parts of the Update follow: apply keeps this
-// part and changes nothing. With the last part, it applies all parts under one lock.
+// apply applies an Update. If more is set, further parts of the Update follow, and apply only keeps
+// this part. With the last part, it applies all parts under one lock.
 func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -363,7 +363,7 @@ func (c *Cache) synced(m *pb.InSync) error {
 	return nil
 }
 
-// cameFrom notes the version of the server that has just brought the cache in sync. A server of
+// cameFrom records the version of the server that has just brought the cache in sync. A server of
 // another version may have left out fields of objects without changing the objects' versions. If
 // the version has changed, each object counts in digests as what the cache holds of it. cameFrom
 // returns the shards with objects for which that makes a difference. The caller must ask for the
@@ -373,7 +373,7 @@ func (c *Cache) cameFrom(software string) (differ []uint32) {
 	defer c.mu.Unlock()
 	before := c.from
 	c.from = software
-	// a relay's store keeps what it has of a version
+	// A relay's store ignores an object whose version it already has.
 	if before == "" || before == software || c.collect {
 		return nil
 	}

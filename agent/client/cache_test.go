@@ -88,7 +88,7 @@ func TestApplyTouchesTheServicesThatChange(t *testing.T) {
 	}{
 		{&model.Update{Services: []*model.Service{service("a")}, Slices: []*model.Slice{named("s", "a", 3)}}, []string{"a"}},
 		{&model.Update{Slices: []*model.Slice{named("s2", "b", 3)}}, []string{"b"}},
-		// moves from Service a to Service b
+		// The slice moves from Service a to Service b.
 		{&model.Update{Slices: []*model.Slice{named("s", "b", 3)}}, []string{"a", "b"}},
 		{&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("s", "b", 3), named("s", "b", 4))}}, []string{"b"}},
 		{&model.Update{Removed: []model.Key{service("a").Key(), service("gone").Key(), named("gone", "", 0).Key()}}, []string{"a"}},

@@ -95,7 +95,7 @@ func (c *cluster) published() bool {
 	return digest == model.StateDigest(want)
 }
 
-// newStore makes the store of a server that starts now. It has a new epoch and a random number of
+// newStore sets the store to that of a server that starts now. It has a new epoch and a random number of
 // shards.
 func (c *cluster) newStore(t *testing.T) {
 	t.Helper()

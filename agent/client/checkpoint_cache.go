@@ -24,8 +24,8 @@ type contents struct {
 }
 
 // contents returns the content of the cache, with the objects of the shards for which changed
-// returns true. It returns nil until the cache has been in sync. Objects are immutable, so it only
-// copies lists of them under the lock.
+// returns true. It returns nil until the cache has been in sync. Objects are immutable
+// (invariant 4 of Cache), so it only copies lists of them under the lock.
 func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *contents {
 	c.mu.Lock()
 	defer c.mu.Unlock()

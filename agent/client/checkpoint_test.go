@@ -547,7 +547,7 @@ func TestSavesAtIntervalsAndAtTheEnd(t *testing.T) {
 // TestAHangingDiskHoldsUpNothing checks that Run returns in time although a write hangs.
 func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	// opening the fifo for writing waits for a reader
+	// Opening the FIFO for writing blocks until there is a reader.
 	require.NoError(t, unix.Mkfifo(path+newSuffix, 0o600))
 	k := open(t, path, small(t))
 	start := time.Now()

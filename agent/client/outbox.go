@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// ackInterval is the mean time between two Acks, of which each may differ by up to a quarter.
-	// Without that spread, nodes that acked the same change would ack at the same times from then
-	// on.
+	// ackInterval is the mean time between two Acks. Each interval differs from it by up to a
+	// quarter at random. Without that, nodes that acked the same change would ack at the same times
+	// from then on.
 	//
-	// The first Ack after a quiet time goes at once. Under churn, the interval keeps the server's
-	// cost low. In either case, the server learns when each change was programmed. Once the
-	// interval is over, an Ack waits for the next change, which wakes up the agent anyway. It goes
-	// ackPatience after the previous Ack at the latest.
+	// The first Ack after a quiet time is sent at once. While there are many changes, the interval
+	// keeps the server's cost low. In either case, the server learns when each change was
+	// programmed. Once the interval is over, an Ack waits for the next change, which wakes up the
+	// agent anyway. It is sent ackPatience after the previous Ack at the latest.
 	ackInterval = 2 * time.Second
 	ackPatience = 4 * time.Second
 	// maxPositions bounds the positions of one shard in an Ack. If there are more, the newest
@@ -90,9 +90,9 @@ type outbox struct {
 	// nodes is the number of nodes that a relay represents, and toldNodes is the number in the last
 	// Ack. leastNodes is the minimum of nodes since the last Ack.
 	nodes, toldNodes, leastNodes uint32
-	// failing holds what is not programmed as the server has it. news holds, with their shards, the
-	// subjects whose present state the stream's server does not know: they have started to fail,
-	// fail for another reason, or no longer fail.
+	// failing holds what is not programmed as the server has it. news holds the subjects that have
+	// started or stopped failing, or fail for another reason, since the stream's server last heard
+	// of them. The values of news are the subjects' shards.
 	failing map[subject]failure
 	news    map[subject]uint32
 	// newsAllowed is the rate limit of news. newsLater wakes up the sender for the rest.
@@ -206,7 +206,7 @@ func (o *outbox) inSync() {
 }
 
 func (o *outbox) tellLocked(s subject, f failure) {
-	if !o.synced {
+	if !o.synced { // invariant 4
 		return
 	}
 	if !f.unreadable {
@@ -219,8 +219,8 @@ func (o *outbox) tellLocked(s subject, f failure) {
 	o.signal()
 }
 
-// resync queues a Resync that the server has not asked for. It merges one with keys into a waiting
-// Resync of the same shard if there is room.
+// resync queues a Resync that the server has not asked for. If r has keys and a Resync of the same
+// shard that is still waiting has room for them, resync adds them to it.
 func (o *outbox) resync(r *pb.Resync) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -276,8 +276,7 @@ func (o *outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Tim
 		// Each position keeps its own time, so that the server learns the time of each. Their
 		// number is bounded.
 		had, next := o.acks[shard], programmed{sequence, at, last}
-		// A position that covers an earlier one is not older than it, so both get the time of the
-		// slower.
+		// A later position covers the earlier ones, so it cannot have been programmed before them.
 		if n := len(had); n > 0 && had[n-1].at.After(at) {
 			next.at, next.last = had[n-1].at, had[n-1].last
 		}
@@ -394,8 +393,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 
-// resyncsWait and newsWait are the times until more Resyncs and news may be sent. For news, it is
-// enough for the news of one second.
+// resyncsWait and newsWait are the times until more Resyncs and news may be sent. newsWait is long
+// enough for newsPerSecond messages at once.
 const resyncsWait, newsWait = time.Second / resyncsPerSecond, time.Second
 
 // later makes a timer call signal after wait. It creates the timer if *timer is nil.

@@ -110,8 +110,8 @@ func serversFromProto(m *pb.Servers, name func(Server) string) []Server {
 	return slices.CompactFunc(out, func(a, b Server) bool { return a.Address == b.Address })
 }
 
-// retryDelay returns the time that a server asked the client to wait before it comes back. ok is
-// false if the server asked for none.
+// retryDelay returns the time that a server asked the client to wait before it comes back, and
+// whether the server asked for one.
 func retryDelay(err error) (time.Duration, bool) {
 	var s interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &s) {

@@ -556,7 +556,7 @@ func TestInventedServers(t *testing.T) {
 func TestServersThatAreGone(t *testing.T) {
 	var known []Server
 	for i := range 10 {
-		// no server listens there
+		// No server listens at these addresses.
 		known = append(known, Server{Address: fmt.Sprintf("127.0.0.%d:1", i+1)})
 	}
 	cache := NewCache()

@@ -90,8 +90,8 @@ type divider struct {
 	bytes int             // size of the objects in part
 }
 
-// room returns the part to which an object of this size must be added. It starts a new part if the
-// last one is full.
+// room returns the part to which the object must be added. It starts a new part if the object does
+// not fit in the last one.
 func (d *divider) room(object proto.Message) *pb.ShardUpdate {
 	size := fieldSize(proto.Size(object))
 	if d.bytes > 0 && d.bytes+size > MaxPart {
