@@ -95,8 +95,8 @@ func (c *cluster) published() bool {
 	return digest == model.StateDigest(want)
 }
 
-// newStore sets the store to that of a server that starts now. It has a new epoch and a random number of
-// shards.
+// newStore sets the store to that of a server that starts now. It has a new epoch and a random
+// number of shards.
 func (c *cluster) newStore(t *testing.T) {
 	t.Helper()
 	s, err := store.New(store.Options{Shards: 1 << c.random.IntN(4), Tombstones: 8})
