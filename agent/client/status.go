@@ -110,10 +110,10 @@ type connection struct {
 	welcomed Connection
 }
 
-func (c *connection) welcome(server Server, w *pb.Welcome) {
+func (c *connection) welcome(welcomed Connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.welcomed = Connection{Server: server, ServerName: w.GetServerName(), ServerVersion: w.GetServerVersion()}
+	c.welcomed = welcomed
 }
 
 func (c *connection) inSync() {

@@ -250,7 +250,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if n := len(w.GetPath()); n > maxPath {
 		return fmt.Errorf("%w: a path of %d servers", errProtocol, n)
 	}
-	w.ServerName, w.ServerVersion = clip(w.GetServerName()), clip(w.GetServerVersion())
+	name, version := clip(w.GetServerName()), clip(w.GetServerVersion())
 	cache := s.options.Cache
 	if err := cache.welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
@@ -264,11 +264,11 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if w.GetHeartbeatIntervalMs() > 0 {
 		s.silence = silentBeats * min(time.Duration(w.GetHeartbeatIntervalMs())*time.Millisecond, maxRetryDelay)
 	}
-	s.welcomed, s.software = true, w.GetServerVersion()
-	s.connection.welcome(s.server, w)
+	s.welcomed, s.software = true, version
+	s.connection.welcome(Connection{Server: s.server, ServerName: name, ServerVersion: version})
 	s.metrics.server.Reset()
-	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
-	s.log.Info("Connected", "server", s.server.Address, "name", w.GetServerName(), "version", w.GetServerVersion())
+	s.metrics.server.WithLabelValues(s.server.Address, name, version).Set(1)
+	s.log.Info("Connected", "server", s.server.Address, "name", name, "version", version)
 	s.sending()
 	return nil
 }
