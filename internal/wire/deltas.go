@@ -150,7 +150,7 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// eachField calls take for each field of b, until take returns false. It reports whether b is
+// eachField calls take for each field of b until take returns false. It reports whether b is
 // valid, holds only numbers and bytes, and take returned true for every field.
 func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	for len(b) > 0 {

@@ -290,8 +290,8 @@ func TestFamilyThatIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestPrimaryFamilyThatIsLeftOut keeps the programmer's own reason for a family that another programmer
-// has served: the node's primary one is missing.
+// TestPrimaryFamilyThatIsLeftOut asserts that the programmer's own reason counts for a family that
+// another programmer has served. Here the node's primary family is missing.
 func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
 	o := &other{}
 	f, p, _ := take(o)
