@@ -1,18 +1,17 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/bits"
-	"os"
 	"os/exec"
 	"slices"
 	"sync"
 
+	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -229,30 +228,16 @@ func (p *Programmer) otherVariant() Variant {
 	return Legacy
 }
 
-// routeLocalnetPath is the sysctl that makes the kernel route packets of loopback addresses to and
-// from the network.
-const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet sets that sysctl if loopback addresses have nodePorts and the guard chain is in
-// place. It never resets the sysctl, because others may rely on it.
+// routeLocalnet lets NodePorts be on loopback addresses, if they shall be and the guard chain is in
+// place.
 func (p *Programmer) routeLocalnet() {
 	f := p.families[model.IPv4]
 	if f == nil || f.held == nil || !f.localnet { // if held is not known, the guard may be missing
 		return
 	}
-	if err := setRouteLocalnet(); err != nil {
+	if err := nodeport.SetRouteLocalnet(); err != nil {
 		p.log.Error("NodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
 	}
-}
-
-func setRouteLocalnet() error {
-	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return nil // a container without privileges can read the sysctl but not set it
-	}
-	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
-	}
-	return nil
 }
 
 // RouteLocalnet does in advance the part of a Replace with NodePorts on loopback addresses that
@@ -270,7 +255,7 @@ func RouteLocalnet(ctx context.Context, options Options) error {
 	if err := f.guardLocalnet(ctx); err != nil {
 		return fmt.Errorf("keep others from loopback addresses: %w", err)
 	}
-	return setRouteLocalnet()
+	return nodeport.SetRouteLocalnet()
 }
 
 // Cleanup removes everything that the function Cleanup removes.

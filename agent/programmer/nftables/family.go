@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 )
@@ -28,7 +30,7 @@ import (
 //     is removed after nothing leads to it any more.
 type family struct {
 	*dialect
-	conn *conn
+	conn *nft.Conn
 	log  *slog.Logger
 
 	// known means that the fields below describe what the kernel holds. Otherwise the next operation
@@ -49,7 +51,7 @@ type family struct {
 	partSize int
 
 	// prefix holds what the next transaction has to do before everything else.
-	prefix      objects
+	prefix      nft.Messages
 	transaction transaction // reused by each transaction, as are buf and steps
 	buf         []byte
 	steps       []change
@@ -59,7 +61,7 @@ type family struct {
 // given numbers.
 func (f *family) lengths(by map[ref]int) []int {
 	var out []int
-	for bits := range f.bits + 1 {
+	for bits := range f.Bits() + 1 {
 		r := ref{kind: refSources, number: uint32(bits)}
 		if f.held[r]+by[r] > 0 {
 			out = append(out, bits)
@@ -77,8 +79,8 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	f.liberal = isOne("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	c, err := f.read()
 	switch {
-	case errors.Is(err, errInterrupted):
-		f.log.Warn("the nftables table can't be read, as something changes the ruleset all the time", "family", f.family)
+	case errors.Is(err, netlink.ErrInterrupted):
+		f.log.Warn("the nftables table can't be read, as something changes the ruleset all the time", "family", f.IP)
 		c = &content{foreign: true}
 	case err != nil:
 		return err
@@ -88,21 +90,21 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 		err = f.replaceFrom(ctx, c, state)
 		if _, ok := programmer.PortErrors(err); ok {
 			if c.standIn { // left by an earlier run that could not create the table again
-				err = errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
+				err = errors.Join(err, f.conn.RemoveTable(f.of(StandInTable).Table))
 			}
 			return err
 		}
-		if k := (*kernelError)(nil); !errors.As(err, &k) || errors.Is(err, errNoServicePort) {
+		if k := (*netlink.Error)(nil); !errors.As(err, &k) || errors.Is(err, errNoServicePort) {
 			return err
 		}
-		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
+		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.IP, "err", err)
 	}
 	return f.anew(ctx, state)
 }
 
 // anew removes the table and creates it with a state, without using anything that it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
-	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.family)
+	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.IP)
 	f.lastNumber = 0
 	// A packet that is between two lookups when the table is removed would find nothing. So another
 	// table stands in meanwhile.
@@ -115,15 +117,15 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 	standIn.lastNumber = held.lastNumber
 	errStandIn := standIn.replaceFrom(ctx, held, state)
 	if _, ok := programmer.PortErrors(errStandIn); !ok {
-		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.family, "err", errStandIn)
-	} else if _, err := f.conn.removeRules(f.dialect); err != nil {
+		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.IP, "err", errStandIn)
+	} else if _, err := f.conn.RemoveRules(f.Table); err != nil {
 		return err
 	}
 	err = f.replaceFrom(ctx, anew, state)
 	if _, ok := programmer.PortErrors(err); !ok {
 		return err // the stand-in stays, because nothing else serves
 	}
-	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
+	return errors.Join(err, f.conn.RemoveTable(f.of(StandInTable).Table))
 }
 
 // replaceFrom makes the table hold a state, given what it holds now.
@@ -142,7 +144,7 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 		byName[found.name] = p
 	}
 	for id, wanted := range state.Ports {
-		if id.Family != f.family {
+		if id.Family != f.IP {
 			continue
 		}
 		name := label(id)
@@ -175,25 +177,27 @@ func (f *family) adopt(c *content) {
 		}
 	}
 	p := &f.prefix
-	*p = objects{dialect: f.dialect}
+	*p = nft.Messages{Table: f.Table}
 	if c.foreign {
-		p.addTable() // so that removing it does not fail
-		p.removeTable()
+		p.AddTable() // so that removing it does not fail
+		p.RemoveTable()
 	}
 	if c.foreign || !c.exists {
-		p.addTable()
+		p.AddTable()
 	}
 	unknown := maps.Clone(c.sets)
 	for s := range setCount {
+		name := s.String()
+		_, held := unknown[name]
 		switch {
-		case s.String() == "":
-		case c.sets[s.String()] != nil:
-			delete(unknown, s.String())
+		case name == "":
+		case held:
+			delete(unknown, name)
 			if r, ok := refOfSet(s); ok {
 				f.held[r] = 1
 			}
 		case s.always():
-			p.addSet(s)
+			f.addSet(p, s)
 		}
 	}
 	wanted := f.fixedChains(f.node)
@@ -204,7 +208,7 @@ func (f *family) adopt(c *content) {
 				f.held[r] = 1
 				wanted[chain] = f.rules(r)
 			} else {
-				c.drop(s, integer(key))
+				c.drop(s, nft.Integer(key))
 			}
 		}
 	}
@@ -212,42 +216,38 @@ func (f *family) adopt(c *content) {
 }
 
 // adoptChains prepares the changes of chains, their rules, unknown sets and stray elements.
-func (f *family) adoptChains(c *content, wanted map[string][]rule, unknown map[string][]byte) {
+func (f *family) adoptChains(c *content, wanted map[string][]nft.Rule, unknown map[string]nft.HeldSet) {
 	p := &f.prefix
 	names := slices.SortedFunc(maps.Keys(wanted), compareChains)
 	for _, name := range names {
 		if c.chains[name] == nil {
-			p.addChain(name)
+			p.AddChain(name, hooks[name])
 		}
 	}
 	for _, name := range names {
 		rules := wanted[name]
-		hashes := make([]uint64, len(rules))
-		for i, r := range rules {
-			_, hashes[i] = f.encode(r)
-		}
-		if held := c.chains[name]; held == nil || !slices.Equal(held.rules, hashes) {
-			p.setRules(name, rules)
+		if held := c.chains[name]; held == nil || !slices.Equal(held.Rules, nft.Hashes(rules, f.Family)) {
+			p.SetRules(name, rules)
 		}
 	}
 	for name := range c.chains {
 		if wanted[name] == nil {
-			p.setRules(name, nil)
+			p.SetRules(name, nil)
 		}
 	}
 	for s, keys := range c.stray {
-		e := &elements{}
+		e := &nft.Elements{}
 		for key := range keys {
-			e.add([]byte(key), nil, "")
+			e.Add([]byte(key), nil, "")
 		}
-		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.dialect, s)
+		p.RemoveElements(s.String(), e)
 	}
 	for name := range unknown { // after the rules that use them, before the chains that they lead to
-		p.removeSet(name)
+		p.RemoveSet(name)
 	}
 	for name := range c.chains {
 		if wanted[name] == nil {
-			p.removeChain(name)
+			p.RemoveChain(name)
 		}
 	}
 }
@@ -259,7 +259,7 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	steps := f.steps[:0]
 	for _, c := range changes {
 		id := c.ID()
-		if id.Family == f.family {
+		if id.Family == f.IP {
 			steps = append(steps, change{id: id, before: f.ports[id], after: c.After})
 		}
 	}
@@ -321,12 +321,12 @@ func (f *family) checkOrdinary() error {
 	alone := &family{dialect: f.of(Table + "-check"), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	alone.adopt(&content{})
 	x := alone.begin()
-	p := programmer.Ordinary(f.family)
+	p := programmer.Ordinary(f.IP)
 	if err := x.change(change{id: p.ID, after: p}); err != nil {
 		return err
 	}
 	x.finish()
-	return x.conn.check(x.batch())
+	return x.conn.Check(x.batch())
 }
 
 type failure struct {
@@ -340,11 +340,11 @@ func refused(err error) bool {
 	if errors.Is(err, errNoID) || errors.Is(err, errTooManyBackends) {
 		return true
 	}
-	var k *kernelError
+	var k *netlink.Error
 	if !errors.As(err, &k) || errors.Is(err, errPartly) {
 		return false
 	}
-	switch k.errno {
+	switch k.Errno {
 	case unix.ENOENT, unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EOPNOTSUPP:
 		return false // the cause is not the wanted state, or the table differs from what is known
 	}

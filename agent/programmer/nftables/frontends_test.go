@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -254,7 +255,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 	}
 	routeLocalnet := func() (is string) {
 		require.NoError(t, c.a.Do(func() error {
-			b, err := os.ReadFile(routeLocalnetPath)
+			b, err := os.ReadFile(nodeport.RouteLocalnetPath)
 			is = strings.TrimSpace(string(b))
 			return err
 		}))

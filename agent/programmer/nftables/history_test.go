@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -108,7 +109,7 @@ func drawNode(t *rapid.T) (n view.Node) {
 // holds is the content of a family's table without what depends on its history: ids, numbers, the
 // order of slots, the part that holds backends, and unused parts that are kept.
 type holds struct {
-	Chains    map[string]heldChain
+	Chains    map[string]nft.HeldChain
 	Sets      []string
 	Vmaps     map[string]string
 	Addresses []string
@@ -128,7 +129,7 @@ func (f *family) holds(t require.TestingT) holds {
 	require.NoError(t, err)
 	require.False(t, c.foreign)
 	require.Empty(t, c.stray)
-	out := holds{Chains: map[string]heldChain{}, Vmaps: map[string]string{}, Ports: map[string]heldPort{}}
+	out := holds{Chains: map[string]nft.HeldChain{}, Vmaps: map[string]string{}, Ports: map[string]heldPort{}}
 	for name, chain := range c.chains {
 		out.Chains[name] = *chain
 	}
@@ -138,10 +139,9 @@ func (f *family) holds(t require.TestingT) holds {
 			require.True(t, ok)
 			var rules []uint64
 			for _, r := range f.rules(r) {
-				_, hash := f.encode(r)
-				rules = append(rules, hash)
+				rules = append(rules, r.Hash(f.Family))
 			}
-			require.Equal(t, rules, c.chains[chain].rules)
+			require.Equal(t, rules, c.chains[chain].Rules)
 			delete(out.Chains, chain)
 			if f.held[r] > 0 {
 				if part := r.pick.part(); part > 0 {
@@ -278,10 +278,10 @@ func TestHistories(t *testing.T) {
 		}
 		again := newInHost(t, node.Host, Options{})
 		require.NoError(rt, again.Replace(t.Context(), state)) // removes parts that were kept
-		before, err := h.conn.generation()
+		before, err := h.conn.Generation()
 		require.NoError(rt, err)
 		require.NoError(rt, again.Replace(t.Context(), state))
-		after, err := h.conn.generation()
+		after, err := h.conn.Generation()
 		require.NoError(rt, err)
 		require.Equal(rt, before, after, "there was nothing to do")
 		require.NoError(rt, h.Cleanup(t.Context()))

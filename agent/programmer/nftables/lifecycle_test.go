@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -34,9 +36,20 @@ func (c *testCluster) nft(t testing.TB, args ...string) {
 // written.
 func (c *testCluster) generation(t testing.TB) uint32 {
 	t.Helper()
-	g, err := c.inHost.conn.generation()
+	g, err := c.inHost.conn.Generation()
 	require.NoError(t, err)
 	return g
+}
+
+// message returns a message about a table, with further attributes.
+func message(t nft.Table, kind, flags uint16, rest func(*nft.Messages)) *nft.Messages {
+	m := &nft.Messages{Table: t}
+	at := m.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
+	m.Buf = append(m.Buf, t.Number, unix.NFNETLINK_V0, 0, 0)
+	m.Text(unix.NFTA_TABLE_NAME, t.Name)
+	rest(m)
+	m.End(at)
+	return m
 }
 
 // web returns a Service port with one cluster IP.
@@ -150,14 +163,6 @@ func TestRepair(t *testing.T) {
 	big.Cluster = nobodys(5000)
 	c.apply(t, big) // too large for notifications
 	c.apply(t, c.web(model.IPv4, 1, 1))
-	// Others change something while Watch receives no notifications. The first command stands for the
-	// programmer's own transaction.
-	require.NoError(t, c.inHost.conn.watcher.deaf(c.inHost.conn, func() error {
-		c.nft(t, "add", "table", "ip", "own")
-		c.nft(t, "delete", "table", "ip", Table)
-		return nil
-	}))
-	require.Contains(t, <-lost, "could not be heard")
 	stop()
 	require.Empty(t, lost)
 }
@@ -259,19 +264,15 @@ func TestTableOfAnother(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	const tableOwner = 2 // NFT_TABLE_F_OWNER: the table exists as long as its owner's socket is open
-	var owner *conn
+	var owner *nft.Conn
 	require.NoError(t, c.a.Do(func() (err error) {
-		owner, err = dial()
+		owner, err = nft.Dial()
 		return err
 	}))
-	b := newBatch(nil)
 	for _, f := range c.inHost.families {
-		at := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, f.nfproto)
-		b.text(unix.NFTA_TABLE_NAME, Table)
-		b.uint32(unix.NFTA_TABLE_FLAGS, tableOwner)
-		b.end(at)
+		m := message(f.Table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m *nft.Messages) { m.BigUint32(unix.NFTA_TABLE_FLAGS, tableOwner) })
+		require.NoError(t, owner.Commit(m.Batch()))
 	}
-	require.NoError(t, owner.commit(b))
 	var addresses []netip.AddrPort
 	serve := func(last byte) {
 		for _, family := range families {
@@ -288,7 +289,7 @@ func TestTableOfAnother(t *testing.T) {
 	for _, a := range addresses {
 		require.True(t, c.client.Probe(t.Context(), testenv.TCP, a, 1, patient).All(testenv.Answered))
 	}
-	owner.close() // and the kernel removes the table
+	owner.Close() // and the kernel removes the table
 	c.replace(t)
 	stop()
 	tables, err := c.a.Run(t.Context(), "nft", "list", "tables")
@@ -309,10 +310,7 @@ func TestOneFamilyOut(t *testing.T) {
 	c.replace(t)
 	four, six := c.inHost.families[0], c.inHost.families[1]
 	works := six.conn
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	broken := &conn{fd: null, in: make([]byte, 1<<16), limit: works.limit} // not a socket
-	defer broken.close()
+	broken := &nft.Conn{Socket: &netlink.Socket{Limit: works.Limit}, Watcher: works.Watcher} // the standard input is no socket
 	leftOut := func(err error, families ...model.Family) {
 		t.Helper()
 		ports, failed := programmer.Split(err, nil)
@@ -371,8 +369,8 @@ func TestKernelTakesNoServicePort(t *testing.T) {
 			reason = failed[family].Error()
 			require.Equal(t, before, c.inHost.list(t, family))
 		}
-		limit := c.inHost.conn.limit
-		c.inHost.conn.limit = 100
+		limit := c.inHost.conn.Limit
+		c.inHost.conn.Limit = 100
 		changed := c.web(family, 0, 3)
 		out(c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, 0, 2), After: changed}}))
 		c.set(changed)
@@ -383,9 +381,9 @@ func TestKernelTakesNoServicePort(t *testing.T) {
 			}
 		}
 		c.restart()
-		c.inHost.conn.limit = 100
+		c.inHost.conn.Limit = 100
 		out(c.inHost.Replace(t.Context(), c.state))
-		c.inHost.conn.limit = limit
+		c.inHost.conn.Limit = limit
 		c.replace(t)
 		c.inHost.families[slices.Index(families, family)].holds(t)
 
@@ -506,7 +504,7 @@ func TestRefused(t *testing.T) {
 func TestLongTransactions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.inHost.conn.limit = 90000
+	c.inHost.conn.Limit = 90000
 	pods := map[model.Family]view.Backends{model.IPv4: c.backends(model.IPv4, tcpPort, 0, 1), model.IPv6: c.backends(model.IPv6, tcpPort, 0, 1)}
 	// All backends are pods, so each connection is answered by one.
 	big := func(family model.Family, from, count int, affinity time.Duration) *view.ServicePort {
@@ -555,7 +553,7 @@ func TestLongTransactions(t *testing.T) {
 		}
 	}
 	c.restart()
-	c.inHost.conn.limit = 90000
+	c.inHost.conn.Limit = 90000
 	for _, family := range families {
 		c.set(big(family, 13000, 1400, 0), c.web(family, 151, 1))
 	}
@@ -626,12 +624,10 @@ func TestRestless(t *testing.T) {
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		for ctx.Err() == nil {
-			o := objects{dialect: newDialect(model.IPv4, 1).of("other")}
-			o.addTable()
-			o.removeTable()
-			b := newBatch(nil)
-			b.append(o.buf)
-			if err := other.conn.commit(b); err != nil {
+			m := &nft.Messages{Table: nft.Table{Family: nft.FamilyOf(model.IPv4), Name: "other"}}
+			m.AddTable()
+			m.RemoveTable()
+			if err := other.conn.Commit(m.Batch()); err != nil {
 				t.Error(err)
 				return
 			}
@@ -640,8 +636,8 @@ func TestRestless(t *testing.T) {
 	defer wait.Wait()
 	defer cancel()
 	require.Eventually(t, func() bool {
-		ask := func(w *writer) { w.text(unix.NFTA_RULE_TABLE, Table) }
-		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETRULE, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
+		ask := message(nft.Table{Family: nft.FamilyOf(model.IPv4), Name: Table}, unix.NFT_MSG_GETRULE, 0, func(*nft.Messages) {})
+		return errors.Is(c.inHost.conn.Dump(&ask.Writer, func(netlink.Message) {}), netlink.ErrInterrupted)
 	}, patient.Timeout, time.Millisecond, "or else this tests nothing")
 	for i := range 20 {
 		// After a large change, the kernel goes on resizing a map for a while, and elements move.

@@ -2,46 +2,33 @@ package nftables
 
 import (
 	"fmt"
-	"os"
 	"slices"
 
+	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// routeLocalnetPath is the sysctl that makes the kernel route packets of loopback addresses to and
-// from the network.
-const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet sets that sysctl if loopback addresses have nodePorts and the guard chain is in
-// place. It never resets the sysctl, because others may rely on it.
+// routeLocalnet lets NodePorts be on loopback addresses, if they shall be and the guard chain is in
+// place.
 func (p *Programmer) routeLocalnet(node view.Node) {
 	if f := p.ipv4(); !node.LocalhostNodePorts || f == nil || !f.known {
 		// if the family is not known, the guard may be missing
 		return
 	}
-	if err := setRouteLocalnet(); err != nil {
+	if err := nodeport.SetRouteLocalnet(); err != nil {
 		p.log.Error("nodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
 	}
 }
 
 // ipv4 returns the IPv4 family, or nil if this machine does not have it.
 func (p *Programmer) ipv4() *family {
-	i := slices.IndexFunc(p.families, func(f *family) bool { return f.family == model.IPv4 })
+	i := slices.IndexFunc(p.families, func(f *family) bool { return f.IP == model.IPv4 })
 	if i < 0 {
 		return nil
 	}
 	return p.families[i]
-}
-
-func setRouteLocalnet() error {
-	if isOne(routeLocalnetPath) {
-		return nil // a container without privileges can read the sysctl but not set it
-	}
-	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
-	}
-	return nil
 }
 
 // RouteLocalnet does in advance the part of a Replace with nodePorts on loopback addresses that
@@ -57,14 +44,12 @@ func RouteLocalnet(options Options) error {
 	if f == nil {
 		return nil
 	}
-	o := objects{dialect: f.dialect}
-	o.addTable()
-	o.addChain(guardChain)
-	o.setRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true})[guardChain])
-	b := newBatch(nil)
-	b.append(o.buf)
-	if err := p.conn.commit(b); err != nil {
+	m := &nft.Messages{Table: f.Table}
+	m.AddTable()
+	m.AddChain(guardChain, hooks[guardChain])
+	m.SetRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true})[guardChain])
+	if err := p.conn.Commit(m.Batch()); err != nil {
 		return fmt.Errorf("nftables: keep others from loopback addresses: %w", err)
 	}
-	return setRouteLocalnet()
+	return nodeport.SetRouteLocalnet()
 }

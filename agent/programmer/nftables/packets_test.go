@@ -28,7 +28,7 @@ func (c *testCluster) each(t *testing.T, test func(t *testing.T, family model.Fa
 	})
 }
 
-func loopback(family model.Family) netip.Addr { return newDialect(family, 1).loopback.Addr() }
+func loopback(family model.Family) netip.Addr { return newDialect(family, 1).Loopback().Addr() }
 
 // requireRefused asserts that every connection was refused at once.
 func requireRefused(t *testing.T, r testenv.Result) {

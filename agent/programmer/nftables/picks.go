@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/nft"
 )
 
 // via is how a connection reached a Service port. The rules of later chains look the Service port
@@ -22,21 +24,23 @@ const (
 // found loads the value of the frontend: the Service port's id and a policy.
 func (d *dialect) found(v via, to int) []expr.Any {
 	if v == viaNodePort {
-		return append(nodePortKey(to), lookupInteger(nodePorts, to, to)...)
+		return append(nft.Port(to), lookupInteger(nodePorts, to, to)...)
 	}
-	return append(d.key(to), lookupInteger(frontends, to, to)...)
+	return append(d.Frontend(to), lookupInteger(frontends, to, to)...)
 }
 
 // id loads the Service port's id.
-func (d *dialect) id(v via, to int) []expr.Any { return append(d.found(v, to), andMask(to, idBits)...) }
+func (d *dialect) id(v via, to int) []expr.Any {
+	return append(d.found(v, to), nft.AndMask(to, idBits)...)
+}
 
 // setChain returns the rules of the chain that leads to a backend of a set. A connection whose
 // address and port are in frontends never comes by a nodePort, so at most one of the two lookups
 // finds something.
-func (d *dialect) setChain(set backendSet) []rule {
-	var rules []rule
+func (d *dialect) setChain(set backendSet) []nft.Rule {
+	var rules []nft.Rule
 	for v := range vias {
-		rules = append(rules, do(d.id(v, 0), lookupInteger(sizes+set, 0, 0), lookupChain(picks(set, v))))
+		rules = append(rules, nft.Do(d.id(v, 0), lookupInteger(sizes+set, 0, 0), lookupChain(picks(set, v))))
 	}
 	return rules
 }
@@ -126,48 +130,43 @@ func (c class) draws() []uint32 {
 }
 
 // pickChain returns the rules of a chain that chooses a backend.
-func (d *dialect) pickChain(p pick) []rule {
-	random := func(modulus uint32) []expr.Any {
-		return []expr.Any{&expr.Numgen{Register: register(1), Modulus: modulus, Type: unix.NFT_NG_RANDOM}}
-	}
-	var rules []rule
+func (d *dialect) pickChain(p pick) []nft.Rule {
+	var rules []nft.Rule
 	if p.timeout() == 0 {
 		for _, modulus := range p.draws() {
-			rules = append(rules, do(d.id(p.via, 0), random(modulus), lookup(endpoints(p.set, p.part()), 0, 0), d.dnat(0)))
+			rules = append(rules, nft.Do(d.id(p.via, 0), nft.RandomIndex(modulus, 1), lookup(endpoints(p.set, p.part()), 0, 0), d.DNAT(0)))
 		}
 		return rules
 	}
 	// The key id . index is loaded at register 0, and so is id . client. After the registers that
 	// loading an id needs come the key id . number, and then the backend.
-	client, kept := 1, d.keyWords()
+	client, kept := 1, d.FrontendWords()
 	number, backend := kept+1, kept+2
-	id := slices.Concat(d.found(p.via, 0), copyMasked(0, kept, idBits), andMask(0, idBits))
-	key := slices.Concat(id, d.source(client))
+	id := slices.Concat(d.found(p.via, 0), nft.CopyMasked(0, kept, idBits), nft.AndMask(0, idBits))
+	key := slices.Concat(id, d.Source(client))
 	draw := func(modulus uint32) []expr.Any {
-		return slices.Concat(id, random(modulus), lookupInteger(numbers+p.set, 0, number))
+		return slices.Concat(id, nft.RandomIndex(modulus, 1), lookupInteger(numbers+p.set, 0, number))
 	}
 	dynset := func(operation uint32, timeout time.Duration) []expr.Any {
-		return []expr.Any{&expr.Dynset{
-			SrcRegKey: register(0), SrcRegData: register(number), SetName: affinity.String(), Operation: operation, Timeout: timeout,
-		}}
+		return nft.UpdateSet(affinity.String(), operation, 0, number, timeout)
 	}
 	renew := dynset(unix.NFT_DYNSET_OP_UPDATE, time.Duration(p.timeout())*time.Second)
 	// the kernel requires a value
-	forget := append([]expr.Any{&expr.Immediate{Register: register(number), Data: integer(0)}}, dynset(dynsetDelete, 0)...)
+	forget := append(nft.Immediate(0, number), dynset(dynsetDelete, 0)...)
 	find := lookup(backends+p.set, kept, backend)
-	send := slices.Concat(find, d.dnat(backend))
+	send := slices.Concat(find, d.DNAT(backend))
 	rules = append(rules,
-		do(key, lookupInteger(affinity, 0, number), find, renew, d.dnat(backend)).because("the backend of last time"),
-		do(key, forget).because("that backend is gone"))
+		nft.Do(key, lookupInteger(affinity, 0, number), find, renew, d.DNAT(backend)).Because("the backend of last time"),
+		nft.Do(key, forget).Because("that backend is gone"))
 	// If two connections of a client arrive at once, both go to the backend that affinity holds in the
 	// end.
 	for _, modulus := range p.draws() {
-		rules = append(rules, do(draw(modulus), d.source(client), renew, lookupInteger(affinity, 0, number), send))
+		rules = append(rules, nft.Do(draw(modulus), d.Source(client), renew, lookupInteger(affinity, 0, number), send))
 	}
 	for i, modulus := range p.draws() {
-		r := do(draw(modulus), send)
+		r := nft.Do(draw(modulus), send)
 		if i == 0 {
-			r = r.because("there are too many clients to remember this one")
+			r = r.Because("there are too many clients to remember this one")
 		}
 		rules = append(rules, r)
 	}

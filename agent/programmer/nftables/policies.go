@@ -3,6 +3,7 @@ package nftables
 import (
 	"github.com/google/nftables/expr"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -69,34 +70,34 @@ func (p policy) chain() string {
 }
 
 // policyChain returns the rules of a policy's chain.
-func (d *dialect) policyChain(p policy, detector view.PodDetector) []rule {
-	var rules []rule
+func (d *dialect) policyChain(p policy, detector view.PodDetector) []nft.Rule {
+	var rules []nft.Rule
 	if p&policySources != 0 {
-		rules = append(rules, do(jump(sourcesChain)))
+		rules = append(rules, nft.Do(nft.Jump(sourcesChain)))
 	}
 	to := func(r view.Route) []expr.Any {
 		var mark []expr.Any
 		if r.Masquerade {
-			mark = d.setMark(true)
+			mark = nft.ChangeMark(d.mark, d.mark)
 		}
 		switch r.To {
 		case view.Cluster, view.Local:
-			return append(mark, gotoTo(r.To.String())...)
+			return append(mark, nft.Goto(r.To.String())...)
 		case view.Drop:
-			return drop()
+			return nft.Drop()
 		}
-		return gotoTo(rejectChain)
+		return nft.Goto(rejectChain)
 	}
 	pods, node, others := p.routes()
 	if pods != others || node != others {
 		for _, match := range d.fromPods(detector) {
-			rules = append(rules, do(match, to(pods)))
+			rules = append(rules, nft.Do(match, to(pods)))
 		}
 	}
 	if node != others {
-		rules = append(rules, do(isLocal(expr.Fib{FlagSADDR: true}), to(node)))
+		rules = append(rules, nft.Do(nft.IsLocal(expr.Fib{FlagSADDR: true}), to(node)))
 	}
-	return append(rules, do(to(others)))
+	return append(rules, nft.Do(to(others)))
 }
 
 // fromPods returns matches for connections from pods. A connection is from a pod if any of them
@@ -104,19 +105,15 @@ func (d *dialect) policyChain(p policy, detector view.PodDetector) []rule {
 func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
 	var matches [][]expr.Any
 	for _, p := range detector.Prefixes {
-		if model.FamilyOf(p.Addr()) == d.family {
-			matches = append(matches, d.inPrefix(d.source, expr.CmpOpEq, p))
+		if model.FamilyOf(p.Addr()) == d.IP {
+			matches = append(matches, d.InPrefix(d.Source, expr.CmpOpEq, p))
 		}
 	}
-	comesIn := func(name []byte) {
-		in := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}}
-		matches = append(matches, append(in, compare(expr.CmpOpEq, name)...))
-	}
 	if detector.Interface != "" {
-		comesIn(interfaceName(detector.Interface))
+		matches = append(matches, nft.InterfaceIs(expr.CmpOpEq, nft.InterfaceName(detector.Interface)))
 	}
 	if detector.InterfacePrefix != "" {
-		comesIn([]byte(detector.InterfacePrefix))
+		matches = append(matches, nft.InterfaceIs(expr.CmpOpEq, []byte(detector.InterfacePrefix)))
 	}
 	return matches
 }
@@ -124,14 +121,14 @@ func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
 // sourcesRules returns the rules of the chain that drops connections from outside a frontend's
 // sources. lengths are all prefix lengths in use. There is a set for each length, so neither a
 // packet nor a change costs more with the number of prefixes, as it would with a set of intervals.
-func (d *dialect) sourcesRules(lengths []int) []rule {
-	var rules []rule
+func (d *dialect) sourcesRules(lengths []int) []nft.Rule {
+	var rules []nft.Rule
 	for _, bits := range lengths {
-		masked := d.masked(d.keyWords(), bits)
-		if bits == d.bits {
+		masked := d.Masked(d.FrontendWords(), bits)
+		if bits == d.Bits() {
 			masked = nil
 		}
-		rules = append(rules, do(d.key(0), d.source(d.keyWords()), masked, in(sources+setID(bits)), verdict(expr.VerdictReturn, "")))
+		rules = append(rules, nft.Do(d.Frontend(0), d.Source(d.FrontendWords()), masked, in(sources+setID(bits)), nft.Return()))
 	}
-	return append(rules, do(drop()))
+	return append(rules, nft.Do(nft.Drop()))
 }

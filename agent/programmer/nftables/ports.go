@@ -3,6 +3,7 @@ package nftables
 import (
 	"net/netip"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
@@ -58,10 +59,10 @@ func (p *port) backendKey(number uint32) []byte {
 
 func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
 	if p.sticky {
-		c.of(numbers+set).add(p.slotKey(index), integer(s.number), "")
+		c.of(numbers+set).Add(p.slotKey(index), nft.Integer(s.number), "")
 		return
 	}
-	c.of(endpoints(set, p.part)).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
+	c.of(endpoints(set, p.part)).Add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 }
 
 func (p *port) removeSlot(c *changes, set backendSet, index int) {
@@ -69,18 +70,18 @@ func (p *port) removeSlot(c *changes, set backendSet, index int) {
 	if p.sticky {
 		s = numbers + set
 	}
-	c.of(s).add(p.slotKey(index), nil, "")
+	c.of(s).Add(p.slotKey(index), nil, "")
 }
 
 func (p *port) addBackend(c *changes, set backendSet, s slot) {
 	if p.sticky {
-		c.of(backends+set).add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
+		c.of(backends+set).Add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 	}
 }
 
 func (p *port) removeBackend(c *changes, set backendSet, s slot) {
 	if p.sticky && !s.empty() {
-		c.of(backends+set).add(p.backendKey(s.number), nil, "")
+		c.of(backends+set).Add(p.backendKey(s.number), nil, "")
 	}
 }
 

@@ -9,13 +9,14 @@ import (
 	"math/bits"
 	"net/netip"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // DefaultMasqueradeMark is the bit that kube-proxy uses.
@@ -36,7 +37,7 @@ type Programmer struct {
 	// families are the IP families that this machine has. Service ports of another family are left
 	// out, because no packet of that family can reach them.
 	families []*family
-	conn     *conn
+	conn     *nft.Conn
 	log      *slog.Logger
 }
 
@@ -56,7 +57,7 @@ func New(options Options) (*Programmer, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	c, err := dial()
+	c, err := nft.Dial()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or choose another programmer", err)
 	}
@@ -97,13 +98,12 @@ func has(family model.Family) bool {
 
 // try lets the kernel validate a table with everything that a table may need.
 func (f *family) try() error {
-	b := newBatch(nil)
 	// It uses another table's name, because the kernel would look at all elements of the existing
 	// table.
-	o := objects{dialect: f.of(Table + "-check")}
-	o.addTable()
+	m := &nft.Messages{Table: f.of(Table + "-check").Table}
+	m.AddTable()
 	sticky := pick{class: classOf(exactSize+1, 1, 0)}
-	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.Loopback()}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
@@ -111,32 +111,28 @@ func (f *family) try() error {
 	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
 	for s := range sources + 2 {
 		if s.String() != "" && (s.always() || s == affinity || s > sources) {
-			o.addSet(s)
+			f.addSet(m, s)
 		}
 	}
 	for name := range chains {
-		o.addChain(name)
+		m.AddChain(name, hooks[name])
 	}
 	for name, rules := range chains {
 		for _, r := range rules {
-			o.addRule(name, r)
+			m.AddRule(name, r)
 		}
 	}
-	b.append(o.buf)
-	return f.conn.check(b)
+	return f.conn.Check(m.Batch())
 }
 
 // Close releases the Programmer's sockets and leaves the kernel as it is.
-func (p *Programmer) Close() {
-	p.conn.watcher.close()
-	p.conn.close()
-}
+func (p *Programmer) Close() { p.conn.Close() }
 
 // Families returns the IP families that the kernel has.
 func (p *Programmer) Families() []model.Family {
 	var out []model.Family
 	for _, f := range p.families {
-		out = append(out, f.family)
+		out = append(out, f.IP)
 	}
 	return out
 }
@@ -146,11 +142,11 @@ func (p *Programmer) Families() []model.Family {
 // accepts a transaction of that length from this process, and several otherwise. If one family
 // fails as a whole, the other one is programmed.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
-	if err := p.conn.watcher.open(p.conn.port); err != nil { // before anything is read
+	if err := p.conn.Watcher.Open(); err != nil { // before anything is read
 		// Watch tries again and logs a warning
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err)
 	}
-	p.conn.watcher.forget()
+	p.conn.Watcher.Forget()
 	errs := []error{programmer.CheckPrimary(state.Node, p.Families())}
 	for _, f := range p.families {
 		err := f.replace(ctx, state)
@@ -178,7 +174,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 
 // failure returns a FamilyError with this reason.
 func (f *family) failure(err error) error {
-	return &programmer.FamilyError{Family: f.family, Err: fmt.Errorf("nftables: %w", err)}
+	return &programmer.FamilyError{Family: f.IP, Err: fmt.Errorf("nftables: %w", err)}
 }
 
 // isOne reports whether a sysctl exists and is 1.
@@ -192,67 +188,45 @@ func (p *Programmer) Cleanup(context.Context) error {
 	for _, f := range p.families {
 		f.known = false
 	}
-	return p.conn.removeTables()
+	return removeTables(p.conn)
 }
 
 // Cleanup removes the tables of this package.
 func Cleanup(context.Context) error {
-	c, err := dial()
+	c, err := nft.Dial()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil // the kernel has no nf_tables, so it holds no table
 	}
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	defer c.close()
-	return c.removeTables()
+	defer c.Close()
+	return removeTables(c)
 }
 
 // Serves reports whether a run of this programmer has left a table that serves an IP family.
-func Serves(family model.Family) (bool, error) { return xtables.HasChain(family, Table, servicesChain) }
+func Serves(family model.Family) (bool, error) { return nft.HasChain(family, Table, servicesChain) }
 
-func (c *conn) removeTables() error {
+func removeTables(c *nft.Conn) error {
 	var errs []error
-	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		d := newDialect(name, DefaultMasqueradeMark)
-		if err := errors.Join(c.removeTable(d), c.removeTable(d.of(StandInTable))); err != nil {
-			errs = append(errs, fmt.Errorf("nftables for %v: %w", name, err))
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		for _, name := range []string{Table, StandInTable} {
+			if err := c.RemoveTable(nft.Table{Family: nft.FamilyOf(family), Name: name}); err != nil {
+				errs = append(errs, fmt.Errorf("nftables for %v: %w", family, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removeTable removes a table if it exists.
-func (c *conn) removeTable(d *dialect) error {
-	if there, err := c.removeRules(d); err != nil || !there {
-		return err
+// Watch calls lost when others have changed the tables of this package, as soon as the kernel
+// reports it.
+func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
+	var tables []nft.Table
+	for _, f := range p.families {
+		tables = append(tables, f.Table)
 	}
-	o := objects{dialect: d}
-	o.removeTable()
-	_, err := c.onTable(o)
-	return err
-}
-
-// removeRules removes the rules of a table if it exists, and waits until no packet is in them any
-// more. The rules cannot be removed together with the table. For a packet that is in the rules at
-// that moment, the maps would be empty but the sets would not. So the port of a Service would be
-// refused as another port of its cluster IP.
-func (c *conn) removeRules(d *dialect) (there bool, err error) {
-	o := objects{dialect: d}
-	o.removeRules("")
-	if there, err = c.onTable(o); there {
-		xtables.Grace()
-	}
-	return there, err
-}
-
-// onTable commits messages about a table. there is false if the table does not exist.
-func (c *conn) onTable(o objects) (there bool, err error) {
-	b := newBatch(nil)
-	b.append(o.buf)
-	err = c.commit(b)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return false, nil
-	}
-	return err == nil, err
+	p.conn.Watch(ctx, time.Minute, tables, lost, func(err error) {
+		p.log.Warn("changes of nftables by others can't be seen; trying again in a minute", "err", err)
+	})
 }

@@ -2,12 +2,10 @@ package nftables
 
 import (
 	"encoding/binary"
-	"errors"
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
+	"github.com/slicecast/slicecast/agent/nft"
 )
 
 // content is what was read of a family's table.
@@ -15,8 +13,8 @@ type content struct {
 	exists bool
 	// standIn means that a StandInTable exists.
 	standIn bool
-	chains  map[string]*heldChain
-	sets    map[string][]byte // the attributes of their definitions, by name
+	chains  map[string]*nft.HeldChain
+	sets    map[string]nft.HeldSet
 
 	// elements of policies and picks: the chain, or "" if the element leads to none
 	vmaps     map[setID]map[uint32]string
@@ -33,13 +31,6 @@ type content struct {
 	foreign bool
 }
 
-// heldChain is what the table holds of a chain: its hook if it is a base chain, and the hashes of
-// its rules.
-type heldChain struct {
-	hook  hook
-	rules []uint64
-}
-
 // found is what the table holds under an id.
 type found struct {
 	name     string // of the Service port, from a frontend's comment; "" if there is none
@@ -49,170 +40,55 @@ type found struct {
 	part            uint8
 }
 
-// attempts is how often an interrupted dump is attempted.
-const attempts = 10
-
-// read reads the table. It returns errInterrupted if the table kept changing.
+// read reads the table. It returns netlink.ErrInterrupted if the table kept changing.
 func (f *family) read() (*content, error) {
 	c := &content{
-		chains: map[string]*heldChain{}, sets: map[string][]byte{},
 		vmaps: map[setID]map[uint32]string{}, addresses: map[setID]map[ref]struct{}{}, found: map[uint32]*found{},
 		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[string]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
-	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
-		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
-		case f.table:
-			c.exists = true
-			// it is dormant or owned by another process
-			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0
-		case StandInTable:
-			c.standIn = true
-		}
-	})
-	if err != nil || !c.exists {
-		return c, err
-	}
-	// Requests for every kind of object have the table's name in the same attribute.
-	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, f.table) }
-	err = errors.Join(
-		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
-			// A set without a name of its own belongs to a rule.
-			if uint32Of(attribute(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
-				c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
-			}
-		}),
-		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
-			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == f.table {
-				name, held := textOf(attribute(attrs, unix.NFTA_CHAIN_NAME)), hookOf(attrs)
-				c.chains[name] = &heldChain{hook: held}
-				if wanted, base := hooks[name]; base && held != wanted {
-					c.foreign = true
-				}
-			}
-		}))
+	tables, err := f.conn.Tables(f.Family)
 	if err != nil {
 		return nil, err
 	}
-	err = f.dump(unix.NFT_MSG_GETRULE, table, func() {
-		for _, chain := range c.chains {
-			chain.rules = nil
-		}
-	}, func(attrs []byte) {
-		if chain := c.chains[textOf(attribute(attrs, unix.NFTA_RULE_CHAIN))]; chain != nil {
-			chain.rules = append(chain.rules, hashOf(attribute(attrs, unix.NFTA_RULE_USERDATA)))
-		}
-	})
-	if err != nil {
+	flags, exists := tables[f.Name]
+	_, c.standIn = tables[StandInTable]
+	if c.exists = exists; !exists {
+		return c, nil
+	}
+	c.foreign = flags != 0 // it is dormant or owned by another process
+	if c.chains, err = f.conn.Chains(f.Table); err != nil {
 		return nil, err
 	}
-	for name, attrs := range c.sets {
+	if c.sets, err = f.conn.Sets(f.Table); err != nil {
+		return nil, err
+	}
+	for name, held := range c.chains {
+		if wanted, base := hooks[name]; base && held.Hook != wanted {
+			c.foreign = true
+		}
+	}
+	for name, held := range c.sets {
 		s, ok := f.setOf(name)
-		if ok && !f.define(s).equals(attrs) {
+		if ok && !f.define(s).Is(held) {
 			c.foreign = true
 		}
 		if !ok || c.foreign || s == affinity { // packets change affinity all the time
 			continue
 		}
-		ask := func(w *writer) {
-			table(w)
-			w.text(unix.NFTA_SET_ELEM_LIST_SET, name)
-		}
-		if err := f.readElements(c, s, ask); err != nil {
+		definition := f.define(s)
+		err := f.conn.Elements(f.Table, name, func(e nft.Element) (isNew bool) {
+			if !definition.HasForm(e) {
+				c.foreign = true
+				return true
+			}
+			return c.take(f.dialect, s, e)
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
 	c.assign(f.dialect)
 	return c, nil
-}
-
-// dump requests objects, and repeats an interrupted request. It calls reset before each attempt. On
-// a node where others change their tables all the time, every attempt may be interrupted. So two
-// attempts in a row that return the same number of objects count as complete.
-func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte)) error {
-	before := -1
-	for range attempts {
-		reset()
-		given := 0
-		err := f.conn.dump(kind, f.nfproto, ask, func(attrs []byte) {
-			given++
-			each(attrs)
-		})
-		if !errors.Is(err, errInterrupted) {
-			return err
-		}
-		if given == before {
-			return nil
-		}
-		before = given
-	}
-	return errInterrupted
-}
-
-// readElements reads a set until it has all elements. For each message, the kernel walks the hash
-// table again and skips as many elements as it sent before. If the table is resized meanwhile,
-// which it is for a while after large changes, some elements are left out and as many are sent
-// twice. Other changes do not matter, because nothing else changes this set.
-func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
-	definition := f.define(s)
-	_, keyLen := typeAndLength(definition.key)
-	_, dataLen := typeAndLength(definition.data)
-	distinct := 0
-	for range attempts {
-		given := 0
-		err := f.conn.dump(unix.NFT_MSG_GETSETELEM, f.nfproto, ask, func(attrs []byte) {
-			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-				given++
-				if c.element(f.dialect, s, keyLen, dataLen, e) {
-					distinct++
-				}
-			}
-		})
-		if err != nil && !errors.Is(err, errInterrupted) {
-			return err
-		}
-		if given == distinct {
-			return nil
-		}
-	}
-	return errInterrupted
-}
-
-func hookOf(attrs []byte) hook {
-	h := attribute(attrs, unix.NFTA_CHAIN_HOOK)
-	if h == nil {
-		return hook{}
-	}
-	return hook{
-		kind:     textOf(attribute(attrs, unix.NFTA_CHAIN_TYPE)),
-		number:   uint32Of(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
-		priority: int32(uint32Of(attribute(h, unix.NFTA_HOOK_PRIORITY))),
-		drops:    uint32Of(attribute(attrs, unix.NFTA_CHAIN_POLICY)) != uint32(expr.VerdictAccept),
-	}
-}
-
-// element records an element of a set whose keys and data have these lengths in bytes. It reports
-// whether the element is new.
-func (c *content) element(d *dialect, s setID, keyLen, dataLen uint32, attrs []byte) bool {
-	var key, data, userdata []byte
-	chain := ""
-	for kind, value := range attributes(attrs) {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			key = attribute(value, unix.NFTA_DATA_VALUE)
-		case unix.NFTA_SET_ELEM_DATA:
-			data = attribute(value, unix.NFTA_DATA_VALUE)
-			if v := attribute(value, unix.NFTA_DATA_VERDICT); uint32Of(attribute(v, unix.NFTA_VERDICT_CODE)) == verdictGoto {
-				chain = textOf(attribute(v, unix.NFTA_VERDICT_CHAIN))
-			}
-		case unix.NFTA_SET_ELEM_USERDATA:
-			userdata = value
-		}
-	}
-	if uint32(len(key)) != keyLen || uint32(len(data)) != dataLen {
-		c.foreign = true
-		return true
-	}
-	return c.take(d, s, key, data, chain, commentOf(userdata))
 }
 
 // drop makes an element stray, and reports whether it was not stray before.
@@ -230,10 +106,11 @@ func put[M ~map[K]V, O, K comparable, V any](maps map[O]M, of O, key K, value V)
 
 // take records an element, and reports whether it is new. Elements that this package cannot have
 // written become stray.
-func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment string) (isNew bool) {
+func (c *content) take(d *dialect, s setID, e nft.Element) (isNew bool) {
+	key, data := e.Key, e.Data
 	switch {
 	case s == clusterIPs, s == hairpins:
-		a, _ := netip.AddrFromSlice(key[:d.address.length])
+		a, _ := netip.AddrFromSlice(key[:d.Address.Length])
 		r := ref{kind: refClusterIP, address: a}
 		if s == hairpins {
 			r.kind = refHairpin
@@ -243,7 +120,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 		}
 		return put(c.addresses, s, r, struct{}{})
 	case s == policies, s >= firstPick && s < otherSets:
-		return put(c.vmaps, s, integerOf(key), chain)
+		return put(c.vmaps, s, integerOf(key), e.Chain)
 	case s == backends+cluster, s == backends+local:
 		return put(c.backends, s, string(key), d.backendOf(data))
 	case s >= sources:
@@ -264,9 +141,9 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 	switch s {
 	case frontends, nodePorts:
 		if f.name == "" {
-			f.name = nameOf(comment)
+			f.name = nameOf(e.Comment)
 		}
-		return f.element(element{s, string(key), integerOf(data), comment})
+		return f.element(element{s, string(key), integerOf(data), e.Comment})
 	case sizes + cluster, sizes + local:
 		return f.element(element{set: s, key: string(key), data: integerOf(data)})
 	}
@@ -320,7 +197,7 @@ func (c *content) assign(d *dialect) {
 		}
 		for s, keys := range c.sources {
 			for key := range keys {
-				if owner := owners[key[:4*d.keyWords()]]; owner != nil {
+				if owner := owners[key[:4*d.FrontendWords()]]; owner != nil {
 					owner.elements = append(owner.elements, element{set: s, key: key})
 				} else {
 					c.drop(s, []byte(key))
@@ -375,11 +252,3 @@ func (c *content) number(p *port, found *found) {
 }
 
 func integerOf(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
-
-// hashOf returns the hash in a rule's user data, or 0 if there is none.
-func hashOf(userdata []byte) uint64 {
-	if v := userdataOf(userdata, userdataHash); len(v) == 8 {
-		return binary.BigEndian.Uint64(v)
-	}
-	return 0
-}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
@@ -84,7 +85,7 @@ func refOfSet(s setID) (r ref, ok bool) {
 }
 
 // rules returns the rules of the chain of a policy or a pick.
-func (f *family) rules(r ref) []rule {
+func (f *family) rules(r ref) []nft.Rule {
 	if r.kind == refPolicy {
 		return f.policyChain(policy(r.number), f.node.Pods)
 	}
@@ -189,7 +190,7 @@ func elementsOf(port *view.ServicePort, id uint32, part uint8) []element {
 	}
 	for set, c := range classes(port, part) {
 		if c != 0 {
-			out = append(out, element{set: sizes + backendSet(set), key: string(integer(id)), data: uint32(c)})
+			out = append(out, element{set: sizes + backendSet(set), key: string(nft.Integer(id)), data: uint32(c)})
 		}
 	}
 	slices.SortFunc(out, compareElements)

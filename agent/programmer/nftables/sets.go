@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -119,7 +120,7 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 	if length, found := strings.CutPrefix(name, sourcesPrefix); found {
 		bits, err := strconv.Atoi(length)
 		s = sources + setID(bits)
-		return s, err == nil && bits >= 0 && bits <= d.bits && s.String() == name
+		return s, err == nil && bits >= 0 && bits <= d.Bits() && s.String() == name
 	}
 	for s, n := range setNames {
 		if n == name {
@@ -134,148 +135,44 @@ func (s setID) always() bool {
 	return s < backendSets || s >= sizes && s < sources && s != affinity
 }
 
-// field is a component of a key or of data. kind is nft's number for its type, which says how nft
-// prints it. length is in bytes.
-type field struct {
-	kind   uint32
-	length int
-}
-
-// Types that nft knows. nft prints values of its type integer only in sets that carry an expression
-// with their length, and not every version can read that back. So integers here have nft's type for
-// marks.
-var (
-	ipv4Type    = field{7, 4}
-	ipv6Type    = field{8, 16}
-	protoType   = field{12, 1}
-	portType    = field{13, 2}
-	integerType = field{19, 4}
-)
-
-// definition is the definition of a set as the kernel receives it.
-type definition struct {
-	key, data []field
-	// verdicts means that the data are chains to go to.
-	verdicts bool
-	flags    uint32
-	size     uint32
-}
-
 // maxClients is the number of clients, of all Services together, whose affinity the table can hold.
 // Further clients have no affinity.
 const maxClients = 1 << 19
 
-func (d *dialect) define(s setID) definition {
-	frontend := []field{d.address, protoType, portType}
-	backend := []field{d.address, portType}
-	number := []field{integerType}
+// define returns the definition of a set.
+func (d *dialect) define(s setID) nft.Definition {
+	frontend := []nft.Field{d.Address, nft.ProtoType, nft.PortType}
+	backend := []nft.Field{d.Address, nft.PortType}
+	number := []nft.Field{nft.IntegerType}
 	switch s {
 	case frontends:
-		return definition{key: frontend, data: number}
+		return nft.Definition{Key: frontend, Data: number}
 	case nodePorts:
-		return definition{key: frontend[1:], data: number}
+		return nft.Definition{Key: frontend[1:], Data: number}
 	case clusterIPs:
-		return definition{key: frontend[:1]}
+		return nft.Definition{Key: frontend[:1]}
 	case hairpins:
-		return definition{key: []field{d.address, d.address}}
+		return nft.Definition{Key: []nft.Field{d.Address, d.Address}}
 	case policies:
-		return definition{key: number, verdicts: true}
+		return nft.Definition{Key: number, Verdicts: true}
 	case affinity:
-		return definition{key: []field{integerType, d.address}, data: number, flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, size: maxClients}
+		return nft.Definition{Key: []nft.Field{nft.IntegerType, d.Address}, Data: number, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxClients}
 	case sizes + cluster, sizes + local:
-		return definition{key: number, data: number}
+		return nft.Definition{Key: number, Data: number}
 	case numbers + cluster, numbers + local:
-		return definition{key: []field{integerType, integerType}, data: number}
+		return nft.Definition{Key: []nft.Field{nft.IntegerType, nft.IntegerType}, Data: number}
 	case firstPick, firstPick + 1, firstPick + 2, firstPick + 3:
-		return definition{key: number, verdicts: true}
+		return nft.Definition{Key: number, Verdicts: true}
 	}
 	if s >= sources {
-		return definition{key: append(frontend, d.address)}
+		return nft.Definition{Key: append(frontend, d.Address)}
 	}
 	// All other sets are maps of backends or endpoints.
-	return definition{key: []field{integerType, integerType}, data: backend}
+	return nft.Definition{Key: []nft.Field{nft.IntegerType, nft.IntegerType}, Data: backend}
 }
 
-// typeAndLength returns nft's number for a field or a concatenation of fields, and its length in
-// bytes. In a concatenation, each field occupies whole registers.
-func typeAndLength(fields []field) (kind, length uint32) {
-	if len(fields) == 1 {
-		return fields[0].kind, uint32(fields[0].length)
-	}
-	for _, f := range fields {
-		kind = kind<<6 | f.kind
-		length += uint32(f.length+3) &^ 3
-	}
-	return kind, length
-}
-
-// verdictType is the kernel's type number for chains as data.
-const verdictType = 0xffffff00
-
-// write writes the attributes of the definition that the kernel also returns.
-func (d definition) write(w *writer) {
-	w.uint32(unix.NFTA_SET_FLAGS, d.setFlags())
-	kind, length := typeAndLength(d.key)
-	w.uint32(unix.NFTA_SET_KEY_TYPE, kind)
-	w.uint32(unix.NFTA_SET_KEY_LEN, length)
-	switch {
-	case d.verdicts:
-		w.uint32(unix.NFTA_SET_DATA_TYPE, verdictType)
-	case d.data != nil:
-		kind, length = typeAndLength(d.data)
-		w.uint32(unix.NFTA_SET_DATA_TYPE, kind)
-		w.uint32(unix.NFTA_SET_DATA_LEN, length)
-	}
-	if userdata := d.userdata(); userdata != nil {
-		w.bytes(unix.NFTA_SET_USERDATA, userdata)
-	}
-	if d.size > 0 {
-		at := w.nest(unix.NFTA_SET_DESC)
-		w.uint32(unix.NFTA_SET_DESC_SIZE, d.size)
-		w.close(at)
-	}
-}
-
-func (d definition) setFlags() uint32 {
-	if d.verdicts || d.data != nil {
-		return d.flags | unix.NFT_SET_MAP
-	}
-	return d.flags
-}
-
-// userdata returns user data that say how nft prints integers outside of concatenations.
-func (d definition) userdata() []byte {
-	const keyByteorder, dataByteorder, hostByteorder = 0, 1, 1
-	var b []byte
-	for kind, fields := range [][]field{keyByteorder: d.key, dataByteorder: d.data} {
-		if len(fields) == 1 && fields[0] == integerType {
-			b = appendInteger(append(b, byte(kind), 4), hostByteorder)
-		}
-	}
-	return b
-}
-
-// equals reports whether the attributes that the kernel returned for a set match the definition.
-func (d definition) equals(attrs []byte) bool {
-	w := &writer{}
-	d.write(w)
-	for kind, value := range attributes(w.buf) {
-		held := attribute(attrs, kind)
-		switch kind {
-		case unix.NFTA_SET_FLAGS: // the kernel leaves it out if no flag is set
-			if uint32Of(held) != uint32Of(value) {
-				return false
-			}
-			continue
-		case unix.NFTA_SET_DESC:
-			value, held = attribute(value, unix.NFTA_SET_DESC_SIZE), attribute(held, unix.NFTA_SET_DESC_SIZE)
-		}
-		if string(held) != string(value) {
-			return false
-		}
-	}
-	return true
-}
+// addSet writes the message that adds a set.
+func (d *dialect) addSet(m *nft.Messages, s setID) { m.AddSet(s.String(), d.define(s)) }
 
 // Keys and data. Integers are in the processor's byte order, as expressions such as numgen produce
 // them. Addresses and ports are in network byte order, as in packets.
@@ -320,8 +217,8 @@ func protocolNumber(p model.Protocol) byte {
 
 // backendOf decodes what appendBackend wrote.
 func (d *dialect) backendOf(b []byte) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(b[:d.address.length])
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[d.address.length:]))
+	a, _ := netip.AddrFromSlice(b[:d.Address.Length])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[d.Address.Length:]))
 }
 
 // maxBackend is the longest encoding of a backend in bytes.

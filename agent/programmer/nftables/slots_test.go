@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -136,7 +137,7 @@ func TestLabels(t *testing.T) {
 	require.NotEqual(t, label(long("a")), label(long("b")))
 	for _, id := range []view.ServicePortID{long("a"), serviceID("web", model.TCP, model.IPv4)} {
 		comment := frontendComment(label(id), view.LoadBalancer)
-		require.LessOrEqual(t, len(comment), maxComment)
-		require.Equal(t, label(id), nameOf(commentOf(appendComment(nil, comment))))
+		require.LessOrEqual(t, len(comment), nft.MaxComment)
+		require.Equal(t, label(id), nameOf(comment))
 	}
 }

@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
@@ -15,7 +17,7 @@ import (
 type transaction struct {
 	*family
 	// sets creates sets. define creates chains and their rules. undefine removes chains and sets.
-	sets, define, undefine objects
+	sets, define, undefine nft.Messages
 	removed, added         changes
 	// early holds elements that nothing leads to before the transaction. late holds elements that
 	// nothing leads to after it.
@@ -43,16 +45,16 @@ type performed struct {
 
 // changes are elements to add or remove, by set.
 type changes struct {
-	dialect *dialect
-	sets    [setCount]*elements
+	sets    [setCount]*nft.Elements
 	touched []setID
 }
 
-func (c *changes) of(s setID) *elements {
+// of returns the elements of a set.
+func (c *changes) of(s setID) *nft.Elements {
 	if c.sets[s] == nil {
-		c.sets[s] = &elements{}
+		c.sets[s] = &nft.Elements{}
 	}
-	if len(c.sets[s].buf) == 0 {
+	if len(c.sets[s].Buf) == 0 {
 		c.touched = append(c.touched, s)
 	}
 	return c.sets[s]
@@ -61,14 +63,13 @@ func (c *changes) of(s setID) *elements {
 // keptBuffer is how many bytes of a buffer are kept for the next transaction.
 const keptBuffer = 1 << 18
 
-func (c *changes) reset(d *dialect) {
-	c.dialect = d
+func (c *changes) reset() {
 	for _, s := range c.touched {
-		if cap(c.sets[s].buf) > keptBuffer {
+		if cap(c.sets[s].Buf) > keptBuffer {
 			c.sets[s] = nil
 			continue
 		}
-		c.sets[s].reset()
+		c.sets[s].Reset()
 	}
 	c.touched = c.touched[:0]
 }
@@ -81,18 +82,25 @@ func (c *changes) forget(s setID) {
 	}
 }
 
-// length returns about how many bytes write appends.
+// length returns about how many bytes add and remove append.
 func (c *changes) length() (n int) {
 	for _, s := range c.touched {
-		n += len(c.sets[s].buf) + (len(c.sets[s].cuts)+1)*(headerLen+64)
+		n += c.sets[s].Length()
 	}
 	return n
 }
 
-// write appends the messages that add or remove the elements, depending on kind.
-func (c *changes) write(b *batch, kind int) {
+// add writes the messages that add the elements.
+func (c *changes) add(m *nft.Messages) {
 	for _, s := range c.touched {
-		c.sets[s].write(&b.writer, kind, c.dialect, s)
+		m.AddElements(s.String(), c.sets[s])
+	}
+}
+
+// remove writes the messages that remove the elements.
+func (c *changes) remove(m *nft.Messages) {
+	for _, s := range c.touched {
+		m.RemoveElements(s.String(), c.sets[s])
 	}
 }
 
@@ -108,11 +116,11 @@ func (f *family) begin() *transaction {
 
 // end empties the transaction, and keeps only the memory that a small one needs.
 func (x *transaction) end() {
-	for _, o := range []*objects{&x.sets, &x.define, &x.undefine} {
-		*o = objects{dialect: x.dialect}
+	for _, m := range []*nft.Messages{&x.sets, &x.define, &x.undefine} {
+		*m = nft.Messages{Table: x.Table}
 	}
 	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
-		c.reset(x.dialect)
+		c.reset()
 	}
 	x.refs, x.clean = nil, false
 	x.performed, x.taken = nil, nil
@@ -213,16 +221,16 @@ func (x *transaction) diff(before, after []element) {
 		}
 		if order <= 0 {
 			e := before[0]
-			x.removed.of(e.set).add([]byte(e.key), nil, "")
+			x.removed.of(e.set).Add([]byte(e.key), nil, "")
 			before = before[1:]
 		}
 		if order >= 0 {
 			e := after[0]
 			var data []byte
 			if e.set < sources {
-				data = integer(e.data)
+				data = nft.Integer(e.data)
 			}
-			x.added.of(e.set).add([]byte(e.key), data, e.comment)
+			x.added.of(e.set).Add([]byte(e.key), data, e.comment)
 			after = after[1:]
 		}
 	}
@@ -367,82 +375,88 @@ func (x *transaction) finish() {
 		switch r.kind {
 		case refClusterIP, refHairpin:
 			s, key := r.key()
-			x.added.of(s).add(key, nil, "")
+			x.added.of(s).Add(key, nil, "")
 		case refAffinity:
-			x.sets.addSet(affinity)
+			x.addSet(&x.sets, affinity)
 		case refPart:
-			x.sets.addSet(setID(r.number))
+			x.addSet(&x.sets, setID(r.number))
 		case refSources:
-			x.sets.addSet(sources + setID(r.number))
+			x.addSet(&x.sets, sources+setID(r.number))
 			lengths = true
 		case refPolicy, refPick:
 			s, key, chain := r.vmap()
-			x.define.addChain(chain)
-			x.define.setRules(chain, x.rules(r))
-			x.added.of(s).addChain(integer(key), chain)
+			x.define.AddChain(chain, nft.Hook{})
+			x.define.SetRules(chain, x.rules(r))
+			x.added.of(s).AddChain(nft.Integer(key), chain)
 		}
 	}
 	for _, r := range gone {
 		switch r.kind {
 		case refClusterIP, refHairpin:
 			s, key := r.key()
-			x.removed.of(s).add(key, nil, "")
+			x.removed.of(s).Add(key, nil, "")
 		case refAffinity:
-			x.undefine.removeSet(affinity.String())
+			x.undefine.RemoveSet(affinity.String())
 		case refPart:
-			x.undefine.removeSet(setID(r.number).String())
+			x.undefine.RemoveSet(setID(r.number).String())
 			// Its elements go with the map, which is removed before late is written.
 			x.late.forget(setID(r.number))
 		case refSources:
-			x.undefine.removeSet((sources + setID(r.number)).String())
+			x.undefine.RemoveSet((sources + setID(r.number)).String())
 			lengths = true
 		case refPolicy, refPick:
 			s, key, chain := r.vmap()
-			x.removed.of(s).add(integer(key), nil, "")
-			x.undefine.removeChain(chain)
+			x.removed.of(s).Add(nft.Integer(key), nil, "")
+			x.undefine.RemoveChain(chain)
 		}
 	}
 	if lengths {
-		x.define.setRules(sourcesChain, x.sourcesRules(x.lengths(x.refs)))
+		x.define.SetRules(sourcesChain, x.sourcesRules(x.lengths(x.refs)))
 	}
 }
 
 // batch returns the whole transaction as one batch.
-func (x *transaction) batch() *batch {
-	length := 2*headerLen + len(x.prefix.buf) + len(x.sets.buf) + len(x.define.buf) + len(x.undefine.buf)
+func (x *transaction) batch() *nft.Batch {
+	length := 64 // the messages that delimit a batch
+	for _, m := range []*nft.Messages{&x.prefix, &x.sets, &x.define, &x.undefine} {
+		length += len(m.Buf)
+	}
 	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
 		length += c.length()
 	}
-	all := newBatch(slices.Grow(x.buf[:0], length))
-	all.append(x.prefix.buf, x.sets.buf, x.define.buf)
-	x.early.write(all, unix.NFT_MSG_NEWSETELEM)
-	x.steps(all)
-	x.late.write(all, unix.NFT_MSG_DELSETELEM)
-	if cap(all.buf) <= keptBuffer {
-		x.buf = all.buf
+	all := nft.NewBatch(x.Table, slices.Grow(x.buf[:0], length))
+	all.Append(&x.prefix, &x.sets, &x.define)
+	x.early.add(&all.Messages)
+	x.steps(&all.Messages)
+	x.late.remove(&all.Messages)
+	if cap(all.Buf) <= keptBuffer {
+		x.buf = all.Buf
 	}
 	return all
 }
 
-// commit commits the transaction. After a kernelError without errPartly, the table is as it was.
+// commit commits the transaction. After a netlink.Error without errPartly, the table is as it was.
 func (x *transaction) commit() error {
-	if all := x.batch(); all.fits(x.conn) {
-		return x.conn.commit(all)
+	if all := x.batch(); x.conn.Fits(all) {
+		return x.conn.Commit(all)
 	}
 
 	// It is too long for one transaction. Only what packets see at once must be committed at once: see
 	// invariant 4 of family.
-	var prefix, early, main, late batch
-	prefix.append(x.prefix.buf, x.sets.buf)
-	x.early.write(&early, unix.NFT_MSG_NEWSETELEM)
-	main.append(x.define.buf)
-	x.steps(&main)
-	x.late.write(&late, unix.NFT_MSG_DELSETELEM)
-	if len(main.buf)+2*headerLen > x.conn.limit {
-		return &kernelError{errno: unix.EMSGSIZE}
+	var first, early, main, late nft.Messages
+	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
+		m.Table = x.Table
 	}
-	for _, part := range []*batch{&prefix, &early, &main, &late} {
-		if err := x.conn.commitParts(part); err != nil {
+	first.Append(&x.prefix, &x.sets)
+	x.early.add(&early)
+	main.Append(&x.define)
+	x.steps(&main)
+	x.late.remove(&late)
+	if !x.conn.Fits(main.Batch()) {
+		return &netlink.Error{Errno: unix.EMSGSIZE}
+	}
+	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
+		if err := x.conn.CommitParts(m); err != nil {
 			return fmt.Errorf("%w: %w", errPartly, err)
 		}
 	}
@@ -453,10 +467,10 @@ func (x *transaction) commit() error {
 var errPartly = errors.New("a large change was not completed")
 
 // steps writes the changes that lead packets elsewhere.
-func (x *transaction) steps(b *batch) {
-	x.removed.write(b, unix.NFT_MSG_DELSETELEM)
-	x.added.write(b, unix.NFT_MSG_NEWSETELEM)
-	b.append(x.undefine.buf)
+func (x *transaction) steps(m *nft.Messages) {
+	x.removed.remove(m)
+	x.added.add(m)
+	m.Append(&x.undefine)
 }
 
 // settle records what the kernel holds now, as invariant 1 of family requires.
@@ -486,5 +500,5 @@ func (x *transaction) settle() {
 		x.ids[id] = struct{}{}
 	}
 	x.family.loads = x.loads
-	x.prefix.buf = nil
+	x.prefix.Buf = nil
 }

@@ -1,0 +1,9 @@
+package netlink
+
+import (
+	"testing"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }

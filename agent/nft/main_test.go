@@ -1,0 +1,9 @@
+package nft
+
+import (
+	"testing"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }

@@ -1,0 +1,217 @@
+package nft
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// request returns a request for objects of a kind.
+func request(kind uint16, family byte) *netlink.Writer {
+	m := &Messages{Table: Table{Family: Family{Number: family}}}
+	m.End(m.begin(kind, 0))
+	return &m.Writer
+}
+
+// requestOf returns a request for objects of a kind in a table, with the name of a part of it.
+func requestOf(kind uint16, t Table, nameKind uint16, name string) *netlink.Writer {
+	m := &Messages{Table: t}
+	m.write(kind, 0, nameKind, name, nil)
+	return &m.Writer
+}
+
+// read is netlink.Socket.Read with the attributes of each object. reset may be nil.
+func (c *Conn) read(w *netlink.Writer, reset func(), each func(attributes []byte)) error {
+	return reading(c.Read(w, reset, func(m netlink.Message) { each(m.Attributes(genLen)) }))
+}
+
+// reading adds to an error that it occurred while reading.
+func reading(err error) error {
+	if e := (*netlink.Error)(nil); errors.As(err, &e) {
+		e.Operation = "read the ruleset"
+	}
+	return err
+}
+
+// Tables returns the flags of all tables of an IP family, by name. A table with flags is dormant or
+// has an owner.
+func (c *Conn) Tables(f Family) (map[string]uint32, error) {
+	tables := map[string]uint32{}
+	err := c.read(request(unix.NFT_MSG_GETTABLE, f.Number), nil, func(attributes []byte) {
+		name := netlink.Text(netlink.Attribute(attributes, unix.NFTA_TABLE_NAME))
+		tables[name] = netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_TABLE_FLAGS))
+	})
+	return tables, err
+}
+
+// HeldChain is what the kernel holds of a chain: its Hook, and the hashes of its rules in their
+// order. The hash of a rule that this package has not made is 0.
+type HeldChain struct {
+	Hook  Hook
+	Rules []uint64
+}
+
+// Chains returns the chains of a table, by name.
+func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
+	chains := map[string]*HeldChain{}
+	err := c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
+		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name { // the kernel returns all
+			chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME))] = &HeldChain{Hook: hookOf(attributes)}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.read(requestOf(unix.NFT_MSG_GETRULE, t, 0, ""), func() {
+		for _, chain := range chains {
+			chain.Rules = nil
+		}
+	}, func(attributes []byte) {
+		if chain := chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_RULE_CHAIN))]; chain != nil {
+			chain.Rules = append(chain.Rules, hashOf(netlink.Attribute(attributes, unix.NFTA_RULE_USERDATA)))
+		}
+	})
+	return chains, err
+}
+
+func hookOf(attributes []byte) Hook {
+	h := netlink.Attribute(attributes, unix.NFTA_CHAIN_HOOK)
+	if h == nil {
+		return Hook{}
+	}
+	return Hook{
+		Kind:     netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TYPE)),
+		Number:   netlink.BigUint32(netlink.Attribute(h, unix.NFTA_HOOK_HOOKNUM)),
+		Priority: int32(netlink.BigUint32(netlink.Attribute(h, unix.NFTA_HOOK_PRIORITY))),
+		Drops:    netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_CHAIN_POLICY)) != accept,
+	}
+}
+
+// HeldSet is a set as the kernel holds it, for Definition.Is.
+type HeldSet struct {
+	attributes []byte
+}
+
+// Sets returns the sets and maps of a table, by name, without those that belong to a rule.
+func (c *Conn) Sets(t Table) (map[string]HeldSet, error) {
+	sets := map[string]HeldSet{}
+	err := c.read(requestOf(unix.NFT_MSG_GETSET, t, 0, ""), nil, func(attributes []byte) {
+		if netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
+			sets[netlink.Text(netlink.Attribute(attributes, unix.NFTA_SET_NAME))] = HeldSet{bytes.Clone(attributes)}
+		}
+	})
+	return sets, err
+}
+
+// Element is an element of a set as the kernel holds it. It is valid only during the call that it is
+// passed to.
+type Element struct {
+	// End is the last key of an interval. It is nil in other sets.
+	Key, End []byte
+	Data     []byte
+	// Chain is the chain that the element leads to, or "".
+	Chain   string
+	Comment string
+}
+
+// Elements calls each with every element of a set, some of them several times, until each has had
+// all of them. each reports whether an element is new to it.
+//
+// For each message, the kernel walks the hash table again and skips as many elements as it sent
+// before. If the table is resized meanwhile, which it is for a while after large changes, some
+// elements are left out and as many are sent twice. Other changes do not matter, because nothing
+// else changes this set.
+func (c *Conn) Elements(t Table, set string, each func(Element) (isNew bool)) error {
+	w := requestOf(unix.NFT_MSG_GETSETELEM, t, unix.NFTA_SET_ELEM_LIST_SET, set)
+	distinct := 0
+	for range netlink.Attempts {
+		returned := 0
+		err := c.Dump(w, func(m netlink.Message) {
+			for _, e := range netlink.Attributes(netlink.Attribute(m.Attributes(genLen), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				returned++
+				if each(elementOf(e)) {
+					distinct++
+				}
+			}
+		})
+		if err != nil && !errors.Is(err, netlink.ErrInterrupted) {
+			return reading(err)
+		}
+		if returned == distinct {
+			return nil
+		}
+	}
+	return netlink.ErrInterrupted
+}
+
+func elementOf(b []byte) (e Element) {
+	for kind, value := range netlink.Attributes(b) {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = netlink.Attribute(value, unix.NFTA_DATA_VALUE)
+		case elementKeyEnd:
+			e.End = netlink.Attribute(value, unix.NFTA_DATA_VALUE)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Data = netlink.Attribute(value, unix.NFTA_DATA_VALUE)
+			v := netlink.Attribute(value, unix.NFTA_DATA_VERDICT)
+			if netlink.BigUint32(netlink.Attribute(v, unix.NFTA_VERDICT_CODE)) == verdictGoto {
+				e.Chain = netlink.Text(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN))
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment = commentOf(value)
+		}
+	}
+	return e
+}
+
+// Generation returns the generation number of the ruleset in the network namespace of the calling
+// thread. See Conn.Generation.
+func Generation() (generation uint32, err error) {
+	err = with(func(c *Conn) (err error) {
+		generation, err = c.Generation()
+		return err
+	})
+	return generation, err
+}
+
+// HasChain reports whether a table has a chain, in the network namespace of the calling thread. It
+// reports false if the kernel lacks nf_tables.
+func HasChain(family model.Family, table, chain string) (has bool, err error) {
+	_, has, err = chainHook(family, table, chain)
+	return has, err
+}
+
+// Drops reports whether a table has a base chain of this name that drops what passes it, in the
+// network namespace of the calling thread.
+func Drops(family model.Family, table, chain string) (bool, error) {
+	hook, _, err := chainHook(family, table, chain)
+	return hook.Drops, err
+}
+
+func chainHook(family model.Family, table, chain string) (hook Hook, exists bool, err error) {
+	t := Table{FamilyOf(family), table}
+	err = with(func(c *Conn) error {
+		return c.Get(requestOf(unix.NFT_MSG_GETCHAIN, t, unix.NFTA_CHAIN_NAME, chain), func(m netlink.Message) {
+			hook, exists = hookOf(m.Attributes(genLen)), true
+		})
+	})
+	if err != nil && !isAny(err, unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT) {
+		return Hook{}, false, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
+	}
+	return hook, exists, nil
+}
+
+// with calls use with a Conn for this call.
+func with(use func(*Conn) error) error {
+	c, err := Dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return use(c)
+}

@@ -1,0 +1,74 @@
+package nftables
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestChangesBeforeWatch asserts that Watch reports changes by others however soon they come after
+// a Replace has read the tables, also if Watch could not listen for a while.
+func TestChangesBeforeWatch(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	c.nft(t, "flush ruleset")
+	lost := make(chan string, 10)
+	stop := c.watch(t, lost)
+	hears := func() {
+		t.Helper()
+		select {
+		case reason := <-lost:
+			t.Log(reason)
+		case <-time.After(patient.Timeout):
+			require.Fail(t, "nobody noticed")
+		}
+	}
+	hears()
+	stop()
+
+	c.replace(t)
+	c.inHost.conn.Watcher.Close()
+	c.nft(t, "flush ruleset")
+	for len(lost) > 0 {
+		<-lost
+	}
+	c.watch(t, lost)
+	hears()
+}
+
+// TestRepairedChangesAreForgotten asserts that Watch does not report changes by others, however
+// many, that a Replace has seen.
+func TestRepairedChangesAreForgotten(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	c.nft(t, "flush ruleset")
+	c.replace(t)
+	c.nft(t, "add chain ip "+Table+" foreign")
+	lost := make(chan string, 10)
+	c.watch(t, lost)
+	select {
+	case reason := <-lost:
+		require.Contains(t, reason, "chain foreign")
+	case <-time.After(patient.Timeout):
+		require.Fail(t, "nobody noticed")
+	}
+}
+
+// watch runs the programmer's Watch until the test ends. stop returns once Watch has.
+func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	wait.Go(func() { c.inHost.Watch(ctx, func(reason string) { lost <- reason }) })
+	stop = func() {
+		cancel()
+		wait.Wait()
+	}
+	t.Cleanup(stop)
+	return stop
+}
