@@ -256,7 +256,7 @@ func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 		if !stale(f) {
 			return
 		}
-		f.message = bytes.Clone(f.message)
+		f.attributes = bytes.Clone(f.attributes)
 		if found = append(found, f); len(found) == batch {
 			remove()
 		}
