@@ -11,13 +11,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
-	"github.com/slicecast/slicecast/internal/xtables"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Cleanup removes what kube-proxy has left on this node. It returns an error if kube-proxy is
@@ -40,37 +39,19 @@ func Cleanup(ctx context.Context) error {
 const nftablesTable = "kube-proxy"
 
 func cleanupNFTables() error {
-	conn, err := nftables.New()
+	conn, err := nft.Dial()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil // the kernel has no nftables
+	}
 	if err != nil {
 		return fmt.Errorf("open a socket for nftables: %w", err)
 	}
-	all, err := conn.ListTables()
-	switch {
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return nil // the kernel has no nftables
-	case err != nil:
-		return fmt.Errorf("list nftables tables: %w", err)
-	}
-	tables := slices.DeleteFunc(all, func(t *nftables.Table) bool {
-		return t.Name != nftablesTable || t.Family != nftables.TableFamilyIPv4 && t.Family != nftables.TableFamilyIPv6
-	})
-	if len(tables) == 0 {
-		return nil
-	}
-	// The rules go first. If the maps went first, the rules would refuse what they no longer find in
-	// them.
-	remove := func(of func(*nftables.Table)) error {
-		for _, t := range tables {
-			of(t)
+	defer conn.Close()
+	var errs []error
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if err := conn.RemoveTable(nft.Table{Family: nft.FamilyOf(family), Name: nftablesTable}); err != nil {
+			errs = append(errs, fmt.Errorf("remove the %v nftables table %s: %w", family, nftablesTable, err))
 		}
-		if err := conn.Flush(); err != nil {
-			return fmt.Errorf("remove the nftables tables %s: %w", nftablesTable, err)
-		}
-		return nil
 	}
-	if err := remove(conn.FlushTable); err != nil {
-		return err
-	}
-	xtables.Grace()
-	return remove(conn.DelTable)
+	return errors.Join(errs...)
 }

@@ -1,10 +1,9 @@
-// Package xtables asks the kernel what it reports about the tables of iptables at little cost. That
-// shows whether tables have changed without reading them. Everything refers to the network
-// namespace of the calling thread.
+// Package xtables asks the kernel what it reports about the tables of iptables' legacy interface at
+// little cost. That shows whether tables have changed without reading them. Everything refers to the
+// network namespace of the calling thread. See agent/nft for the tables of nf_tables.
 package xtables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,35 +11,10 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
-
-// Generation returns the generation number of nf_tables, which newer versions of iptables work
-// over. Each transaction increases the number by one, whichever table it changes.
-func Generation() (uint32, error) {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	for _, m := range messages {
-		if len(m) < nl.SizeofNfgenmsg || err != nil {
-			continue
-		}
-		attributes, parseErr := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NFTA_GEN_ID && len(a.Value) == 4 {
-				return binary.BigEndian.Uint32(a.Value), nil
-			}
-		}
-		err = parseErr
-	}
-	if err == nil {
-		err = errors.New("it does not say")
-	}
-	return 0, fmt.Errorf("generation of nf_tables: %w", err)
-}
 
 // Size is the size of a table of the legacy interface.
 type Size struct {
@@ -91,49 +65,6 @@ func SizeOf(family model.Family, table string) (Size, error) {
 		}
 	}
 	return s, nil
-}
-
-// HasChain reports whether nf_tables has a chain. It reports false if the kernel lacks nf_tables.
-func HasChain(family model.Family, table, chain string) (bool, error) {
-	messages, err := getChain(family, table, chain)
-	return messages != nil, err
-}
-
-// Drops reports whether nf_tables has a base chain of this name with the policy DROP.
-func Drops(family model.Family, table, chain string) (bool, error) {
-	const drop = 0 // NF_DROP
-	messages, err := getChain(family, table, chain)
-	for _, m := range messages {
-		attributes, parseErr := nl.ParseRouteAttr(m[min(len(m), nl.SizeofNfgenmsg):])
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NFTA_CHAIN_POLICY && len(a.Value) == 4 && binary.BigEndian.Uint32(a.Value) == drop {
-				return true, nil
-			}
-		}
-		err = errors.Join(err, parseErr)
-	}
-	return false, err
-}
-
-// getChain returns the kernel's messages about a chain. nil means that there is no such chain.
-func getChain(family model.Family, table, chain string) ([][]byte, error) {
-	number := uint8(unix.NFPROTO_IPV4)
-	if family == model.IPv6 {
-		number = unix.NFPROTO_IPV6
-	}
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: number, Version: nl.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
-	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	switch {
-	case err == nil:
-		return messages, nil
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL),
-		errors.Is(err, unix.EAFNOSUPPORT):
-		return nil, nil
-	}
-	return nil, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
 }
 
 // HasLegacy reports whether a table of the legacy interface exists. Unlike SizeOf, it does not

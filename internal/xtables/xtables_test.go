@@ -22,24 +22,6 @@ func in(t *testing.T, host *testenv.Host, commands ...string) {
 	}
 }
 
-func TestGeneration(t *testing.T) {
-	host := testenv.NewNetwork(t).AddNode("a").Host
-	generation := func() (g uint32) {
-		require.NoError(t, host.Do(func() (err error) {
-			g, err = Generation()
-			return err
-		}))
-		return g
-	}
-	in(t, host, "iptables-nft -t nat -N CHAIN")
-	before := generation()
-	require.Equal(t, before, generation())
-	in(t, host, "iptables-nft -t nat -A CHAIN -j RETURN", "ip6tables-nft -N CHAIN")
-	require.Equal(t, before+2, generation())
-	in(t, host, "nft flush ruleset", "iptables-nft-save")
-	require.Equal(t, before+3, generation())
-}
-
 func TestSize(t *testing.T) {
 	host := testenv.NewNetwork(t).AddNode("a").Host
 	size := func(family model.Family, table string) (s Size) {
@@ -69,23 +51,4 @@ func TestSize(t *testing.T) {
 		require.ErrorContains(t, err, "IPv4 table nothing")
 		return nil
 	}))
-}
-
-func TestDrops(t *testing.T) {
-	host := testenv.NewNetwork(t).AddNode("a").Host
-	drops := func(family model.Family, chain string) (drops bool) {
-		require.NoError(t, host.Do(func() (err error) {
-			drops, err = Drops(family, "filter", chain)
-			return err
-		}))
-		return drops
-	}
-	require.False(t, drops(model.IPv4, "FORWARD"), "it is not there")
-	in(t, host, "iptables-nft -P FORWARD DROP", "iptables-nft -P INPUT ACCEPT", "iptables-nft -N CHAIN", "ip6tables-nft -P FORWARD ACCEPT")
-	require.True(t, drops(model.IPv4, "FORWARD"))
-	require.False(t, drops(model.IPv4, "INPUT"))
-	require.False(t, drops(model.IPv4, "CHAIN"))
-	require.False(t, drops(model.IPv6, "FORWARD"))
-	in(t, host, "iptables-nft -P FORWARD ACCEPT")
-	require.False(t, drops(model.IPv4, "FORWARD"))
 }

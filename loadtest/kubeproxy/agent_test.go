@@ -27,13 +27,13 @@ import (
 
 	"github.com/slicecast/slicecast/agent/app"
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/wire"
-	"github.com/slicecast/slicecast/internal/xtables"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/target"
 )
@@ -339,7 +339,7 @@ func (a *agent) measurePrograms(b *testing.B) {
 	var anew, again []time.Duration
 	generation := func() (g uint32) {
 		require.NoError(b, a.host.Do(func() (err error) {
-			g, err = xtables.Generation()
+			g, err = nft.Generation()
 			return err
 		}))
 		return g

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/xtables"
@@ -106,7 +107,7 @@ func (n *node) stamp() (stamp any, err error) {
 		if n.iptables == "legacy" {
 			stamp, err = xtables.SizeOf(model.IPv4, "nat")
 		} else {
-			stamp, err = xtables.Generation()
+			stamp, err = nft.Generation()
 		}
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/xtables"
 )
@@ -80,7 +81,7 @@ func mayBeLeft() bool {
 				return true
 			}
 			for _, chain := range chains {
-				if has, err := xtables.HasChain(family, t.String(), chain); has || err != nil {
+				if has, err := nft.HasChain(family, t.String(), chain); has || err != nil {
 					return true
 				}
 			}
@@ -93,7 +94,7 @@ func mayBeLeft() bool {
 // at legacy tables, for which mayBeLeft is always true.
 func mayDrop() bool {
 	return slices.ContainsFunc([]model.Family{model.IPv4, model.IPv6}, func(family model.Family) bool {
-		drops, err := xtables.Drops(family, filter.String(), "FORWARD")
+		drops, err := nft.Drops(family, filter.String(), "FORWARD")
 		return drops || err != nil
 	})
 }

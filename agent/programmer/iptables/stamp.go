@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/xtables"
 )
@@ -45,7 +46,7 @@ func (p *Programmer) stamp() stamp {
 // stamp sets what s holds of a family.
 func (t *tool) stamp(family model.Family, s *stamp) (err error) {
 	if t.variant == NFT {
-		s.generation, err = xtables.Generation()
+		s.generation, err = nft.Generation()
 		return err
 	}
 	index := 0
