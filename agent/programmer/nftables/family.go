@@ -21,8 +21,8 @@ import (
 //
 // Invariants while known is true:
 //
-//  1. ports, ids, held and loads describe exactly what the kernel's table holds. They change only
-//     after the kernel has committed a transaction.
+//  1. holdings describe exactly what the kernel's table holds. They change only after the kernel has
+//     committed a transaction.
 //  2. The slots of a set have indices from 0 without gaps.
 //  3. A part of the table that is counted in held exists in the kernel. It may be unused, with a
 //     count of 0, only if its kind is kept.
@@ -32,22 +32,17 @@ type family struct {
 	*dialect
 	conn *nft.Conn
 	log  *slog.Logger
+	node view.Node
 
-	// known means that the fields below describe what the kernel holds. Otherwise the next operation
-	// must be a Replace.
+	// known means that holdings describe what the kernel holds. Otherwise the next operation must be a
+	// Replace.
 	known bool
-	node  view.Node
-	ports map[view.ServicePortID]*port
-	ids   map[uint32]struct{} // of ports, and of Service ports without a name that were read
-	// held counts the Service ports that need each part of the table that exists.
-	held map[ref]int
+	holdings
 	// lastID and lastNumber are the last id and number that were assigned. 0 means that this process
 	// has assigned none yet. Both are reused as late as possible, because a packet may be between two
 	// lookups, and affinity holds numbers of backends that are gone.
 	lastID, lastNumber uint32
-	// loads is the number of backends in each part. partSize is the number that a part may hold as
-	// long as another one has room.
-	loads    [parts]int
+	// partSize is the number of backends that a part may hold as long as another one has room.
 	partSize int
 
 	// prefix holds what the next transaction has to do before everything else.
@@ -55,6 +50,16 @@ type family struct {
 	transaction transaction // reused by each transaction, as are buf and steps
 	buf         []byte
 	steps       []change
+}
+
+// holdings are what the kernel holds of a table.
+type holdings struct {
+	ports map[view.ServicePortID]*port
+	ids   map[uint32]struct{} // of ports, and of Service ports without a name that were read
+	// held counts the Service ports that need each part of the table that exists.
+	held map[ref]int
+	// loads is the number of backends in each part.
+	loads [parts]int
 }
 
 // lengths returns the prefix lengths of sources in use after the counts of parts change by the
@@ -166,15 +171,12 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 // if an additional Service port needed it. The caller gives these counts up at the end, which
 // removes the parts that nothing needs.
 func (f *family) adopt(c *content) {
-	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
-	f.loads = [parts]int{}
+	f.holdings = holdings{ports: map[view.ServicePortID]*port{}, ids: map[uint32]struct{}{}, held: map[ref]int{}}
 	if f.lastID == 0 {
 		f.lastID = c.lastID
 	}
-	for _, addresses := range c.addresses {
-		for r := range addresses {
-			f.held[r] = 1
-		}
+	for r := range c.shared {
+		f.held[r] = 1
 	}
 	p := &f.prefix
 	*p = nft.Messages{Table: f.Table}
@@ -202,14 +204,12 @@ func (f *family) adopt(c *content) {
 	}
 	wanted := f.fixedChains(f.node)
 	wanted[sourcesChain] = f.sourcesRules(f.lengths(nil))
-	for s, elements := range c.vmaps {
-		for key, chain := range elements {
-			if r, ok := refOf(s, key, chain); ok {
-				f.held[r] = 1
-				wanted[chain] = f.rules(r)
-			} else {
-				c.drop(s, nft.Integer(key))
-			}
+	for k, chain := range c.vmaps {
+		if r, ok := refOfChain(k, chain); ok {
+			f.held[r] = 1
+			wanted[chain] = f.rules(r)
+		} else {
+			c.stray[k] = struct{}{}
 		}
 	}
 	f.adoptChains(c, wanted, unknown)
@@ -235,13 +235,11 @@ func (f *family) adoptChains(c *content, wanted map[string][]nft.Rule, unknown m
 			p.SetRules(name, nil)
 		}
 	}
-	for s, keys := range c.stray {
-		e := &nft.Elements{}
-		for key := range keys {
-			e.Add([]byte(key), nil, "")
-		}
-		p.RemoveElements(s.String(), e)
+	stray := &changes{}
+	for k := range c.stray {
+		stray.of(k.set).Add([]byte(k.key), nil, "")
 	}
+	stray.remove(p)
 	for name := range unknown { // after the rules that use them, before the chains that they lead to
 		p.RemoveSet(name)
 	}

@@ -133,35 +133,28 @@ func (f *family) holds(t require.TestingT) holds {
 	for name, chain := range c.chains {
 		out.Chains[name] = *chain
 	}
-	for s, chains := range c.vmaps {
-		for key, chain := range chains {
-			r, ok := refOf(s, key, chain)
-			require.True(t, ok)
-			var rules []uint64
-			for _, r := range f.rules(r) {
-				rules = append(rules, r.Hash(f.Family))
+	for k, chain := range c.vmaps {
+		r, ok := refOfChain(k, chain)
+		require.True(t, ok)
+		require.Equal(t, nft.Hashes(f.rules(r), f.Family), c.chains[chain].Rules)
+		delete(out.Chains, chain)
+		if f.held[r] > 0 {
+			key := integerOf([]byte(k.key))
+			if part := r.pick.part(); part > 0 {
+				require.Contains(t, c.sets, endpoints(r.pick.set, part).String())
+				key &^= 0xf00
+				chain = strings.Replace(chain, partSuffix(part), "", 1)
 			}
-			require.Equal(t, rules, c.chains[chain].Rules)
-			delete(out.Chains, chain)
-			if f.held[r] > 0 {
-				if part := r.pick.part(); part > 0 {
-					require.Contains(t, c.sets, endpoints(r.pick.set, part).String())
-					key &^= 0xf00
-					chain = strings.Replace(chain, partSuffix(part), "", 1)
-				}
-				out.Vmaps[fmt.Sprint(s, " ", key)] = chain
-			}
+			out.Vmaps[fmt.Sprint(k.set, " ", key)] = chain
 		}
 	}
 	out.Sets = slices.DeleteFunc(slices.Sorted(maps.Keys(c.sets)), func(name string) bool { return strings.Contains(name, "-part-") })
 	if f.held[ref{kind: refAffinity}] == 0 {
 		out.Sets = slices.DeleteFunc(out.Sets, func(name string) bool { return name == affinity.String() })
 	}
-	for _, addresses := range c.addresses {
-		for r := range addresses {
-			out.Addresses = append(out.Addresses, fmt.Sprint(r.kind, r.address))
-			require.Positive(t, f.held[r])
-		}
+	for r := range c.shared {
+		out.Addresses = append(out.Addresses, fmt.Sprint(r.kind, r.address))
+		require.Positive(t, f.held[r])
 	}
 	slices.Sort(out.Addresses)
 	var loads [parts]int

@@ -21,8 +21,8 @@ const (
 	vias
 )
 
-// found loads the value of the frontend: the Service port's id and a policy.
-func (d *dialect) found(v via, to int) []expr.Any {
+// value loads the value of the frontend: the Service port's id and a policy.
+func (d *dialect) value(v via, to int) []expr.Any {
 	if v == viaNodePort {
 		return append(nft.Port(to), lookupInteger(nodePorts, to, to)...)
 	}
@@ -31,7 +31,7 @@ func (d *dialect) found(v via, to int) []expr.Any {
 
 // id loads the Service port's id.
 func (d *dialect) id(v via, to int) []expr.Any {
-	return append(d.found(v, to), nft.AndMask(to, idBits)...)
+	return append(d.value(v, to), nft.AndMask(to, idBits)...)
 }
 
 // setChain returns the rules of the chain that leads to a backend of a set. A connection whose
@@ -142,7 +142,7 @@ func (d *dialect) pickChain(p pick) []nft.Rule {
 	// loading an id needs come the key id . number, and then the backend.
 	client, kept := 1, d.FrontendWords()
 	number, backend := kept+1, kept+2
-	id := slices.Concat(d.found(p.via, 0), nft.CopyMasked(0, kept, idBits), nft.AndMask(0, idBits))
+	id := slices.Concat(d.value(p.via, 0), nft.CopyMasked(0, kept, idBits), nft.AndMask(0, idBits))
 	key := slices.Concat(id, d.Source(client))
 	draw := func(modulus uint32) []expr.Any {
 		return slices.Concat(id, nft.RandomIndex(modulus, 1), lookupInteger(numbers+p.set, 0, number))

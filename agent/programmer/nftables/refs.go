@@ -46,29 +46,17 @@ func compareRefs(a, b ref) int {
 		cmp.Compare(a.pick.set, b.pick.set), cmp.Compare(a.pick.via, b.pick.via), cmp.Compare(a.pick.class, b.pick.class))
 }
 
-// vmap returns the map that leads to the chain of a policy or a pick, the key in that map, and the
-// chain's name.
-func (r ref) vmap() (s setID, key uint32, chain string) {
-	if r.kind == refPolicy {
-		return policies, r.number, policy(r.number).chain()
+// set returns the set that a part is. ok is false for parts that are elements.
+func (r ref) set() (s setID, ok bool) {
+	switch r.kind {
+	case refAffinity:
+		return affinity, true
+	case refSources:
+		return sources + setID(r.number), true
+	case refPart:
+		return setID(r.number), true
 	}
-	return picks(r.pick.set, r.pick.via), uint32(r.pick.class), r.pick.chain()
-}
-
-// refOf is the inverse of vmap. ok is false if no policy or pick has this key and chain.
-func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
-	if s == policies {
-		r = ref{kind: refPolicy, number: key}
-		ok = policy(key).valid()
-	} else {
-		r = ref{kind: refPick, pick: pick{(s - firstPick) % backendSets, via((s - firstPick) / backendSets), class(key)}}
-		ok = class(key).valid()
-	}
-	if !ok {
-		return ref{}, false
-	}
-	_, _, expected := r.vmap()
-	return r, chain == expected
+	return 0, false
 }
 
 // refOfSet returns the part of the table that a set is. ok is false for sets that always exist.
@@ -84,21 +72,46 @@ func refOfSet(s setID) (r ref, ok bool) {
 	return ref{kind: refPart, number: uint32(s)}, true
 }
 
+// element returns the element that a part is, with the chain that it leads to. A refClusterIP and a
+// refHairpin lead to none.
+func (r ref) element() (s setID, key []byte, chain string) {
+	switch r.kind {
+	case refPolicy:
+		return policies, nft.Integer(r.number), policy(r.number).chain()
+	case refPick:
+		return picks(r.pick.set, r.pick.via), nft.Integer(uint32(r.pick.class)), r.pick.chain()
+	}
+	key = appendAddress(nil, r.address)
+	if r.kind == refHairpin {
+		return hairpins, appendAddress(key, r.address), ""
+	}
+	return clusterIPs, key, ""
+}
+
+// refOfChain returns the policy or pick to whose chain an element leads. ok is false if there is
+// none with this key and chain.
+func refOfChain(k elementKey, chain string) (r ref, ok bool) {
+	number := integerOf([]byte(k.key))
+	if k.set == policies {
+		r = ref{kind: refPolicy, number: number}
+		ok = policy(number).valid()
+	} else {
+		r = ref{kind: refPick, pick: pick{(k.set - firstPick) % backendSets, via((k.set - firstPick) / backendSets), class(number)}}
+		ok = class(number).valid()
+	}
+	if !ok {
+		return ref{}, false
+	}
+	_, _, expected := r.element()
+	return r, chain == expected
+}
+
 // rules returns the rules of the chain of a policy or a pick.
 func (f *family) rules(r ref) []nft.Rule {
 	if r.kind == refPolicy {
 		return f.policyChain(policy(r.number), f.node.Pods)
 	}
 	return f.pickChain(r.pick)
-}
-
-// key returns the element that a refClusterIP or a refHairpin stands for.
-func (r ref) key() (s setID, key []byte) {
-	key = appendAddress(nil, r.address)
-	if r.kind == refHairpin {
-		return hairpins, appendAddress(key, r.address)
-	}
-	return clusterIPs, key
 }
 
 // classes returns the class of each of a Service port's sets of backends.

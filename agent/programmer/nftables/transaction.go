@@ -6,30 +6,28 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// transaction is a step of a family's table while it is being assembled.
+// transaction is a step of a family's table while it is being assembled: what to write to the
+// kernel, and what to remember once the kernel has committed it.
 type transaction struct {
 	*family
-	// sets creates sets. define creates chains and their rules. undefine removes chains and sets.
-	sets, define, undefine nft.Messages
-	removed, added         changes
-	// early holds elements that nothing leads to before the transaction. late holds elements that
-	// nothing leads to after it.
-	early, late changes
+	script
+	ledger
+}
+
+// ledger is how a transaction changes what its family remembers. Nothing of it counts before the
+// kernel has committed the transaction (invariant 1 of family).
+type ledger struct {
 	// refs is by how much the number of Service ports that need each part of the table changes.
 	refs map[ref]int
 	// clean means that unused parts are removed even if their kind is kept.
-	clean bool
-	// performed is what settle records once the kernel has committed the transaction.
+	clean     bool
 	performed []performed
-	taken     []uint32 // ids that the transaction assigns
-	loads     [parts]int
+	taken     []uint32   // ids that the transaction assigns
+	loads     [parts]int // those of the family afterwards
 }
 
 // performed is a step of one Service port.
@@ -43,87 +41,19 @@ type performed struct {
 	edits [backendSets][]edit
 }
 
-// changes are elements to add or remove, by set.
-type changes struct {
-	sets    [setCount]*nft.Elements
-	touched []setID
-}
-
-// of returns the elements of a set.
-func (c *changes) of(s setID) *nft.Elements {
-	if c.sets[s] == nil {
-		c.sets[s] = &nft.Elements{}
-	}
-	if len(c.sets[s].Buf) == 0 {
-		c.touched = append(c.touched, s)
-	}
-	return c.sets[s]
-}
-
-// keptBuffer is how many bytes of a buffer are kept for the next transaction.
-const keptBuffer = 1 << 18
-
-func (c *changes) reset() {
-	for _, s := range c.touched {
-		if cap(c.sets[s].Buf) > keptBuffer {
-			c.sets[s] = nil
-			continue
-		}
-		c.sets[s].Reset()
-	}
-	c.touched = c.touched[:0]
-}
-
-// forget leaves the elements of a set out.
-func (c *changes) forget(s setID) {
-	if i := slices.Index(c.touched, s); i >= 0 {
-		c.sets[s] = nil
-		c.touched = slices.Delete(c.touched, i, i+1)
-	}
-}
-
-// length returns about how many bytes add and remove append.
-func (c *changes) length() (n int) {
-	for _, s := range c.touched {
-		n += c.sets[s].Length()
-	}
-	return n
-}
-
-// add writes the messages that add the elements.
-func (c *changes) add(m *nft.Messages) {
-	for _, s := range c.touched {
-		m.AddElements(s.String(), c.sets[s])
-	}
-}
-
-// remove writes the messages that remove the elements.
-func (c *changes) remove(m *nft.Messages) {
-	for _, s := range c.touched {
-		m.RemoveElements(s.String(), c.sets[s])
-	}
-}
-
 // begin returns an empty transaction. The family's previous transaction must not be used any more.
 func (f *family) begin() *transaction {
 	x := &f.transaction
 	x.family = f
 	x.end()
-	x.refs = map[ref]int{}
-	x.loads = f.loads
+	x.refs, x.ledger.loads = map[ref]int{}, f.loads
 	return x
 }
 
 // end empties the transaction, and keeps only the memory that a small one needs.
 func (x *transaction) end() {
-	for _, m := range []*nft.Messages{&x.sets, &x.define, &x.undefine} {
-		*m = nft.Messages{Table: x.Table}
-	}
-	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
-		c.reset()
-	}
-	x.refs, x.clean = nil, false
-	x.performed, x.taken = nil, nil
+	x.script.reset(x.Table)
+	x.ledger = ledger{}
 }
 
 var (
@@ -372,63 +302,52 @@ func (x *transaction) finish() {
 	slices.SortFunc(gone, func(a, b ref) int { return compareRefs(b, a) })
 	lengths := false
 	for _, r := range come {
-		switch r.kind {
-		case refClusterIP, refHairpin:
-			s, key := r.key()
-			x.added.of(s).Add(key, nil, "")
-		case refAffinity:
-			x.addSet(&x.sets, affinity)
-		case refPart:
-			x.addSet(&x.sets, setID(r.number))
-		case refSources:
-			x.addSet(&x.sets, sources+setID(r.number))
-			lengths = true
-		case refPolicy, refPick:
-			s, key, chain := r.vmap()
-			x.define.AddChain(chain, nft.Hook{})
-			x.define.SetRules(chain, x.rules(r))
-			x.added.of(s).AddChain(nft.Integer(key), chain)
-		}
+		x.create(r)
+		lengths = lengths || r.kind == refSources
 	}
 	for _, r := range gone {
-		switch r.kind {
-		case refClusterIP, refHairpin:
-			s, key := r.key()
-			x.removed.of(s).Add(key, nil, "")
-		case refAffinity:
-			x.undefine.RemoveSet(affinity.String())
-		case refPart:
-			x.undefine.RemoveSet(setID(r.number).String())
-			// Its elements go with the map, which is removed before late is written.
-			x.late.forget(setID(r.number))
-		case refSources:
-			x.undefine.RemoveSet((sources + setID(r.number)).String())
-			lengths = true
-		case refPolicy, refPick:
-			s, key, chain := r.vmap()
-			x.removed.of(s).Add(nft.Integer(key), nil, "")
-			x.undefine.RemoveChain(chain)
-		}
+		x.discard(r)
+		lengths = lengths || r.kind == refSources
 	}
 	if lengths {
 		x.define.SetRules(sourcesChain, x.sourcesRules(x.lengths(x.refs)))
 	}
 }
 
+// create adds a part of the table.
+func (x *transaction) create(r ref) {
+	if s, ok := r.set(); ok {
+		x.addSet(&x.sets, s)
+		return
+	}
+	s, key, chain := r.element()
+	if chain == "" {
+		x.added.of(s).Add(key, nil, "")
+		return
+	}
+	x.define.AddChain(chain, nft.Hook{})
+	x.define.SetRules(chain, x.rules(r))
+	x.added.of(s).AddChain(key, chain)
+}
+
+// discard removes a part of the table.
+func (x *transaction) discard(r ref) {
+	if s, ok := r.set(); ok {
+		x.undefine.RemoveSet(s.String())
+		// Its elements go with the set, which is removed before late is written.
+		x.late.forget(s)
+		return
+	}
+	s, key, chain := r.element()
+	x.removed.of(s).Add(key, nil, "")
+	if chain != "" {
+		x.undefine.RemoveChain(chain)
+	}
+}
+
 // batch returns the whole transaction as one batch.
 func (x *transaction) batch() *nft.Batch {
-	length := 64 // the messages that delimit a batch
-	for _, m := range []*nft.Messages{&x.prefix, &x.sets, &x.define, &x.undefine} {
-		length += len(m.Buf)
-	}
-	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
-		length += c.length()
-	}
-	all := nft.NewBatch(x.Table, slices.Grow(x.buf[:0], length))
-	all.Append(&x.prefix, &x.sets, &x.define)
-	x.early.add(&all.Messages)
-	x.steps(&all.Messages)
-	x.late.remove(&all.Messages)
+	all := x.script.batch(&x.prefix, x.buf)
 	if cap(all.Buf) <= keptBuffer {
 		x.buf = all.Buf
 	}
@@ -440,37 +359,7 @@ func (x *transaction) commit() error {
 	if all := x.batch(); x.conn.Fits(all) {
 		return x.conn.Commit(all)
 	}
-
-	// It is too long for one transaction. Only what packets see at once must be committed at once: see
-	// invariant 4 of family.
-	var first, early, main, late nft.Messages
-	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
-		m.Table = x.Table
-	}
-	first.Append(&x.prefix, &x.sets)
-	x.early.add(&early)
-	main.Append(&x.define)
-	x.steps(&main)
-	x.late.remove(&late)
-	if !x.conn.Fits(main.Batch()) {
-		return &netlink.Error{Errno: unix.EMSGSIZE}
-	}
-	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
-		if err := x.conn.CommitParts(m); err != nil {
-			return fmt.Errorf("%w: %w", errPartly, err)
-		}
-	}
-	return nil
-}
-
-// errPartly reports that some transactions of a large change were committed and others were not.
-var errPartly = errors.New("a large change was not completed")
-
-// steps writes the changes that lead packets elsewhere.
-func (x *transaction) steps(m *nft.Messages) {
-	x.removed.remove(m)
-	x.added.add(m)
-	m.Append(&x.undefine)
+	return x.commitParts(x.conn, &x.prefix)
 }
 
 // settle records what the kernel holds now, as invariant 1 of family requires.
@@ -499,6 +388,6 @@ func (x *transaction) settle() {
 	for _, id := range x.taken {
 		x.ids[id] = struct{}{}
 	}
-	x.family.loads = x.loads
+	x.holdings.loads = x.ledger.loads
 	x.prefix.Buf = nil
 }

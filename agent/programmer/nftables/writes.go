@@ -1,0 +1,151 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
+)
+
+// changes are elements to add or remove, by set.
+type changes struct {
+	sets    [setCount]*nft.Elements
+	touched []setID
+}
+
+// of returns the elements of a set.
+func (c *changes) of(s setID) *nft.Elements {
+	if c.sets[s] == nil {
+		c.sets[s] = &nft.Elements{}
+	}
+	if len(c.sets[s].Buf) == 0 {
+		c.touched = append(c.touched, s)
+	}
+	return c.sets[s]
+}
+
+// keptBuffer is how many bytes of a buffer are kept for the next transaction.
+const keptBuffer = 1 << 18
+
+func (c *changes) reset() {
+	for _, s := range c.touched {
+		if cap(c.sets[s].Buf) > keptBuffer {
+			c.sets[s] = nil
+			continue
+		}
+		c.sets[s].Reset()
+	}
+	c.touched = c.touched[:0]
+}
+
+// forget leaves the elements of a set out.
+func (c *changes) forget(s setID) {
+	if i := slices.Index(c.touched, s); i >= 0 {
+		c.sets[s] = nil
+		c.touched = slices.Delete(c.touched, i, i+1)
+	}
+}
+
+// length returns about how many bytes add and remove append.
+func (c *changes) length() (n int) {
+	for _, s := range c.touched {
+		n += c.sets[s].Length()
+	}
+	return n
+}
+
+// add writes the messages that add the elements.
+func (c *changes) add(m *nft.Messages) {
+	for _, s := range c.touched {
+		m.AddElements(s.String(), c.sets[s])
+	}
+}
+
+// remove writes the messages that remove the elements.
+func (c *changes) remove(m *nft.Messages) {
+	for _, s := range c.touched {
+		m.RemoveElements(s.String(), c.sets[s])
+	}
+}
+
+// script is what a transaction writes. Its fields are in the order in which they are written, except
+// for sets, which are created first.
+//
+// Invariants:
+//
+//  1. Nothing leads to the elements of early before the transaction.
+//  2. Nothing leads to the elements of late after it.
+//  3. Whatever leads packets elsewhere is in define, removed, added and undefine.
+type script struct {
+	early          changes
+	sets           nft.Messages // creates sets
+	define         nft.Messages // creates chains and their rules
+	removed, added changes
+	undefine       nft.Messages // removes chains and sets
+	late           changes
+}
+
+// reset empties the script, and keeps only the memory that a small one needs.
+func (s *script) reset(t nft.Table) {
+	for _, m := range []*nft.Messages{&s.sets, &s.define, &s.undefine} {
+		*m = nft.Messages{Table: t}
+	}
+	for _, c := range []*changes{&s.early, &s.removed, &s.added, &s.late} {
+		c.reset()
+	}
+}
+
+// steps writes what leads packets elsewhere.
+func (s *script) steps(m *nft.Messages) {
+	m.Append(&s.define)
+	s.removed.remove(m)
+	s.added.add(m)
+	m.Append(&s.undefine)
+}
+
+// batch returns a transaction with the prefix and the script. It uses buf if that is long enough.
+func (s *script) batch(prefix *nft.Messages, buf []byte) *nft.Batch {
+	length := 64 // the messages that delimit a batch
+	for _, m := range []*nft.Messages{prefix, &s.sets, &s.define, &s.undefine} {
+		length += len(m.Buf)
+	}
+	for _, c := range []*changes{&s.early, &s.removed, &s.added, &s.late} {
+		length += c.length()
+	}
+	all := nft.NewBatch(prefix.Table, slices.Grow(buf[:0], length))
+	all.Append(prefix, &s.sets)
+	s.early.add(&all.Messages)
+	s.steps(&all.Messages)
+	s.late.remove(&all.Messages)
+	return all
+}
+
+// commitParts commits the prefix and the script in several transactions. Only what packets see at
+// once is committed at once: see invariant 4 of family. If that alone is too long, nothing is
+// committed.
+func (s *script) commitParts(conn *nft.Conn, prefix *nft.Messages) error {
+	var first, early, main, late nft.Messages
+	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
+		m.Table = prefix.Table
+	}
+	first.Append(prefix, &s.sets)
+	s.early.add(&early)
+	s.steps(&main)
+	s.late.remove(&late)
+	if !conn.Fits(main.Batch()) {
+		return &netlink.Error{Errno: unix.EMSGSIZE}
+	}
+	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
+		if err := conn.CommitParts(m); err != nil {
+			return fmt.Errorf("%w: %w", errPartly, err)
+		}
+	}
+	return nil
+}
+
+// errPartly reports that some transactions of a large change were committed and others were not.
+var errPartly = errors.New("a large change was not completed")
