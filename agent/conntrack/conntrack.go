@@ -104,13 +104,19 @@ func New(o Options) *Cleaner {
 	f := promauto.With(o.Registerer)
 	return &Cleaner{
 		logger: o.Logger, open: func() (flows, error) { return openTable() },
-		removed: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
-			Help: "Stale UDP flows removed from the kernel's connection tracking table."}),
-		failures: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_errors_total",
-			Help: "Passes over the kernel's connection tracking table that failed; they are tried again."}),
-		seconds: f.NewHistogram(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_duration_seconds",
+		removed: f.NewCounter(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
+			Help: "Stale UDP flows removed from the kernel's connection tracking table.",
+		}),
+		failures: f.NewCounter(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_errors_total",
+			Help: "Passes over the kernel's connection tracking table that failed; they are tried again.",
+		}),
+		seconds: f.NewHistogram(prometheus.HistogramOpts{
+			Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_duration_seconds",
 			Help:    "Time to look for stale UDP flows in the kernel's connection tracking table and to remove them.",
-			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}),
+			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10),
+		}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
 		frontends: make(map[frontend]*view.ServicePort), gone: make(map[frontend]struct{}), pending: make(map[model.Family]bool),
 	}
@@ -181,7 +187,8 @@ func (c *Cleaner) Run(ctx context.Context) {
 		case err != nil:
 			c.failures.Inc()
 			if retry == 0 {
-				c.logger.Warn("Can't remove stale UDP flows; some clients may go on sending to endpoints that are gone. It is tried again. "+
+				c.logger.Warn("Can't remove stale UDP flows; some clients may go on sending to endpoints that are gone. "+
+					"It is tried again. "+
 					"The agent needs the capability NET_ADMIN, and the kernel the module nf_conntrack_netlink", "err", err)
 			}
 			retry = min(max(2*retry, minRetry), maxRetry)

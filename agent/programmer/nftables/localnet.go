@@ -18,7 +18,8 @@ func (p *Programmer) routeLocalnet(node view.Node) {
 		return
 	}
 	if err := nodeport.SetRouteLocalnet(); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
+		p.log.Error("nodePorts on loopback addresses do not work; "+
+			"run the agent once with --init-only in a privileged container before", "err", err)
 	}
 }
 

@@ -134,7 +134,8 @@ func (d *dialect) pickChain(p pick) []nft.Rule {
 	var rules []nft.Rule
 	if p.timeout() == 0 {
 		for _, modulus := range p.draws() {
-			rules = append(rules, nft.Do(d.id(p.via, 0), nft.RandomIndex(modulus, 1), lookup(endpoints(p.set, p.part()), 0, 0), d.DNAT(0)))
+			backend := lookup(endpoints(p.set, p.part()), 0, 0)
+			rules = append(rules, nft.Do(d.id(p.via, 0), nft.RandomIndex(modulus, 1), backend, d.DNAT(0)))
 		}
 		return rules
 	}

@@ -124,11 +124,11 @@ func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
 func (d *dialect) sourcesRules(lengths []int) []nft.Rule {
 	var rules []nft.Rule
 	for _, bits := range lengths {
-		masked := d.Masked(d.FrontendWords(), bits)
-		if bits == d.Bits() {
-			masked = nil
+		source := d.Source(d.FrontendWords())
+		if bits < d.Bits() {
+			source = append(source, d.Masked(d.FrontendWords(), bits)...)
 		}
-		rules = append(rules, nft.Do(d.Frontend(0), d.Source(d.FrontendWords()), masked, in(sources+setID(bits)), nft.Return()))
+		rules = append(rules, nft.Do(d.Frontend(0), source, in(sources+setID(bits)), nft.Return()))
 	}
 	return append(rules, nft.Do(nft.Drop()))
 }

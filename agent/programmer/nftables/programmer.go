@@ -74,7 +74,8 @@ func New(options Options) (*Programmer, error) {
 			continue
 		}
 		p.Close()
-		advice := "a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: choose another programmer"
+		advice := "a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: " +
+			"choose another programmer"
 		if errors.Is(err, unix.EPERM) {
 			advice = "run as root with CAP_NET_ADMIN"
 		}
@@ -107,7 +108,8 @@ func (f *family) try() error {
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
-		Pods: view.Route{To: view.Cluster, Masquerade: true}, Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
+		Pods: view.Route{To: view.Cluster, Masquerade: true},
+		Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
 	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
 	for s := range sources + 2 {
 		if s.String() != "" && (s.always() || s == affinity || s > sources) {

@@ -96,7 +96,8 @@ func refOfChain(k elementKey, chain string) (r ref, ok bool) {
 		r = ref{kind: refPolicy, number: number}
 		ok = policy(number).valid()
 	} else {
-		r = ref{kind: refPick, pick: pick{(k.set - firstPick) % backendSets, via((k.set - firstPick) / backendSets), class(number)}}
+		nth := k.set - firstPick
+		r = ref{kind: refPick, pick: pick{nth % backendSets, via(nth / backendSets), class(number)}}
 		ok = class(number).valid()
 	}
 	if !ok {
@@ -198,7 +199,8 @@ func elementsOf(port *view.ServicePort, id uint32, part uint8) []element {
 		}
 		out = append(out, e)
 		for _, p := range f.Sources {
-			out = append(out, element{set: sources + setID(p.Bits()), key: string(appendAddress([]byte(e.key), p.Masked().Addr()))})
+			key := appendAddress([]byte(e.key), p.Masked().Addr())
+			out = append(out, element{set: sources + setID(p.Bits()), key: string(key)})
 		}
 	}
 	for set, c := range classes(port, part) {

@@ -39,8 +39,8 @@ const (
 // chainOrder is the order in which packets pass the chains. nft lists chains in the order of their
 // creation, so a reader sees them in this order.
 var chainOrder = []string{
-	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain, setChains[cluster], setChains[local],
-	forwardChain, outputFilter, postroutingChain,
+	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain,
+	setChains[cluster], setChains[local], forwardChain, outputFilter, postroutingChain,
 }
 
 // compareChains sorts the chains in chainOrder before all others, and the others by name.
@@ -102,6 +102,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
 		nft.Do(nft.Jump(servicesChain)).Because("again: something may just have changed"),
 		nft.Do(d.Destination(0), in(clusterIPs), nft.Goto(rejectChain)).Because("another port of a cluster IP"),
 	}
+	hairpin := slices.Concat(d.Source(0), d.Destination(d.Words()), in(hairpins))
 	policy := slices.Concat(lookupInteger(frontends, 0, 0), nft.AndMask(0, policyBits), lookupChain(policies))
 	nodePortPolicy := slices.Concat(lookupInteger(nodePorts, 0, 0), nft.AndMask(0, policyBits), lookupChain(policies))
 	chains := map[string][]nft.Rule{
@@ -113,7 +114,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
 		// may come by again, for example inside a tunnel's packet.
 		postroutingChain: {
 			nft.Do(nft.MarkHas(d.mark), nft.ChangeMark(d.mark, 0), nft.Masquerade()),
-			nft.Do(nft.CtHas(expr.CtKeySTATUS, nft.CtStatusDNAT), d.Source(0), d.Destination(d.Words()), in(hairpins), nft.Masquerade()).
+			nft.Do(nft.CtHas(expr.CtKeySTATUS, nft.CtStatusDNAT), hairpin, nft.Masquerade()).
 				Because("a backend that is its own client"),
 		},
 		rejectChain: d.Refuse(),
@@ -134,7 +135,8 @@ func (d *dialect) addFilters(chains map[string][]nft.Rule, node view.Node) {
 		// only packets from backends on this node, because the node may rightly see only one direction of
 		// other connections.
 		invalid := nft.CtHas(expr.CtKeySTATE, nft.CtStateInvalid)
-		r := nft.Do(invalid, d.Source(0), d.Source(d.Words()), in(hairpins), nft.Drop()).Because("would reset a Service's connection")
+		local := slices.Concat(d.Source(0), d.Source(d.Words()), in(hairpins))
+		r := nft.Do(invalid, local, nft.Drop()).Because("would reset a Service's connection")
 		chains[forwardChain] = append(chains[forwardChain], r)
 	}
 	for _, p := range node.ServiceCIDRs {

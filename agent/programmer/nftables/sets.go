@@ -88,7 +88,8 @@ func nameSets() map[setID]string {
 		clusterIPs: "cluster-ips", hairpins: "hairpins", policies: "policies", affinity: "affinity",
 		sizes + cluster: "cluster-sizes", numbers + cluster: "cluster-numbers", backends + cluster: "cluster-backends",
 		sizes + local: "local-sizes", numbers + local: "local-numbers", backends + local: "local-backends",
-		firstPick: "cluster-picks", firstPick + 1: "local-picks", firstPick + 2: "cluster-nodeport-picks", firstPick + 3: "local-nodeport-picks",
+		picks(cluster, viaAddress): "cluster-picks", picks(cluster, viaNodePort): "cluster-nodeport-picks",
+		picks(local, viaAddress): "local-picks", picks(local, viaNodePort): "local-nodeport-picks",
 	}
 	for part := range uint8(parts) {
 		for set, name := range setChains {
@@ -156,7 +157,10 @@ func (d *dialect) define(s setID) nft.Definition {
 	case policies:
 		return nft.Definition{Key: number, Verdicts: true}
 	case affinity:
-		return nft.Definition{Key: []nft.Field{nft.IntegerType, d.Address}, Data: number, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxClients}
+		return nft.Definition{
+			Key: []nft.Field{nft.IntegerType, d.Address}, Data: number,
+			Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxClients,
+		}
 	case sizes + cluster, sizes + local:
 		return nft.Definition{Key: number, Data: number}
 	case numbers + cluster, numbers + local:

@@ -24,7 +24,8 @@ type slot struct {
 func slotOf(a netip.AddrPort) slot {
 	b := a.Addr().As16()
 	return slot{
-		high: binary.BigEndian.Uint64(b[:8]), low: binary.BigEndian.Uint64(b[8:]), port: a.Port(), length: uint8(a.Addr().BitLen() / 8),
+		high: binary.BigEndian.Uint64(b[:8]), low: binary.BigEndian.Uint64(b[8:]),
+		port: a.Port(), length: uint8(a.Addr().BitLen() / 8),
 	}
 }
 
@@ -100,7 +101,8 @@ func perform(slots []slot, changes []edit) []slot {
 func indexOf(slots []slot, address netip.AddrPort) int {
 	wanted := slotOf(address)
 	for i := range slots {
-		if s := &slots[i]; s.low == wanted.low && s.high == wanted.high && s.port == wanted.port && s.length == wanted.length {
+		s := &slots[i]
+		if s.low == wanted.low && s.high == wanted.high && s.port == wanted.port && s.length == wanted.length {
 			return i
 		}
 	}

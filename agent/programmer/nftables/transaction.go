@@ -69,7 +69,8 @@ func (x *transaction) change(c change) error {
 		return err
 	}
 
-	if c.before == nil || after == nil || c.before.wanted == nil || c.renumber || !sameFrontends(c.before.wanted, c.after) {
+	same := c.before != nil && after != nil && c.before.wanted != nil && !c.renumber
+	if !same || !sameFrontends(c.before.wanted, c.after) {
 		x.diff(c.before.elements(), after.elements())
 		if c.before != nil && c.before.wanted != nil {
 			refsOf(c.before.wanted, c.before.part, func(r ref) { x.refs[r]-- })
@@ -178,7 +179,9 @@ func (x *transaction) backends(p *performed) {
 		if p.after != nil {
 			wanted = backendsOf(p.after.wanted, set)
 		}
-		removed, added := compareBackends(was, wanted, func(a netip.Addr, by int) { x.refs[ref{kind: refHairpin, address: a}] += by })
+		removed, added := compareBackends(was, wanted, func(a netip.Addr, by int) {
+			x.refs[ref{kind: refHairpin, address: a}] += by
+		})
 
 		var indices []int
 		switch {
@@ -204,7 +207,9 @@ func (x *transaction) backends(p *performed) {
 
 // number returns the slots of backends that join. With affinity, each gets a number, which is the
 // same in both sets.
-func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
+func (x *transaction) number(
+	p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32,
+) []slot {
 	out := make([]slot, len(added))
 	for i, a := range added {
 		out[i] = slotOf(a)
