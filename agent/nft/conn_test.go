@@ -46,9 +46,8 @@ var tables = []Table{{FamilyOf(model.IPv4), "t"}, {FamilyOf(model.IPv6), "t"}}
 
 // TestLostAnswers asserts that a transaction fails with the kernel's first error even if the
 // kernel's answers do not fit in the socket's buffer, and that the socket works for the next
-// transaction.
+// transaction. It does not run in parallel, because fdOf needs that.
 func TestLostAnswers(t *testing.T) {
-	t.Parallel()
 	c := dial(t, newHost(t))
 	m := &Messages{Table: tables[0]}
 	m.AddTable()
@@ -71,12 +70,17 @@ func TestLostAnswers(t *testing.T) {
 	require.Equal(t, before+1, after)
 }
 
-// fdOf returns the file descriptor of a Conn's socket.
+// fdOf returns the file descriptor of a Conn's socket. No other Conn may be open, because its port may
+// be the same in another network namespace.
 func fdOf(t *testing.T, c *Conn) int {
 	t.Helper()
 	for fd := range 1024 {
+		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err != nil || protocol != unix.NETLINK_NETFILTER {
+			continue
+		}
 		if a, err := unix.Getsockname(fd); err == nil {
-			if n, ok := a.(*unix.SockaddrNetlink); ok && n.Pid == c.Port && n.Groups == 0 {
+			if n, ok := a.(*unix.SockaddrNetlink); ok && n.Pid == c.Port {
 				return fd
 			}
 		}
