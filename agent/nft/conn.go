@@ -57,9 +57,16 @@ type Batch struct {
 
 // NewBatch begins a transaction that changes a table, and reuses buf for it.
 func NewBatch(t Table, buf []byte) *Batch {
-	b := &Batch{Messages{Table: t, Writer: netlink.Writer{Buf: buf[:0]}}}
-	b.End(b.header(unix.NFNL_MSG_BATCH_BEGIN))
+	b := &Batch{}
+	b.Buf = buf
+	b.Reset(t)
 	return b
+}
+
+// Reset begins a transaction that changes a table, in the memory of the previous one.
+func (b *Batch) Reset(t Table) {
+	b.Table, b.Buf = t, b.Buf[:0]
+	b.End(b.header(unix.NFNL_MSG_BATCH_BEGIN))
 }
 
 // header begins a message that delimits a transaction.
@@ -82,7 +89,7 @@ func (c *Conn) CommitParts(m *Messages) error {
 			if err := c.Commit(b); err != nil {
 				return err
 			}
-			b = NewBatch(m.Table, b.Buf)
+			b.Reset(m.Table)
 		}
 		b.Buf = append(b.Buf, rest[:length]...)
 		rest = rest[length:]

@@ -47,8 +47,8 @@ type family struct {
 
 	// prefix holds what the next transaction has to do before everything else.
 	prefix      nft.Messages
-	transaction transaction // reused by each transaction, as are buf and steps
-	buf         []byte
+	transaction transaction // reused by each transaction, as are batch and steps
+	batch       nft.Batch
 	steps       []change
 }
 
@@ -107,13 +107,18 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	return f.anew(ctx, state)
 }
 
+// beside returns a family for another table of the same IP family.
+func (f *family) beside(table string) *family {
+	return &family{dialect: f.of(table), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+}
+
 // anew removes the table and creates it with a state, without using anything that it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
 	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.IP)
 	f.lastNumber = 0
 	// A packet that is between two lookups when the table is removed would find nothing. So another
 	// table stands in meanwhile.
-	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+	standIn := f.beside(StandInTable)
 	anew := &content{exists: true, foreign: true}
 	held, err := standIn.read() // an earlier attempt may have failed and left one that serves
 	if err != nil || held.foreign || held.lastNumber >= 1<<31 {
@@ -292,8 +297,8 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 	failed, err := f.bisect(ctx, steps)
 	// A Service port may have to wait for an address that another one still has.
 	for progress := true; progress && err == nil && len(failed) > 0; {
-		var still []failure
-		still, err = f.bisectEach(ctx, failed)
+		var still []change
+		still, err = f.bisect(ctx, failed)
 		progress = len(still) < len(failed)
 		failed = still
 	}
@@ -305,8 +310,8 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 	}
 	f.known = true
 	var all []error
-	for _, x := range failed {
-		all = append(all, &programmer.PortError{ID: x.id, Err: x.err})
+	for _, c := range failed {
+		all = append(all, &programmer.PortError{ID: c.id, Err: c.refused})
 	}
 	return errors.Join(all...)
 }
@@ -316,7 +321,7 @@ var errNoServicePort = errors.New("an ordinary Service port, tried by itself, ca
 // checkOrdinary returns an error if the kernel refuses a table with an ordinary Service port and
 // nothing else. It does not change anything.
 func (f *family) checkOrdinary() error {
-	alone := &family{dialect: f.of(Table + "-check"), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+	alone := f.beside(checkTable)
 	alone.adopt(&content{})
 	x := alone.begin()
 	p := programmer.Ordinary(f.IP)
@@ -324,12 +329,7 @@ func (f *family) checkOrdinary() error {
 		return err
 	}
 	x.finish()
-	return x.conn.Check(x.batch())
-}
-
-type failure struct {
-	change
-	err error
+	return x.conn.Check(x.whole())
 }
 
 // refused reports that the kernel refuses something that a single Service port wants, so that the
@@ -349,9 +349,8 @@ func refused(err error) bool {
 	return true
 }
 
-// bisect carries out steps in halves, until each refused step is alone.
-func (f *family) bisect(ctx context.Context, steps []change) ([]failure, error) {
-	var failed []failure
+// bisect carries out steps in halves, until each refused step is alone. It returns the refused ones.
+func (f *family) bisect(ctx context.Context, steps []change) (failed []change, _ error) {
 	for _, half := range [][]change{steps[:len(steps)/2], steps[len(steps)/2:]} {
 		if len(half) == 0 {
 			continue
@@ -366,7 +365,8 @@ func (f *family) bisect(ctx context.Context, steps []change) ([]failure, error) 
 		case !refused(err):
 			return nil, err
 		case len(half) == 1:
-			failed = append(failed, failure{half[0], err})
+			half[0].refused = err
+			failed = append(failed, half[0])
 		default:
 			more, err := f.bisect(ctx, half)
 			if err != nil {
@@ -376,14 +376,6 @@ func (f *family) bisect(ctx context.Context, steps []change) ([]failure, error) 
 		}
 	}
 	return failed, nil
-}
-
-func (f *family) bisectEach(ctx context.Context, failed []failure) ([]failure, error) {
-	steps := make([]change, len(failed))
-	for i, x := range failed {
-		steps[i] = x.change
-	}
-	return f.bisect(ctx, steps)
 }
 
 // attempt carries out steps in one transaction, and gives up one count of each of the given parts.

@@ -48,6 +48,8 @@ type change struct {
 	// renumber requests a new id, so that a change which is too long for one transaction can be made
 	// in several. Only the elements that lead to the id then have to change in one transaction.
 	renumber bool
+	// refused is why the kernel refuses the step, once it has.
+	refused error
 }
 
 // slotKey returns the key of a slot. backendKey returns the key of a backend with a number.

@@ -101,7 +101,7 @@ func has(family model.Family) bool {
 func (f *family) try() error {
 	// It uses another table's name, because the kernel would look at all elements of the existing
 	// table.
-	m := &nft.Messages{Table: f.of(Table + "-check").Table}
+	m := &nft.Messages{Table: f.of(checkTable).Table}
 	m.AddTable()
 	sticky := pick{class: classOf(exactSize+1, 1, 0)}
 	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.Loopback()}})

@@ -14,10 +14,11 @@ import (
 )
 
 // Table is the name of each family's table. StandInTable is the name of the table that serves while
-// Table is created again.
+// Table is created again. checkTable is the name of one that is validated but never committed.
 const (
 	Table        = "slicecast"
 	StandInTable = "slicecast-stand-in"
+	checkTable   = "slicecast-check"
 )
 
 // Chains that do not belong to a policy or a pick. guardChain exists only if NodePorts are on

@@ -54,6 +54,9 @@ func (f *family) begin() *transaction {
 func (x *transaction) end() {
 	x.script.reset(x.Table)
 	x.ledger = ledger{}
+	if cap(x.batch.Buf) > keptBuffer {
+		x.batch.Buf = nil
+	}
 }
 
 var (
@@ -350,18 +353,15 @@ func (x *transaction) discard(r ref) {
 	}
 }
 
-// batch returns the whole transaction as one batch.
-func (x *transaction) batch() *nft.Batch {
-	all := x.script.batch(&x.prefix, x.buf)
-	if cap(all.Buf) <= keptBuffer {
-		x.buf = all.Buf
-	}
-	return all
+// whole returns the transaction as one batch, which is valid until end.
+func (x *transaction) whole() *nft.Batch {
+	x.writeAll(&x.batch, &x.prefix)
+	return &x.batch
 }
 
 // commit commits the transaction. After a netlink.Error without errPartly, the table is as it was.
 func (x *transaction) commit() error {
-	if all := x.batch(); x.conn.Fits(all) {
+	if all := x.whole(); x.conn.Fits(all) {
 		return x.conn.Commit(all)
 	}
 	return x.commitParts(x.conn, &x.prefix)

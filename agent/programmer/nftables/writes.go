@@ -107,8 +107,8 @@ func (s *script) steps(m *nft.Messages) {
 	m.Append(&s.undefine)
 }
 
-// batch returns a transaction with the prefix and the script. It uses buf if that is long enough.
-func (s *script) batch(prefix *nft.Messages, buf []byte) *nft.Batch {
+// writeAll makes all a transaction with the prefix and the script.
+func (s *script) writeAll(all *nft.Batch, prefix *nft.Messages) {
 	length := 64 // the messages that delimit a batch
 	for _, m := range []*nft.Messages{prefix, &s.sets, &s.define, &s.undefine} {
 		length += len(m.Buf)
@@ -116,12 +116,12 @@ func (s *script) batch(prefix *nft.Messages, buf []byte) *nft.Batch {
 	for _, c := range []*changes{&s.early, &s.removed, &s.added, &s.late} {
 		length += c.length()
 	}
-	all := nft.NewBatch(prefix.Table, slices.Grow(buf[:0], length))
+	all.Buf = slices.Grow(all.Buf[:0], length)
+	all.Reset(prefix.Table)
 	all.Append(prefix, &s.sets)
 	s.early.add(&all.Messages)
 	s.steps(&all.Messages)
 	s.late.remove(&all.Messages)
-	return all
 }
 
 // commitParts commits the prefix and the script in several transactions. Only what packets see at
