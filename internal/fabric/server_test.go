@@ -16,8 +16,8 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/server/app"
+	upstream "github.com/slicecast/slicecast/server/relay"
 )
 
 const (

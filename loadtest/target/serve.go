@@ -21,7 +21,6 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source/kube"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/child"
@@ -29,6 +28,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
 // gracePeriod limits the wait for streams at the end of the process. Their nodes have ended by then
@@ -123,7 +123,7 @@ func (s *Servant) config() (c serverapp.Config, err error) {
 		if err != nil {
 			return c, err
 		}
-		c.Upstream = &upstream.Options{
+		c.Upstream = &relay.Options{
 			Servers: client.Static(s.setup.Upstream...), Version: daemon.Version(), Logger: s.log, Metrics: s.registry,
 			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(followed.ClientCredentials(wire.Protocol))},
 		}

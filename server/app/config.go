@@ -7,10 +7,10 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
 // Config configures a Server. Options.Config creates it from the command line.
@@ -18,7 +18,7 @@ type Config struct {
 	// Source feeds the server. If Upstream is set, the server is a relay, and Source is ignored.
 	// SourceKind is the value of --source.
 	Source     source.Source
-	Upstream   *upstream.Options
+	Upstream   *relay.Options
 	SourceKind string
 	// Servers and ServerService are passed to fanout.Options.
 	Servers       []*pb.Server

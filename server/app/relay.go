@@ -11,13 +11,13 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/server/fanout"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
-var _ fanout.Upstream = (*upstream.Source)(nil)
+var _ fanout.Upstream = (*relay.Source)(nil)
 
 // UpstreamOptions has the values of the flags of the upstream source, which makes the server a
 // relay.
@@ -74,8 +74,8 @@ func (o *UpstreamOptions) validate(isSource bool) error {
 }
 
 // config returns the options of the upstream source.
-func (o *UpstreamOptions) config(c Config) (*upstream.Options, error) {
-	out := &upstream.Options{
+func (o *UpstreamOptions) config(c Config) (*relay.Options, error) {
+	out := &relay.Options{
 		Servers: client.Resolve(o.Servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.Servers),
 		Version: daemon.Version(), Logger: c.Logger, Metrics: c.Registry,
 	}

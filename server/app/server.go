@@ -17,7 +17,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -25,6 +24,7 @@ import (
 	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/h2"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
 // Server is a server whose addresses are bound. It serves while Run runs.
@@ -87,8 +87,8 @@ func New(c Config) (_ *Server, err error) {
 	}
 	about := debug.Options{Store: s.store, Source: c.SourceKind}
 	if c.Upstream != nil {
-		relay := upstream.New(*c.Upstream, s.store, func() { s.hub.UpstreamEnded() })
-		s.config.Source, options.Upstream, about.Upstream = relay, relay, relay.Connection
+		upstream := relay.New(*c.Upstream, s.store, func() { s.hub.UpstreamEnded() })
+		s.config.Source, options.Upstream, about.Upstream = upstream, upstream, upstream.Connection
 	}
 	s.hub = fanout.New(options)
 	about.Hub = s.hub

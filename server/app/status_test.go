@@ -24,10 +24,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/show"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth/authtest"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
 // runStatus runs the status command.
@@ -166,7 +166,7 @@ func TestStatusOfARelay(t *testing.T) {
 	root.withWeb()
 	address := root.Addresses().GRPC.String()
 	c := testConfig(t)
-	c.SourceKind, c.Upstream = "upstream", &upstream.Options{
+	c.SourceKind, c.Upstream = "upstream", &relay.Options{
 		Servers: client.Static(address), Logger: c.Logger, Metrics: c.Registry,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	}

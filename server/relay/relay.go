@@ -1,4 +1,4 @@
-// Package upstream is the source of a relay. A relay is a server that follows another server's
+// Package relay is the source of a relay. A relay is a server that follows another server's
 // stream, as an agent does, and serves agents of its own. Relays let one cluster's state reach more
 // nodes, or more distant ones, than one server should serve.
 //
@@ -13,7 +13,7 @@
 //   - A relay is not fed by itself through any number of other relays for longer than a moment.
 //     When its own stream ends, it ends the streams of other relays, so that they check the path of
 //     its next one.
-package upstream
+package relay
 
 import (
 	"context"

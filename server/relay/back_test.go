@@ -1,4 +1,4 @@
-package upstream_test
+package relay_test
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package upstream_test
+package relay_test
 
 import (
 	"bytes"
@@ -21,10 +21,10 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
-	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
+	"github.com/slicecast/slicecast/server/relay"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,7 +77,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 		c.MaxBehindWait = s.behindWait()
 	}
 	if len(upstreams) > 0 {
-		c.Upstream = &upstream.Options{
+		c.Upstream = &relay.Options{
 			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,
 			MaxBackoff: 100 * time.Millisecond,
 		}
