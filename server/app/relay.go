@@ -13,11 +13,8 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
-	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/relay"
 )
-
-var _ fanout.Upstream = (*relay.Source)(nil)
 
 // UpstreamOptions has the values of the flags of the upstream source, which makes the server a
 // relay.

@@ -87,7 +87,7 @@ func New(c Config) (_ *Server, err error) {
 	}
 	about := debug.Options{Store: s.store, Source: c.SourceKind}
 	if c.Upstream != nil {
-		upstream := relay.New(*c.Upstream, s.store, func() { s.hub.UpstreamEnded() })
+		upstream := relay.New(*c.Upstream, s.store)
 		s.config.Source, options.Upstream, about.Upstream = upstream, upstream, upstream.Connection
 	}
 	s.hub = fanout.New(options)

@@ -79,7 +79,7 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 		out.Source.Synced = true
 	default:
 	}
-	for kind, count := range hub.Streams {
+	for kind, count := range hub.Sessions {
 		out.Streams = append(out.Streams, &pb.StreamCount{Kind: kind, Count: uint32(count)})
 	}
 	slices.SortFunc(out.Streams, func(a, b *pb.StreamCount) int { return cmp.Compare(a.GetKind(), b.GetKind()) })
@@ -159,13 +159,13 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 		}
 		lacks = &key
 	}
-	for _, stream := range s.Hub.Streams(lacks) {
-		agent := agentStatus(&stream)
+	for _, session := range s.Hub.Sessions(lacks) {
+		agent := agentStatus(&session)
 		switch {
 		case r.GetNodeName() != "" && agent.GetNodeName() != r.GetNodeName(),
 			r.GetOnlyBehind() && !behind(agent),
 			r.GetOnlyWithErrors() && len(agent.GetErrors()) == 0,
-			lacks != nil && !stream.Lacks:
+			lacks != nil && !session.Lacks:
 			continue
 		}
 		if err := to.Send(&pb.ListAgentsResponse{Agent: agent}); err != nil {
@@ -180,10 +180,10 @@ func behind(a *pb.AgentStatus) bool {
 	return !a.GetSynced() || a.GetLagSequences() > 0 || a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
 }
 
-func agentStatus(s *fanout.Stream) *pb.AgentStatus {
+func agentStatus(s *fanout.SessionStatus) *pb.AgentStatus {
 	out := &pb.AgentStatus{
 		NodeName: s.Node, Kind: s.Kind, Address: s.Peer, ClientVersion: s.Version, Programmer: s.Programmer,
-		Since: timestamppb.New(s.Since), Synced: s.Synced, Programmed: s.Reported, Nodes: uint32(s.Nodes),
+		Since: timestamppb.New(s.Since), Synced: s.Synced, Programmed: s.Acked, Nodes: uint32(s.Nodes),
 		LagSequences: s.LagSequences, Lag: duration(s.Lag), SentBytes: s.SentBytes,
 	}
 	for _, n := range s.Nacks {

@@ -421,16 +421,16 @@ func TestService(t *testing.T) {
 }
 
 // upstream is the Upstream of a relay.
-type upstream struct{ connected bool }
+type upstream struct{}
 
-func (u *upstream) Path() (path []uint64, ok bool)                       { return []uint64{7, 8}, u.connected }
+func (u *upstream) Path() ([]uint64, context.Context)                    { return []uint64{7, 8}, context.Background() }
 func (u *upstream) Mark(uint32) model.Position                           { return model.Position{} }
 func (u *upstream) Programmed(uint32, model.Position, time.Time, string) {}
 func (u *upstream) Nodes(int)                                            {}
 func (u *upstream) Nack(*pb.Nack) bool                                   { return true }
 
 func TestRelay(t *testing.T) {
-	f := start(t, fanout.Options{Upstream: &upstream{connected: true}})
+	f := start(t, fanout.Options{Upstream: &upstream{}})
 	f.fill(1)
 	require.True(t, f.status().GetUpstream().GetConnected())
 	require.Equal(t, []uint64{7, 8}, f.status().GetUpstream().GetPath())

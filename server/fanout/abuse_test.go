@@ -70,7 +70,7 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 			// A node's limits apply to all of its streams together.
 			p := connect(t, h, &pb.Hello{NodeName: name, Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 			defer p.cancel()
-			eventually(t, p.session.s.synced.Load)
+			eventually(t, p.session.synced.Load)
 			p.set(false)
 			var err error
 			n := 0
@@ -80,12 +80,12 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 			require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 			require.ErrorContains(t, err, c.says)
 			require.LessOrEqual(t, n, c.most+1000)
-			p.session.s.mu.Lock()
-			require.LessOrEqual(t, p.session.s.waiting, maxWaiting+2*resyncBytes)
-			p.session.s.mu.Unlock()
-			p.session.s.reports.mu.Lock()
-			require.LessOrEqual(t, len(p.session.s.reports.nacks), maxNacks)
-			p.session.s.reports.mu.Unlock()
+			p.session.mu.Lock()
+			require.LessOrEqual(t, p.session.requests.size, maxWaiting+2*resyncBytes)
+			p.session.mu.Unlock()
+			p.session.reports.mu.Lock()
+			require.LessOrEqual(t, len(p.session.reports.nacks), maxNacks)
+			p.session.reports.mu.Unlock()
 		})
 	}
 }
@@ -146,8 +146,8 @@ func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	}
 	last := f.hello(agent)
 	last.inSync()
-	eventually(t, func() bool { return len(f.Streams(nil)) == 1 })
-	require.EqualValues(t, 1, f.nodes.Load())
+	eventually(t, func() bool { return len(f.Sessions(nil)) == 1 })
+	require.EqualValues(t, 1, f.servedNodes.Load())
 	for _, c := range old {
 		require.Equal(t, codes.Aborted, c.ends().Code())
 	}
@@ -166,7 +166,7 @@ func TestWhatClientsSayStaysText(t *testing.T) {
 	end := f.hello(&pb.Hello{NodeName: strings.Repeat("n", 254)}).ends()
 	require.Equal(t, codes.InvalidArgument, end.Code())
 	f.hello(&pb.Hello{ClientVersion: strings.Repeat("v", 100_000)}).inSync()
-	require.Less(t, len(f.Streams(nil)[0].Version), 520)
+	require.Less(t, len(f.Sessions(nil)[0].Version), 520)
 }
 
 // TestNamesInNacksAreBounded checks that a nack takes little memory, however long its names are.
@@ -175,7 +175,7 @@ func TestNamesInNacksAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1), Upstream: up})
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	long := strings.Repeat("n", 64<<10)
 	for n := range maxNacks {
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
@@ -184,7 +184,7 @@ func TestNamesInNacksAreBounded(t *testing.T) {
 		}}}))
 	}
 	kept := 0
-	r := &p.session.s.reports
+	r := &p.session.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	require.Len(t, r.nacks, maxNacks)
@@ -220,10 +220,10 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 	h := running(t, Options{Store: s})
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	key := model.ServiceKey{Namespace: "default", Name: "service-1"}
 	shard := key.Shard(2)
-	lacks := func() bool { return h.Streams(&key)[0].Lacks }
+	lacks := func() bool { return h.Sessions(&key)[0].Lacks }
 	require.True(t, lacks())
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
 		Positions: []*pb.ShardPosition{{Shard: 1 - shard, Sequence: 1}},

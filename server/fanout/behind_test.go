@@ -64,7 +64,7 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 						came = true
 					}
 				}
-				return came && p.session.s.synced.Load()
+				return came && p.session.synced.Load()
 			})
 		})
 	}
@@ -94,7 +94,7 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 			hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
 			p := connect(t, h, hello)
 			defer p.cancel()
-			eventually(t, p.session.s.synced.Load)
+			eventually(t, p.session.synced.Load)
 			p.read(t)
 			var got []*wire.Response
 			comes := func(what func(*wire.Response) bool) {
@@ -163,7 +163,7 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 		hello.Epoch++
 		hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
 		p := connect(t, h, hello)
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 		p.read(t)
 		begin := time.Now()
 		want := 0.0
@@ -172,9 +172,9 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 			s.Upsert(slice(0, 2), 700)
 		}
 		eventually(t, func() bool {
-			p.session.s.mu.Lock()
-			defer p.session.s.mu.Unlock()
-			return p.session.s.live
+			p.session.mu.Lock()
+			defer p.session.mu.Unlock()
+			return p.session.live
 		})
 		if changes {
 			require.Greater(t, time.Since(begin), 50*time.Millisecond)

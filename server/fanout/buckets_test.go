@@ -120,7 +120,7 @@ func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 func TestWholeShardsAreSentInTurn(t *testing.T) {
 	s := filled(t, 40)
 	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
-	other := h.cold.ask(identity{user: "another"}, 1)
+	other := h.turns.ask(identity{user: "another"}, 1)
 	<-other.begun
 	byShard, byBuckets, same := resuming(s), resuming(s), holding(s)
 	byShard.Capabilities = nil
@@ -148,9 +148,9 @@ func TestWholeShardsAreSentInTurn(t *testing.T) {
 	}
 	quick := connect(t, h, same)
 	defer quick.cancel()
-	eventually(t, quick.session.s.synced.Load)
+	eventually(t, quick.session.synced.Load)
 	other.end()
 	for _, p := range waiting {
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 	}
 }

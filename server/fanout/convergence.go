@@ -115,13 +115,13 @@ type openUpdate struct {
 	longest  time.Duration
 }
 
-// member is the part of one stream in the convergence. A relay's member stands for all nodes of the
+// member is the part of one client in the convergence. A relay's member stands for all nodes of the
 // relay. The shard's lock guards the entries of each slice.
 type member struct {
-	name  string
-	nodes int
-	acked []uint64 // by shard; Updates from before the stream joined count as acked
-	told  []uint64 // by shard; the sequence of the stream's own latest ack
+	name     string
+	nodes    int
+	acked    []uint64 // by shard; Updates from before the client joined count as acked
+	reported []uint64 // by shard; the sequence of the client's own latest ack
 	// weights are those of a relay, by shard, and nil for an agent. An agent's weight is 1.
 	weights [][]weight
 }
@@ -133,9 +133,13 @@ type weight struct {
 	nodes int
 }
 
-func newConvergence(shards uint32, m *metrics) *convergence {
+// newConvergence returns the convergence of a server without clients. done may be nil.
+func newConvergence(shards uint32, m *metrics, done func(shard uint32, c completed)) *convergence {
+	if done == nil {
+		done = func(uint32, completed) {}
+	}
 	return &convergence{
-		metrics: m, shards: make([]shardConvergence, shards), done: func(uint32, completed) {},
+		metrics: m, shards: make([]shardConvergence, shards), done: done,
 		most: max(1, min(maxOpen, maxAllOpen/int(shards))), members: make(map[*member]struct{}),
 	}
 }
@@ -171,7 +175,7 @@ func (c *convergence) joinRelay(name string) *member {
 }
 
 func (c *convergence) join(m *member) *member {
-	m.acked, m.told = make([]uint64, len(c.shards)), make([]uint64, len(c.shards))
+	m.acked, m.reported = make([]uint64, len(c.shards)), make([]uint64, len(c.shards))
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
@@ -194,7 +198,7 @@ func (c *convergence) list(m *member) {
 	}
 }
 
-// resize sets the number of nodes that a stream stands for. When the stream ends it is set to 0, so
+// resize sets the number of nodes that a client stands for. When its stream ends it is set to 0, so
 // that no Update waits for these nodes any more.
 func (c *convergence) resize(m *member, nodes int) {
 	by := nodes - m.nodes
@@ -271,12 +275,12 @@ func (m *member) forgetWeights(shard int, s *shardConvergence) {
 	}
 }
 
-// ack records that a stream's nodes have had a shard programmed up to a sequence since at. last may
+// ack records that a client's nodes have had a shard programmed up to a sequence since at. last may
 // name the last node of a relay.
 func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time, last string) {
 	s := &c.shards[shard]
 	s.mu.Lock()
-	m.told[shard] = max(m.told[shard], sequence)
+	m.reported[shard] = max(m.reported[shard], sequence)
 	if sequence <= m.acked[shard] {
 		s.mu.Unlock()
 		return
@@ -300,7 +304,9 @@ func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time
 
 // after returns the index of the first open Update that is later than a sequence.
 func (s *shardConvergence) after(sequence uint64) int {
-	i, _ := slices.BinarySearchFunc(s.open, sequence+1, func(p *openUpdate, sequence uint64) int { return cmp.Compare(p.sequence, sequence) })
+	i, _ := slices.BinarySearchFunc(s.open, sequence+1, func(p *openUpdate, sequence uint64) int {
+		return cmp.Compare(p.sequence, sequence)
+	})
 	return i
 }
 
@@ -331,7 +337,9 @@ func (p *openUpdate) time(share int) time.Duration {
 
 // result returns what is known of the Update.
 func (p *openUpdate) result(shard uint32) Convergence {
-	r := Convergence{Shard: shard, Sequence: p.sequence, Published: p.published, Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest}
+	r := Convergence{
+		Shard: shard, Sequence: p.sequence, Published: p.published, Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest,
+	}
 	for i := range r.Times {
 		r.Times[i] = p.time(i)
 	}
@@ -443,7 +451,7 @@ func (s *shardConvergence) lacking(shard int, members []*member) [][]NodeTime {
 	return out
 }
 
-// lag returns how many sequences a stream's nodes are behind, summed over all shards, and for how
+// lag returns how many sequences a client's nodes are behind, summed over all shards, and for how
 // long the oldest Update that they lack has been published.
 func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind time.Duration) {
 	for i := range c.shards {
@@ -463,21 +471,21 @@ func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind ti
 	return sequences, behind
 }
 
-// has reports whether a stream's nodes have acknowledged a shard up to a sequence.
+// has reports whether a client's nodes have acknowledged a shard up to a sequence.
 func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return m.told[shard] >= sequence
+	return m.reported[shard] >= sequence
 }
 
-// caughtUp reports whether a stream's nodes have acknowledged everything that was published before
-// the stream joined.
+// caughtUp reports whether a client's nodes have acknowledged everything that was published before
+// the client joined.
 func (c *convergence) caughtUp(m *member) bool {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
-		behind := m.told[i] < m.acked[i]
+		behind := m.reported[i] < m.acked[i]
 		s.mu.Unlock()
 		if behind {
 			return false

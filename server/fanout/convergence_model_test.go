@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -72,10 +73,10 @@ type relayModel struct {
 	early []string
 }
 
-func (r *relayModel) Path() ([]uint64, bool)     { return nil, true }
-func (r *relayModel) Mark(uint32) model.Position { return model.Position{Epoch: 1, Sequence: r.mark} }
-func (r *relayModel) Nack(*pb.Nack) bool         { return true }
-func (r *relayModel) Nodes(count int)            { r.queue = append(r.queue, count) }
+func (r *relayModel) Path() ([]uint64, context.Context) { return nil, context.Background() }
+func (r *relayModel) Mark(uint32) model.Position        { return model.Position{Epoch: 1, Sequence: r.mark} }
+func (r *relayModel) Nack(*pb.Nack) bool                { return true }
+func (r *relayModel) Nodes(count int)                   { r.queue = append(r.queue, count) }
 func (r *relayModel) Programmed(_ uint32, p model.Position, at time.Time, last string) {
 	r.queue = append(r.queue, positionModel{p.Sequence, at, last})
 	for _, n := range r.nodes {
@@ -239,12 +240,12 @@ func TestConvergenceIsThatOfTheNodesOwnTimes(t *testing.T) {
 
 func playConvergence(t *rapid.T) {
 	f := &fleetModel{registry: prometheus.NewRegistry()}
-	f.root = newConvergence(1, newMetrics(f.registry, &Hub{frames: newFrameCache(0)}))
+	f.root = newConvergence(1, newMetrics(f.registry), nil)
 	for i := range rapid.IntRange(0, 2).Draw(t, "relays") {
-		r := &relayModel{reached: []uint64{0}, own: newConvergence(1, newMetrics(nil, &Hub{}))}
+		r := &relayModel{reached: []uint64{0}}
 		r.member = f.root.joinRelay(fmt.Sprint("relay-", i))
-		r.marks = &marks{upstream: r, shards: make([]shardMarks, 1)}
-		r.own.done = r.marks.programmed
+		r.marks = newMarks(r, 1)
+		r.own = newConvergence(1, newMetrics(nil), r.marks.programmed)
 		f.relays = append(f.relays, r)
 	}
 	join := func(c *convergence) *nodeModel {

@@ -24,7 +24,7 @@ func TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen(t *testing.T) {
 	h := start(t, s).Hub
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	shard := slice(0, 1).ServiceKey().Shard(2)
 	first := s.Snapshot(shard).Sequence()
 	var acking sync.WaitGroup
@@ -57,7 +57,7 @@ func BenchmarkAck(b *testing.B) {
 	for name, stuck := range map[string]int{"all follow": 0, "one is stuck": 1} {
 		b.Run(name, func(b *testing.B) {
 			const nodes = 100
-			c := newConvergence(1, newMetrics(nil, &Hub{}))
+			c := newConvergence(1, newMetrics(nil), nil)
 			for range stuck {
 				c.joinAgent("stuck")
 			}
@@ -89,7 +89,7 @@ func BenchmarkAck(b *testing.B) {
 // TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore checks that nodes that join after a
 // publish and leave again do not change its numbers.
 func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
-	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	c := newConvergence(1, newMetrics(nil), nil)
 	var members []*member
 	for range 10 {
 		members = append(members, c.joinAgent(fmt.Sprint("node-", len(members))))
@@ -113,7 +113,7 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 // TestARelayThatComesBackHasNotWhatWasPublishedBefore checks that nodes of a relay that reconnects
 // do not count as having what was published before.
 func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
-	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	c := newConvergence(1, newMetrics(nil), nil)
 	direct := c.joinAgent("direct")
 	relay := c.joinRelay("relay")
 	c.resize(relay, 100)
@@ -131,7 +131,7 @@ func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 // TestTimesDoNotDependOnWhichAckIsTheLast checks coalesced acks: the ack that arrives last may
 // carry the earliest time.
 func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
-	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	c := newConvergence(1, newMetrics(nil), nil)
 	slow, quick := c.joinAgent("slow"), c.joinAgent("quick")
 	at := func(us int) time.Time { return time.Time{}.Add(time.Duration(us) * time.Microsecond) }
 	c.published(0, 1, at(0))
@@ -211,7 +211,7 @@ func TestAStuckNode(t *testing.T) {
 // TestNodesThatWereLast checks which nodes are named: some of the nodes that lack an Update, a
 // relay if some of its nodes lack it, and otherwise the relay's last node.
 func TestNodesThatWereLast(t *testing.T) {
-	c := newConvergence(2, newMetrics(nil, &Hub{}))
+	c := newConvergence(2, newMetrics(nil), nil)
 	var nodes []*member
 	for _, name := range []string{"e", "d", "c", "b", "a"} {
 		nodes = append(nodes, c.joinAgent(name))
@@ -253,7 +253,7 @@ func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
 	h := start(t, s).Hub
 	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	shard := slice(0, 1).ServiceKey().Shard(2)
 	ack := func(nodes uint32, last string) error {
 		return p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: nodes, Positions: []*pb.ShardPosition{
@@ -269,7 +269,7 @@ func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
 	results := h.Convergences()
 	require.Len(t, results, 2)
 	require.Equal(t, maxRelayNodes, results[0].Nodes)
-	require.Equal(t, "relay "+p.session.s.peer, results[0].Last[0].Node, "it is too long for a name")
+	require.Equal(t, "relay "+p.session.peer, results[0].Last[0].Node, "it is too long for a name")
 	require.Len(t, results[1].Last[0].Node, maxNodeName)
 	require.Equal(t, codes.InvalidArgument, status.Code(ack(maxRelayNodes+1, "")))
 }

@@ -117,7 +117,8 @@ func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([
 	default:
 		from = rounded(snapshot, from)
 	}
-	return h.shared(frameKey{shard: snapshot.Shard(), from: from, to: snapshot.Sequence(), exact: exact, compressed: compressed}, func() *model.Update {
+	key := frameKey{shard: snapshot.Shard(), from: from, to: snapshot.Sequence(), exact: exact, compressed: compressed}
+	return h.shared(key, func() *model.Update {
 		if exact {
 			return h.since(snapshot, from)
 		}
@@ -168,7 +169,9 @@ func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
 // inBuckets returns the frames of some of a snapshot's buckets. Together they are one Update.
 func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (frames []wire.Frame, err error) {
 	for i, b := range buckets {
-		key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), bucket: b + 1, more: i < len(buckets)-1, compressed: compressed}
+		key := frameKey{
+			shard: snapshot.Shard(), to: snapshot.Sequence(), bucket: b + 1, more: i < len(buckets)-1, compressed: compressed,
+		}
 		of, err := h.shared(key, func() *model.Update { return snapshot.InBuckets([]uint32{b}) })
 		if err != nil {
 			return nil, err

@@ -116,8 +116,8 @@ func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 		cancel()
 		require.Contains(t, []codes.Code{codes.Canceled, codes.InvalidArgument, codes.ResourceExhausted}, status.Code(<-ended))
 	}
-	require.Empty(t, h.list())
-	require.Zero(t, h.nodes.Load())
+	require.Empty(t, h.sessions.list())
+	require.Zero(t, h.servedNodes.Load())
 	for i := range h.convergence.shards {
 		s := &h.convergence.shards[i]
 		require.Zero(t, s.nodes)

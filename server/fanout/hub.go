@@ -24,18 +24,16 @@
 package fanout
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -59,9 +57,6 @@ const (
 // frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its
 // catch-ups.
 const frameCacheBytes = 64 << 20
-
-// maxCoalesce bounds how long a change waits until earlier changes are sent.
-const maxCoalesce = 50 * time.Millisecond
 
 // Options configures a Hub.
 type Options struct {
@@ -99,30 +94,7 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// Upstream is the stream that feeds a relay. Programmed, Nodes and Nack must not wait.
-type Upstream interface {
-	// Path returns the epochs in Welcome.path. ok is false while there is no stream or its initial
-	// state is incomplete. Hub.UpstreamEnded must be called after ok has become false.
-	Path() (path []uint64, ok bool)
-	// Mark returns the position up to which one of upstream's shards is written to the store.
-	Mark(shard uint32) model.Position
-	// Programmed reports that all nodes have had a shard programmed up to a Mark since at, which is
-	// when the last of them had it. last is the name of that node, or empty.
-	Programmed(shard uint32, mark model.Position, at time.Time, last string)
-	// Nodes reports how many of the relay's nodes hold what Programmed has reported.
-	Nodes(count int)
-	// Nack passes on that a node cannot program an object, or that an earlier nack is resolved. It
-	// returns false if too many nacks are open already; the hub then tries again with each
-	// heartbeat.
-	Nack(*pb.Nack) bool
-}
-
-// Hub publishes the store's changes and serves them to streams. Its invariants, under mu:
-//
-//  1. streams holds every registered stream s at index s.index.
-//  2. byNode holds the same streams by node name, which is empty for clients without a node.
-//  3. agents holds each node's latest agent. An older stream of the node is about to end.
-//  4. others counts the streams of each user that are not agents'; it is at most maxOthers.
+// Hub publishes the store's changes and serves them to sessions.
 type Hub struct {
 	pb.UnimplementedDistributionServiceServer
 
@@ -131,86 +103,74 @@ type Hub struct {
 	store       *store.Store
 	metrics     *metrics
 	frames      *frameCache
-	cold        *turns
+	turns       *turns
 	allowances  *allowances
-	nodes       atomic.Int64 // served nodes, including those behind relays
+	sessions    *registry
 	convergence *convergence
+	upward      *upward // nil unless the server is a relay
+	servedNodes atomic.Int64
 	started     time.Time
 
-	// marks is nil unless the server is a relay.
-	marks *marks
-	// programmed.nodes is the number of nodes last reported to Upstream. Its mutex guards it.
-	programmed struct {
-		sync.Mutex
-		nodes int
-	}
-	// untold is set when Upstream had no room for a nack; see retell.
-	untold atomic.Bool
-
 	ring ring
-	// work wakes the fan-out when the ring has grown.
-	work chan struct{}
+	work chan struct{} // wakes the fan-out when the ring has grown
+	pace *pacer
 
-	// mu guards the fields up to replicas. Nothing is encoded or sent while it is held.
-	mu sync.Mutex
-	// idle is closed while the streams that keep up have everything. rested is the end of the pause
-	// after that: as long again as the sending took.
-	idle   chan struct{}
-	rested time.Time
-	// streams are all streams. If listed is set, list has handed out the slice, so it must be
-	// copied before a change.
-	streams []*stream
-	listed  bool
-	byNode  map[string]map[*stream]struct{}
-	agents  map[string]*stream
-	// others is the number of streams that are not agents', by user.
-	others map[string]int
-	// reached is closed and replaced by each publish.
-	reached chan struct{}
-	// servers is the frame that names servers to clients, and replicas its decoded content.
-	servers  wire.Frame
-	replicas []*pb.Server
+	mu sync.Mutex // guards the fields up to servers; nothing is encoded or sent while it is held
+	// published is closed and replaced by each publish.
+	published chan struct{}
+	// servers is the list that clients are sent, and serversFrame the frame with it.
+	servers      []*pb.Server
+	serversFrame wire.Frame
 
 	// drainBegun is done once the hub begins to drain.
 	drainBegun context.Context
 	drain      context.CancelFunc
 
-	replacedLogged, behindLogged, tooManyLogged, tooOftenLogged, lateLogged rate.Sometimes
+	// logged bounds the log lines that clients cause.
+	logged struct{ replaced, behind, tooMany, tooOften, late rate.Sometimes }
 }
 
 // New returns a hub. It accepts streams while Run is running.
 func New(o Options) *Hub {
-	setDefault(&o.Heartbeat, DefaultHeartbeat)
-	setDefault(&o.DrainWindow, DefaultDrainWindow)
-	setDefault(&o.MaxBehindWait, DefaultMaxBehindWait)
-	setDefault(&o.ColdBytes, DefaultColdBytes)
-	setDefault(&o.Logger, slog.Default())
-	idle := make(chan struct{})
-	close(idle)
+	o.Heartbeat = cmp.Or(o.Heartbeat, DefaultHeartbeat)
+	o.DrainWindow = cmp.Or(o.DrainWindow, DefaultDrainWindow)
+	o.MaxBehindWait = cmp.Or(o.MaxBehindWait, DefaultMaxBehindWait)
+	o.ColdBytes = cmp.Or(o.ColdBytes, DefaultColdBytes)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	h := &Hub{
-		options: o, log: o.Logger, store: o.Store, started: time.Now(),
-		frames: newFrameCache(frameCacheBytes), cold: newTurns(o.ColdBytes), allowances: newAllowances(),
-		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
-		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream), others: make(map[string]int),
-		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
-		tooManyLogged: rate.Sometimes{Interval: time.Minute}, tooOftenLogged: rate.Sometimes{Interval: time.Minute}, lateLogged: rate.Sometimes{Interval: time.Minute},
+		options: o, log: o.Logger, store: o.Store, started: time.Now(), metrics: newMetrics(o.Registerer),
+		frames: newFrameCache(frameCacheBytes), turns: newTurns(o.ColdBytes), allowances: newAllowances(),
+		sessions: newRegistry(), upward: newUpward(o.Upstream, o.Store.Shards()),
+		work: make(chan struct{}, 1), pace: newPacer(), published: make(chan struct{}),
+	}
+	for _, few := range []*rate.Sometimes{&h.logged.replaced, &h.logged.behind} {
+		few.First, few.Interval = 5, time.Minute
+	}
+	for _, one := range []*rate.Sometimes{&h.logged.tooMany, &h.logged.tooOften, &h.logged.late} {
+		one.Interval = time.Minute
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
-	h.metrics = newMetrics(o.Registerer, h)
-	h.convergence = newConvergence(o.Store.Shards(), h.metrics)
-	if o.Upstream != nil {
-		h.marks = &marks{upstream: o.Upstream, shards: make([]shardMarks, o.Store.Shards())}
-		h.convergence.done = h.marks.programmed
+	h.registerGauges(o.Registerer)
+	var programmed func(shard uint32, c completed)
+	if h.upward != nil {
+		programmed = h.upward.marks.programmed
 	}
+	h.convergence = newConvergence(o.Store.Shards(), h.metrics, programmed)
 	h.ring.reach(o.Store.Reached())
 	h.announce(o.Servers)
 	return h
 }
 
-func setDefault[T comparable](v *T, to T) {
-	var zero T
-	if *v == zero {
-		*v = to
+// ready returns nil if the hub accepts streams, and the status to refuse a stream with otherwise.
+func (h *Hub) ready() error {
+	if h.drainBegun.Err() != nil {
+		return errStopping
+	}
+	select {
+	case <-h.store.WaitPublished():
+		return nil
+	default:
+		return errNotSynced
 	}
 }
 
@@ -235,7 +195,7 @@ func (h *Hub) Run(ctx context.Context) {
 		case <-h.store.Urgent():
 			h.publish()
 		case <-h.store.Dirty():
-			h.coalesce(ctx)
+			h.pace.wait(ctx, h.store.Urgent())
 			h.publish()
 		case <-beat.C:
 			// In a large cluster, digests take milliseconds. Another goroutine computes them first,
@@ -257,58 +217,49 @@ func (h *Hub) Run(ctx context.Context) {
 	}
 }
 
-// coalesce waits until the previous publish is sent and the pause after it is over. It returns
-// earlier after maxCoalesce, or if the store holds an urgent change.
-func (h *Hub) coalesce(ctx context.Context) {
-	latest := time.Now().Add(maxCoalesce)
-	wait := func(until time.Time, or <-chan struct{}) (goOn bool) {
-		t := time.NewTimer(time.Until(until))
-		defer t.Stop()
-		select {
-		case <-or:
-			return true
-		case <-t.C:
-		case <-h.store.Urgent():
-		case <-ctx.Done():
-		}
-		return false
-	}
-	h.mu.Lock()
-	idle := h.idle
-	h.mu.Unlock()
-	if !wait(latest, idle) {
-		return
-	}
-	h.mu.Lock()
-	rested := h.rested
-	h.mu.Unlock()
-	if time.Now().Before(rested) {
-		if rested.After(latest) {
-			rested = latest
-		}
-		wait(rested, nil)
-	}
-}
-
-// publish makes the store's pending changes visible to the streams.
+// publish makes the store's pending changes visible to the sessions.
 func (h *Hub) publish() {
 	start := time.Now()
-	var positions []model.Position
-	if h.marks != nil {
-		positions = h.marks.before()
+	p := h.publishStore(start)
+	if e := h.encode(p.Updates); len(e.updates) > 0 {
+		h.add(e)
 	}
-	// Convergence must know the Update before a client can acknowledge it.
-	p := h.store.Publish(func(u *model.Update) {
-		if h.marks != nil {
-			h.marks.updated(u.Shard, u.To, positions[u.Shard])
+	h.ring.reach(h.store.Reached())
+	for _, s := range h.sessions.relays() {
+		notify(s.pokes) // to be sent what is reached
+	}
+	h.announceReplicas(p.Updates)
+	for _, name := range p.Nodes {
+		for _, s := range h.sessions.followers(name) {
+			s.request(func() bool { s.requests.addNode(name); return true })
 		}
+	}
+	h.mu.Lock()
+	// This comes last: whoever waits for the publish finds everything.
+	close(h.published)
+	h.published = make(chan struct{})
+	h.mu.Unlock()
+	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
+}
+
+// publishStore publishes the store's pending changes. Convergence, and on a relay the marks, must know
+// an Update before a client can acknowledge it.
+func (h *Hub) publishStore(start time.Time) store.Publication {
+	if h.upward == nil {
+		return h.store.Publish(func(u *model.Update) { h.convergence.published(u.Shard, u.To, start) })
+	}
+	marks := h.upward.marks
+	positions := marks.before()
+	defer marks.after(positions)
+	return h.store.Publish(func(u *model.Update) {
+		marks.updated(u.Shard, u.To, positions[u.Shard])
 		h.convergence.published(u.Shard, u.To, start)
 	})
-	if h.marks != nil {
-		h.marks.after(positions)
-	}
-	e := entry{}
-	for _, u := range p.Updates {
+}
+
+// encode returns the ring's entry for the Updates of a publish.
+func (h *Hub) encode(updates []*model.Update) (e entry) {
+	for _, u := range updates {
 		frames, err := wire.EncodeParts(u)
 		// Sources reject strings that are not UTF-8, so this is not expected.
 		if err != nil {
@@ -320,38 +271,20 @@ func (h *Hub) publish() {
 		h.metrics.updates.Inc()
 		h.metrics.updateBytes.Observe(float64(wire.Bytes(frames)))
 	}
-	if len(e.updates) > 0 {
-		h.add(e)
-	}
-	h.ring.reach(h.store.Reached())
+	return e
+}
+
+// nextPublish returns a channel that is closed by the next publish.
+func (h *Hub) nextPublish() <-chan struct{} {
 	h.mu.Lock()
-	relays := h.relaysLocked()
-	h.mu.Unlock()
-	for _, s := range relays {
-		notify(s.pokes)
-	}
-	h.announceReplicas(p.Updates)
-	for _, name := range p.Nodes {
-		h.nodeChanged(name)
-	}
-	h.mu.Lock()
-	// This comes last: whoever waits for reached finds everything that was published.
-	close(h.reached)
-	h.reached = make(chan struct{})
-	h.mu.Unlock()
-	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
+	defer h.mu.Unlock()
+	return h.published
 }
 
 // add appends an entry to the ring and wakes the fan-out.
 func (h *Hub) add(e entry) {
 	h.ring.add(e)
-	h.mu.Lock()
-	select {
-	case <-h.idle:
-		h.idle = make(chan struct{})
-	default:
-	}
-	h.mu.Unlock()
+	h.pace.begin()
 	notify(h.work)
 }
 
@@ -362,10 +295,10 @@ func notify(c chan struct{}) {
 	}
 }
 
-// beat sends a new heartbeat to all streams. In the ring, it follows the Updates that its digest
+// beat sends a new heartbeat to all clients. In the ring, it follows the Updates that its digest
 // includes.
 func (h *Hub) beat() {
-	h.retell()
+	h.tellNacksAgain()
 	h.convergence.observeOld(time.Now())
 	digest, sequences := h.store.Digest()
 	m := &pb.Heartbeat{Digest: digest[:]}
@@ -375,7 +308,7 @@ func (h *Hub) beat() {
 	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}), lifeSign)
 }
 
-// broadcast sends f, which is not an Update, to all streams; streams with a subscription get
+// broadcast sends f, which is not an Update, to all clients; those with a subscription get
 // narrowed.
 func (h *Hub) broadcast(f, narrowed wire.Frame) {
 	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f), held: len(f)})
@@ -388,121 +321,6 @@ func mustEncode(r *pb.StreamResponse) wire.Frame {
 		panic(err)
 	}
 	return f
-}
-
-// list returns all streams. The caller must not change the slice.
-func (h *Hub) list() []*stream {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.listed = true
-	return h.streams
-}
-
-// ownStreamsLocked copies the list of streams if list has handed it out, so that it may be changed.
-func (h *Hub) ownStreamsLocked() {
-	if h.listed {
-		h.streams, h.listed = slices.Clone(h.streams), false
-	}
-}
-
-// maxOthers bounds the open streams of one identity that are not agents': those of observers,
-// operators and relays. A node has one agent.
-const maxOthers = 256
-
-// register adds a stream. A Node's agent replaces the node's older stream.
-func (h *Hub) register(s *stream) error {
-	h.mu.Lock()
-	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others[s.user] == maxOthers {
-		h.mu.Unlock()
-		h.metrics.starts.WithLabelValues("too_many").Inc()
-		h.tooManyLogged.Do(func() {
-			h.log.Warn("A stream of an observer or relay is refused, as it has as many as it may; more are only counted for a while",
-				"user", s.user, "peer", s.peer, "streams", maxOthers)
-		})
-		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open for %q, as many as one may have: close some",
-			maxOthers, s.user)
-	}
-	h.ownStreamsLocked()
-	s.index = len(h.streams)
-	h.streams = append(h.streams, s)
-	if h.byNode[s.node] == nil {
-		h.byNode[s.node] = make(map[*stream]struct{})
-	}
-	h.byNode[s.node][s] = struct{}{}
-	var old *stream
-	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
-		old = h.agents[s.node]
-		h.agents[s.node] = s
-	} else {
-		h.others[s.user]++
-	}
-	h.mu.Unlock()
-	// UpstreamEnded cannot have ended this stream between its admission and its registration.
-	if up := h.options.Upstream; up != nil && s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-		if _, ok := up.Path(); !ok {
-			s.end(errNoUpstream)
-		}
-	}
-	if old != nil {
-		h.metrics.replaced.Inc()
-		h.replacedLogged.Do(func() {
-			h.log.Info("A newer stream of the same node ends an older one", "node", s.node, "from", s.peer, "older", old.peer)
-		})
-		old.leave()
-		old.end(status.Errorf(codes.Aborted, "a newer stream of node %q, from %s, has taken this one's place: "+
-			"if that was not this agent, two are running with the same node name", s.node, s.peer))
-	}
-	return nil
-}
-
-func (h *Hub) unregister(s *stream) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.ownStreamsLocked()
-	last := len(h.streams) - 1
-	h.streams[s.index] = h.streams[last]
-	h.streams[s.index].index = s.index
-	h.streams[last] = nil
-	h.streams = h.streams[:last]
-	delete(h.byNode[s.node], s)
-	if len(h.byNode[s.node]) == 0 {
-		delete(h.byNode, s.node)
-	}
-	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT {
-		if h.others[s.user]--; h.others[s.user] == 0 {
-			delete(h.others, s.user)
-		}
-	} else if h.agents[s.node] == s {
-		delete(h.agents, s.node)
-	}
-}
-
-// nodeChanged makes the streams that follow a Node send it again.
-func (h *Hub) nodeChanged(name string) {
-	h.mu.Lock()
-	var to []*stream
-	for s := range h.byNode[name] {
-		to = append(to, s)
-	}
-	to = append(to, h.relaysLocked()...)
-	h.mu.Unlock()
-	for _, s := range to {
-		s.ask(func() {
-			if s.nodes == nil {
-				s.nodes = make(map[string]struct{})
-			}
-			s.nodes[name] = struct{}{}
-		})
-	}
-}
-
-func (h *Hub) relaysLocked() (relays []*stream) {
-	for s := range h.byNode[""] {
-		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-			relays = append(relays, s)
-		}
-	}
-	return relays
 }
 
 // Drain asks all clients to reconnect elsewhere and ends their streams, spread over the first half

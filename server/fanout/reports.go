@@ -2,13 +2,9 @@ package fanout
 
 import (
 	"cmp"
-	"strings"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -16,52 +12,48 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream, unless it is a relay's; see
+// maxNacks bounds the open nacks that are remembered of a client, unless it is a relay; see
 // wire.MaxRelayedNacks. maxNackKey bounds the names in each nack, in bytes, as Kubernetes does.
 const maxNacks, maxNackKey = 256, 63 + 253
-
-// These are the limits on a client's messages after its Hello, as the rate per second and the
-// burst. They are far above what acks, nacks and the answers to a query for all shards' buckets
-// need. Requests for state that are not such answers cost more and have limits of their own. An Ack
-// counts as one message, and one more for each positionsPerMessage positions.
-const (
-	messagesPerSecond, messagesBurst = 200, 8192
-	resyncsPerSecond, resyncsBurst   = 10, 256
-	positionsPerMessage              = 64
-)
 
 // maxRelayNodes bounds how many nodes a relay may stand for. It is far above the size of any
 // cluster, and low enough that sums do not overflow.
 const maxRelayNodes = 1 << 20
 
-// maxPositions bounds the positions in an Ack. Clients send fewer.
-const maxPositions = 4096
-
-// reports is what a client has reported about itself and its nodes.
+// reports is what a client has reported of its nodes, and what upstream was told of that. The session's
+// goroutine joins, and any goroutine may make it leave. Its invariants, under mu:
+//
+//  1. member is nil unless the session has joined and not left. Those of observers never join, as their
+//     acks do not count.
+//  2. After the session has left, upstream counts none of its nodes and has none of its nacks, whatever
+//     the client still reports.
+//  3. nacks has at most maxNacks entries, or wire.MaxRelayedNacks for a relay. If upstream had no room
+//     for one of them, the hub's upward.untold is set.
 type reports struct {
-	// greeted is set once a Hello has arrived. Only the receiving goroutine uses it.
-	greeted bool
-	// allowance is that of the client's identity, and limiters are lent to the stream. Both are set
-	// before the client is admitted.
-	allowance *allowance
-	limiters
+	hub    *Hub
+	client *client
 
-	sentBytes atomic.Uint64
-
-	mu sync.Mutex // guards the fields below
-	// member is nil until the client is in sync, and for clients whose acks do not count.
+	mu     sync.Mutex
 	member *member
-	// told is how many of the stream's nodes were reported to Upstream, on a relay.
-	told int
-	// left is set when the stream no longer counts, whatever its client still reports.
-	left bool
-	// reported is set once an Ack has arrived. The client then has programmed the state it had when
-	// it was in sync.
-	reported bool
+	left   bool
+	// acked is set once an Ack has arrived. The client then has programmed the state it had when it
+	// was in sync.
+	acked bool
+	// counted is how many of the client's nodes upstream counts.
+	counted  int
 	nacks    map[string]openNack // by object and node
 	lastNack Nack
-	// dropped is set if there were too many nacks to remember them all.
-	dropped bool
+	dropped  bool // whether there were too many nacks to remember them all
+}
+
+// Nack is an object that a node cannot program.
+type Nack struct {
+	// Object is the object as in logs: "Service default/web".
+	Object string
+	Reason string
+	// Node is the node behind a relay that sent the nack; empty for the client's own node.
+	Node string
+	At   time.Time
 }
 
 // openNack is a nack that is not resolved.
@@ -72,9 +64,32 @@ type openNack struct {
 	untold bool
 }
 
-// of reports whether the nack concerns a Service: the Service itself, one of its slices in a
-// snapshot, or everything on the node.
-func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
+// newOpenNack returns the nack that a client has sent. No client speaks for another node.
+func newOpenNack(from *client, m *pb.Nack) openNack {
+	key, err := wire.NackedFromProto(m.GetKey())
+	n := openNack{Nack: Nack{Reason: clip(m.GetReason()), At: time.Now()}}
+	if n.Object = clip(key.String()); err != nil {
+		n.Object = err.Error()
+	} else if len(key.Namespace)+len(key.Name) <= maxNackKey {
+		n.key = key
+	}
+	if from.isRelay() {
+		n.Node = clip(m.GetNodeName())
+	}
+	if n.key.Kind == model.KindNode {
+		n.key.Name = n.sender(from)
+		n.Object = n.key.String()
+	}
+	return n
+}
+
+// sender returns the name of the node that a client's nack comes from. A relay that cannot decode an
+// object itself names no node; its address stands in.
+func (n openNack) sender(client *client) string { return cmp.Or(n.Node, client.node, client.peer) }
+
+// concerns reports whether the nack is of a Service: of the Service itself, of one of its slices in a
+// snapshot, or of everything on the node.
+func (n openNack) concerns(service model.ServiceKey, in *store.Snapshot) bool {
 	if n.key.Kind == model.KindNode {
 		return true
 	}
@@ -85,209 +100,143 @@ func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
 	return slice != nil && slice.ServiceKey() == service
 }
 
-// Nack is an object that a node cannot program.
-type Nack struct {
-	// Object is the object as in logs: "Service default/web".
-	Object string
-	Reason string
-	// Node is the node behind a relay that sent the nack; empty for the stream's own node.
-	Node string
-	At   time.Time
-}
-
-// join makes the stream's nodes count for convergence. A relay has none until its first Ack says
+// join makes the client's nodes count for convergence. A relay has none until its first Ack says
 // how many.
-func (s *stream) join() {
-	r := &s.reports
+func (r *reports) join() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.left {
-		return
+	switch {
+	case r.left:
+	case r.client.isAgent():
+		r.member = r.hub.convergence.joinAgent(r.client.node)
+		r.hub.servedNodes.Add(1)
+		r.countUpstreamLocked(1)
+	case r.client.isRelay():
+		r.member = r.hub.convergence.joinRelay("relay " + r.client.peer)
 	}
-	switch s.kind {
-	case pb.ClientKind_CLIENT_KIND_AGENT:
-		r.member = s.hub.convergence.joinAgent(s.node)
-	case pb.ClientKind_CLIENT_KIND_RELAY:
-		r.member = s.hub.convergence.joinRelay("relay " + s.peer)
-	default:
-		return
-	}
-	s.hub.nodes.Add(int64(r.member.nodes))
-	s.tellNodesLocked(r.member.nodes)
 }
 
-// leave stops counting the stream's nodes. It withdraws their nacks from upstream, as this server
+// leave stops counting the client's nodes. It withdraws their nacks from upstream, as this server
 // no longer hears from the nodes.
-func (s *stream) leave() {
-	r := &s.reports
+func (r *reports) leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range r.nacks {
-		s.passOnLocked(n, true)
+		r.tellUpstreamLocked(n, true)
 	}
 	r.left = true
 	if r.member != nil {
-		s.tellNodesLocked(0)
-		s.resizeLocked(0)
+		r.countUpstreamLocked(0)
+		r.resizeLocked(0)
 		r.member = nil
 	}
 }
 
-func (s *stream) resizeLocked(nodes int) {
-	by := nodes - s.reports.member.nodes
-	if by != 0 {
-		s.hub.convergence.resize(s.reports.member, nodes)
-		s.hub.nodes.Add(int64(by))
-	}
+// resizeLocked sets the number of nodes that the client stands for.
+func (r *reports) resizeLocked(nodes int) {
+	r.hub.servedNodes.Add(int64(nodes - r.member.nodes))
+	r.hub.convergence.resize(r.member, nodes)
 }
 
-// tellNodesLocked reports to upstream, on a relay, how many nodes hold what the relay acknowledges.
+// countUpstreamLocked reports to upstream, on a relay, how many nodes hold what the relay acknowledges.
 // An agent counts once it has acknowledged everything from before it joined; until then no server
 // waits for it. Nodes behind other relays are counted by those relays in the same way. Upstream
 // hears that nodes have left before it hears what the remaining nodes have.
-func (s *stream) tellNodesLocked(nodes int) {
-	r, h := &s.reports, s.hub
-	if h.options.Upstream == nil || nodes == r.told {
+func (r *reports) countUpstreamLocked(nodes int) {
+	up := r.hub.upward
+	if up == nil || nodes == r.counted {
 		return
 	}
-	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT && nodes > 0 && !h.convergence.caughtUp(r.member) {
+	if r.client.isAgent() && nodes > 0 && !r.hub.convergence.caughtUp(r.member) {
 		return
 	}
-	h.programmed.Lock()
-	defer h.programmed.Unlock()
-	h.programmed.nodes += nodes - r.told
-	r.told = nodes
-	h.options.Upstream.Nodes(h.programmed.nodes)
+	up.addNodes(nodes - r.counted)
+	r.counted = nodes
 }
 
-// ack processes an Ack.
-func (s *stream) ack(a *pb.Ack) error {
-	shards := s.hub.store.Shards()
-	for _, p := range a.GetPositions() {
-		if p.GetShard() >= shards || p.GetSequence() > s.hub.store.Snapshot(p.GetShard()).Sequence() {
-			return status.Errorf(codes.InvalidArgument, "ack of shard %d at %d, which was never sent", p.GetShard(), p.GetSequence())
-		}
-	}
-	if a.GetNodes() > maxRelayNodes {
-		return status.Errorf(codes.InvalidArgument, "ack for %d nodes: a relay may stand for %d", a.GetNodes(), maxRelayNodes)
-	}
-	s.hub.metrics.acks.Inc()
+// ack records an Ack, whose positions must be valid.
+func (r *reports) ack(a *pb.Ack) {
 	now := time.Now()
-	r := &s.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.member == nil {
-		return nil
+		return
 	}
-	r.reported = true
-	relay := s.kind == pb.ClientKind_CLIENT_KIND_RELAY
+	r.acked = true
+	relay := r.client.isRelay()
 	if relay {
 		nodes := int(a.GetNodes())
-		s.tellNodesLocked(min(nodes, r.told))
-		s.resizeLocked(nodes)
+		r.countUpstreamLocked(min(nodes, r.counted))
+		r.resizeLocked(nodes)
 	}
 	for _, p := range a.GetPositions() {
 		at, last := now.Add(-time.Duration(p.GetAgeMs())*time.Millisecond), ""
 		if relay && len(p.GetLastNode()) <= maxNodeName {
 			last = p.GetLastNode()
 		}
-		s.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at, last)
+		r.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at, last)
 	}
-	s.tellNodesLocked(r.member.nodes)
-	return nil
+	r.countUpstreamLocked(r.member.nodes)
 }
 
-// nack processes a Nack.
-func (s *stream) nack(m *pb.Nack) {
-	h := s.hub
-	key, err := wire.NackedFromProto(m.GetKey())
-	if err != nil || len(key.Namespace)+len(key.Name) > maxNackKey {
-		key = model.Key{}
-	}
-	n := openNack{Nack: Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key: key}
-	most := maxNacks
-	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-		n.Node = clip(m.GetNodeName())
+// nack records a nack.
+func (r *reports) nack(n openNack) {
+	id, most := n.id(), maxNacks
+	if r.client.isRelay() {
 		most = wire.MaxRelayedNacks
 	}
-	if key.Kind == model.KindNode { // no client speaks for another node
-		n.key.Name = cmp.Or(n.Node, s.node, s.peer)
-		n.Object = n.key.String()
-	}
-	id := n.Node + " " + n.Object
-	r := &s.reports
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lastNack = n.Nack
 	old, known := r.nacks[id]
-	switch {
-	case m.GetResolved() && known:
-		delete(r.nacks, id)
-		s.passOnLocked(old, true)
-	case m.GetResolved():
-	case !known && len(r.nacks) >= most:
+	if !known && len(r.nacks) >= most {
 		r.dropped = true
-		h.metrics.droppedNacks.Inc()
-	default:
-		if r.nacks == nil {
-			r.nacks = make(map[string]openNack)
-		}
-		n.untold = old.untold
-		if old.Reason != n.Reason || !known {
-			n.untold = !s.passOnLocked(n, false)
-		}
-		r.nacks[id] = n
-	}
-	if !m.GetResolved() {
-		r.lastNack = n.Nack
-	}
-	r.mu.Unlock()
-	if m.GetResolved() {
+		r.hub.metrics.droppedNacks.Inc()
 		return
 	}
-	h.metrics.nacks.Inc()
-	s.reports.allowance.nacksLogged.Do(func() {
-		h.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason, "behind", n.Node,
-			"shard", m.GetShard(), "sequence", m.GetSequence())
-	})
+	if r.nacks == nil {
+		r.nacks = make(map[string]openNack)
+	}
+	n.untold = old.untold
+	if old.Reason != n.Reason || !known {
+		n.untold = !r.tellUpstreamLocked(n, false)
+	}
+	r.nacks[id] = n
 }
 
-// passOnLocked reports to upstream, on a relay, that a nack is open or resolved. An observer's
+// resolve records that a nack is resolved.
+func (r *reports) resolve(n openNack) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if old, known := r.nacks[n.id()]; known {
+		delete(r.nacks, n.id())
+		r.tellUpstreamLocked(old, true)
+	}
+}
+
+func (n openNack) id() string { return n.Node + " " + n.Object }
+
+// tellUpstreamLocked reports to upstream, on a relay, that a nack is open or resolved. An observer's
 // nacks are not passed on, as it programs nothing. It returns false if upstream has no room;
-// Hub.retell then tries again.
-func (s *stream) passOnLocked(n openNack, resolved bool) bool {
-	up := s.hub.options.Upstream
-	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
+// tellAgain then tries again.
+func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
+	up := r.hub.upward
+	if up == nil || r.left || r.client.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
 		return true
 	}
-	told := up.Nack(&pb.Nack{
-		// A relay that cannot decode an object itself names no node; its address stands in.
-		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: cmp.Or(n.Node, s.node, s.peer), Resolved: resolved,
+	return up.passOn(&pb.Nack{
+		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: n.sender(r.client), Resolved: resolved,
 	})
-	if !told {
-		s.hub.untold.Store(true)
-	}
-	return told
 }
 
-// retell reports nacks to upstream that it had no room for.
-func (h *Hub) retell() {
-	if !h.untold.Swap(false) {
-		return
-	}
-	for _, s := range h.list() {
-		if !s.retell() {
-			return
-		}
-	}
-}
-
-// retell returns false if upstream has no room.
-func (s *stream) retell() bool {
-	r := &s.reports
+// tellAgain reports the nacks to upstream that it had no room for. It returns false if upstream still
+// has none.
+func (r *reports) tellAgain() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, n := range r.nacks {
 		if n.untold {
-			if n.untold = !s.passOnLocked(n, false); n.untold {
+			if n.untold = !r.tellUpstreamLocked(n, false); n.untold {
 				return false
 			}
 			r.nacks[id] = n
@@ -296,19 +245,31 @@ func (s *stream) retell() bool {
 	return true
 }
 
-// clip bounds the length of a client's text.
-func clip(s string) string {
-	const most = 512
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
+// serviceQuestion asks what clients lack of a Service: snapshot has the Service, and changed is the
+// sequence of its latest change.
+type serviceQuestion struct {
+	service  model.ServiceKey
+	snapshot *store.Snapshot
+	changed  uint64
 }
 
-func keyString(k *pb.ObjectKey) string {
-	key, err := wire.NackedFromProto(k)
-	if err != nil {
-		return err.Error()
+// describe sets what the status of a session says of the reports. about may be nil.
+func (r *reports) describe(to *SessionStatus, about *serviceQuestion, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	to.Acked, to.LastNack = r.acked, r.lastNack
+	nacked := r.dropped // a dropped nack may concern this Service
+	for _, n := range r.nacks {
+		to.Nacks = append(to.Nacks, n.Nack)
+		nacked = nacked || about != nil && n.concerns(about.service, about.snapshot)
 	}
-	return clip(key.String())
+	slices.SortFunc(to.Nacks, func(a, b Nack) int { return a.At.Compare(b.At) })
+	if r.member == nil { // the client has no initial state yet, or programs nothing
+		to.Lacks = about != nil && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
+		return
+	}
+	to.Nodes = r.member.nodes
+	to.LagSequences, to.Lag = r.hub.convergence.lag(r.member, now)
+	to.Lacks = about != nil &&
+		(!r.acked || nacked || !r.hub.convergence.has(r.member, about.snapshot.Shard(), about.changed))
 }

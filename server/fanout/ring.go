@@ -21,8 +21,8 @@ const endpointBytes = 128
 // stream keeps alive. A single entry may be larger.
 const batchBytes = 64 << 10
 
-// published is the encoded Update of one shard.
-type published struct {
+// encodedUpdate is the Update of one shard and its frames.
+type encodedUpdate struct {
 	shard    uint32
 	from, to uint64
 	frames   []wire.Frame
@@ -31,8 +31,8 @@ type published struct {
 	parts func() (*wire.Parts, error)
 }
 
-func newPublished(u *model.Update, frames []wire.Frame) published {
-	return published{
+func newEncodedUpdate(u *model.Update, frames []wire.Frame) encodedUpdate {
+	return encodedUpdate{
 		shard: u.Shard, from: u.From, to: u.To, frames: frames, update: u,
 		parts: sync.OnceValues(func() (*wire.Parts, error) { return wire.PartsOf(u, frames) }),
 	}
@@ -41,7 +41,7 @@ func newPublished(u *model.Update, frames []wire.Frame) published {
 // entry is what all streams are sent together: the Updates of one publish, or a single frame that
 // is not an Update.
 type entry struct {
-	updates []published
+	updates []encodedUpdate
 	// frames are the frames of the updates, or the single frame.
 	frames []wire.Frame
 	// narrowed are frames for streams with a subscription, in addition to their part of the
@@ -54,7 +54,7 @@ type entry struct {
 
 // add appends an Update.
 func (e *entry) add(u *model.Update, frames []wire.Frame) {
-	e.updates = append(e.updates, newPublished(u, frames))
+	e.updates = append(e.updates, newEncodedUpdate(u, frames))
 	e.frames = append(e.frames, frames...)
 	size := wire.Bytes(frames)
 	e.bytes += size
@@ -118,7 +118,7 @@ type batch struct {
 	// lapped reports that the ring has dropped entries after from. Then to is the ring's head, and
 	// there are no updates.
 	lapped   bool
-	updates  []published
+	updates  []encodedUpdate
 	frames   []wire.Frame
 	narrowed []wire.Frame
 	bytes    int
@@ -207,6 +207,36 @@ func (b *batch) repeats() map[uint32]bool {
 		seen[u.shard] = again
 	}
 	return seen
+}
+
+// cursor is how far a session has sent the state. Its invariants:
+//
+//  1. sequences has the client's position in each shard once the client has applied everything sent.
+//  2. An Update at a position of the ring before next leads to no sequence beyond sequences, unless the
+//     session is narrowed and the Update concerns none of its Services.
+type cursor struct {
+	next      uint64 // position in the ring
+	sequences []uint64
+}
+
+// advance moves the sequences over the updates and returns true, if all updates follow them.
+// Otherwise it changes nothing and returns false.
+func (c *cursor) advance(updates []encodedUpdate) bool {
+	for i, u := range updates {
+		if c.sequences[u.shard] != u.from {
+			c.retreat(updates[:i])
+			return false
+		}
+		c.sequences[u.shard] = u.to
+	}
+	return true
+}
+
+// retreat undoes advance.
+func (c *cursor) retreat(updates []encodedUpdate) {
+	for i := len(updates) - 1; i >= 0; i-- {
+		c.sequences[updates[i].shard] = updates[i].from
+	}
 }
 
 // drop clears the batch's references, so that they can be collected, and keeps its memory.

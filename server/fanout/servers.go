@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -21,12 +22,19 @@ func (h *Hub) announce(servers []*pb.Server) {
 	}
 	f := mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: servers}}})
 	h.mu.Lock()
-	changed := string(f) != string(h.servers)
-	h.servers, h.replicas = f, servers
+	changed := string(f) != string(h.serversFrame)
+	h.serversFrame, h.servers = f, servers
 	h.mu.Unlock()
 	if changed {
 		h.broadcast(f, f)
 	}
+}
+
+// announced returns the list of servers that clients are sent, and its frame; nil if there is none.
+func (h *Hub) announced() ([]*pb.Server, wire.Frame) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.servers, h.serversFrame
 }
 
 // announceReplicas announces the ready endpoints of the ServerService, if updates may have changed
@@ -60,15 +68,4 @@ func (h *Hub) announceReplicas(updates []*model.Update) {
 	}
 	slices.SortFunc(servers, func(a, b *pb.Server) int { return strings.Compare(a.GetAddress(), b.GetAddress()) })
 	h.announce(servers)
-}
-
-// sendServers sends the list of servers to one client.
-func (s *stream) sendServers() error {
-	s.hub.mu.Lock()
-	f := s.hub.servers
-	s.hub.mu.Unlock()
-	if f == nil {
-		return nil
-	}
-	return s.send(f)
 }

@@ -74,7 +74,7 @@ func TestMemoryOfOpenUpdates(t *testing.T) {
 
 	for _, shards := range []uint32{1, 2, 64, 4096} {
 		t.Run(fmt.Sprint(shards), func(t *testing.T) {
-			c := newConvergence(shards, newMetrics(nil, &Hub{}))
+			c := newConvergence(shards, newMetrics(nil), nil)
 			c.joinAgent("stuck")
 			quick := c.joinAgent("quick")
 			relay := c.joinRelay("relay")

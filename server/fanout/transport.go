@@ -8,12 +8,9 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -37,29 +34,6 @@ type Transport interface {
 	TrySend(frames ...wire.Frame) (bool, error)
 }
 
-// Session is a stream as its transport sees it.
-type Session struct{ s *stream }
-
-// Open begins a stream. The caller must call Serve, and may call Message before or during it.
-func (h *Hub) Open(t Transport) *Session { return &Session{h.newStream(t)} }
-
-// Serve runs the stream until the client leaves or breaks the protocol, or until the server drains.
-// It returns the stream's status.
-func (s *Session) Serve() error { return s.s.serve() }
-
-// Message processes an encoded StreamRequest. It does not wait and does not keep b. If it returns
-// an error, the transport must end the stream with that status.
-func (s *Session) Message(b []byte) error {
-	var r pb.StreamRequest
-	if err := proto.Unmarshal(b, &r); err != nil {
-		return status.Errorf(codes.InvalidArgument, "a message that is no StreamRequest: %v", err)
-	}
-	return s.s.take(&r)
-}
-
-// CloseSend reports that the client will send no more. The client may go on receiving.
-func (s *Session) CloseSend() { s.s.closeSend() }
-
 // Stream implements the wire API over gRPC.
 func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	// This handler may return during a call of SendMsg. Without headers sent before, grpc-go would
@@ -68,16 +42,16 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 		return err
 	}
 	ended := make(chan error, 1)
-	s := h.newStream(&grpcTransport{DistributionService_StreamServer: g, ended: ended})
+	s := h.Open(&grpcTransport{DistributionService_StreamServer: g, ended: ended})
 	go func() { // ends with the stream
 		for {
 			r, err := g.Recv()
 			if errors.Is(err, io.EOF) {
-				s.closeSend()
+				s.CloseSend()
 				return
 			}
 			if err == nil {
-				err = s.take(r)
+				err = s.receive(r)
 			}
 			if err != nil {
 				s.end(err)
@@ -85,7 +59,7 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 			}
 		}
 	}()
-	go func() { s.transport.End(s.serve()) }()
+	go func() { s.transport.End(s.Serve()) }()
 	// A call that blocks in SendMsg only ends when this handler returns.
 	return <-ended
 }

@@ -17,15 +17,8 @@ const (
 	turnTime  = 30 * time.Second
 	turnCheck = 2 * time.Second
 	// turnMemory is how long an identity that has had a turn comes after identities that have not.
-	// maxIdentities bounds the identities that are remembered, here and for their allowances.
-	turnMemory    = 5 * time.Minute
-	maxIdentities = 16 << 10
+	turnMemory = 5 * time.Minute
 )
-
-// identity is what a share of the server's capacity is assigned to. An agent's identity is its
-// node, as all agents of a cluster may be the same user, and one agent may have several
-// credentials. Any other client's identity is its user.
-type identity struct{ user, node string }
 
 // turns divides a budget of bytes among clients that need whole shards. Its invariants, under mu:
 //

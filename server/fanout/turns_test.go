@@ -131,7 +131,7 @@ func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, stop := run(t, Options{Store: filled(t, 4), ColdBytes: 1})
 		defer stop()
-		other := h.cold.ask(identity{user: "another"}, 1)
+		other := h.turns.ask(identity{user: "another"}, 1)
 		defer other.end()
 		begin := time.Now()
 		p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
@@ -142,7 +142,7 @@ func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 		require.Len(t, status.Convert(err).Details(), 1)
 		require.Equal(t, admissionWait, time.Since(begin))
 		require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.starts.WithLabelValues("refused")))
-		require.Empty(t, h.cold.queue)
+		require.Empty(t, h.turns.queue)
 	})
 }
 
@@ -156,20 +156,20 @@ func TestNarrowedStreamsTakeTurns(t *testing.T) {
 	}
 	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
 	eventually(t, func() bool { return s.Snapshot(0).Len()+s.Snapshot(1).Len() == 20 })
-	other := h.cold.ask(identity{user: "another"}, 1)
+	other := h.turns.ask(identity{user: "another"}, 1)
 	all := connect(t, h, &pb.Hello{Subscription: &pb.Subscription{Namespaces: []string{"default"}}})
 	defer all.cancel()
 	few := connect(t, h, &pb.Hello{Subscription: only("service-1")})
 	defer few.cancel()
-	eventually(t, few.session.s.synced.Load)
+	eventually(t, few.session.synced.Load)
 	all.hears(t, 2, nil)
-	require.False(t, all.session.s.synced.Load())
+	require.False(t, all.session.synced.Load())
 	few.read(t)
 	require.NoError(t, few.say(&pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Everything: true}}}))
 	few.hears(t, 2, nil)
 	require.EqualValues(t, 2, testutil.ToFloat64(h.metrics.admissionWaiting))
 	other.end()
-	eventually(t, all.session.s.synced.Load)
+	eventually(t, all.session.synced.Load)
 	objects := 0
 	eventually(t, func() bool {
 		for _, r := range few.read(t) {
@@ -207,7 +207,7 @@ func TestOneAnswerForEachQuestion(t *testing.T) {
 	})
 	t.Run("no question", func(t *testing.T) {
 		for n := range coldShares {
-			defer h.cold.ask(identity{user: fmt.Sprint("another-", n)}, h.cold.budget).end()
+			defer h.turns.ask(identity{user: fmt.Sprint("another-", n)}, h.turns.budget).end()
 		}
 		p := connect(t, h, &pb.Hello{NodeName: "b", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 		p.hears(t, 0, func(r *wire.Response) bool { return r.Welcome != nil })
@@ -222,9 +222,9 @@ func TestOneAnswerForEachQuestion(t *testing.T) {
 		shard := service(1).ServiceKey().Shard(2)
 		require.NoError(t, p.say(resyncOf(&pb.Resync{Shard: shard, Keys: []*pb.ObjectKey{key}})))
 		require.NoError(t, p.say(resyncOf(&pb.Resync{Shard: shard})))
-		require.False(t, p.session.s.synced.Load(), "the other shard's answer is still to come")
+		require.False(t, p.session.synced.Load(), "the other shard's answer is still to come")
 		require.NoError(t, p.say(bucketsOf(s.Snapshot(1-shard))))
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 		var updates []*wire.Response
 		for _, r := range p.read(t) {
 			if r.Update != nil {
@@ -260,7 +260,7 @@ func TestANewStreamHasNoNewLimits(t *testing.T) {
 			refused := 0
 			for range 5 {
 				p := connect(t, h, hello)
-				eventually(t, p.session.s.synced.Load)
+				eventually(t, p.session.synced.Load)
 				for range resyncsBurst / 2 {
 					if p.say(resyncOf(&pb.Resync{})) != nil {
 						refused++
@@ -280,13 +280,13 @@ func TestStreamsOfOneIdentityHaveLimitsOfTheirOwn(t *testing.T) {
 	for range 4 {
 		p := connect(t, h, &pb.Hello{})
 		defer p.cancel()
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 		for range resyncsBurst {
 			require.NoError(t, p.say(resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}})))
 			eventually(t, func() bool { // the request is processed
-				p.session.s.mu.Lock()
-				defer p.session.s.mu.Unlock()
-				return len(p.session.s.resyncs) == 0
+				p.session.mu.Lock()
+				defer p.session.mu.Unlock()
+				return len(p.session.requests.resyncs) == 0
 			})
 		}
 	}
@@ -312,7 +312,7 @@ func TestStartsAreBounded(t *testing.T) {
 			case end = <-p.done:
 				return true
 			default:
-				return p.session.s.synced.Load()
+				return p.session.synced.Load()
 			}
 		})
 		if end != nil {
@@ -329,12 +329,12 @@ func TestStartsAreBounded(t *testing.T) {
 	require.EqualValues(t, 1, tooOften())
 	another := connect(t, h, &pb.Hello{NodeName: "b", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	defer another.cancel()
-	eventually(t, another.session.s.synced.Load)
+	eventually(t, another.session.synced.Load)
 
 	for range maxOthers {
 		p := connect(t, h, &pb.Hello{NodeName: "observer"})
 		defer p.cancel()
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 	}
 	require.EqualValues(t, 1, tooOften())
 }
@@ -344,16 +344,16 @@ func TestStartsAreBounded(t *testing.T) {
 func TestLogOfAnIdentityIsBounded(t *testing.T) {
 	var log lines
 	h := New(Options{Store: filled(t, 1), Logger: slog.New(&log), Authorize: anybody})
-	s := []*stream{h.newStream(nil), h.newStream(nil)}
+	s := []*Session{h.Open(nil), h.Open(nil)}
 	for n := range 20 * 5 {
 		s := s[n%2]
 		if n%10 < 2 { // another stream
-			*s = *h.newStream(nil)
+			*s = *h.Open(nil)
 			s.kind, s.node = pb.ClientKind_CLIENT_KIND_AGENT, "a"
 			defer s.lend()()
 		}
-		s.nack(&pb.Nack{Reason: fmt.Sprint(n)})
-		require.NoError(t, s.request(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}}))
+		s.receiveNack(&pb.Nack{Reason: fmt.Sprint(n)})
+		require.NoError(t, s.receiveResync(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}}))
 	}
 	require.EqualValues(t, 2*5, log.n.Load())
 }
@@ -371,7 +371,7 @@ func (l *lines) Handle(context.Context, slog.Record) error { l.n.Add(1); return 
 // other clients by their users.
 func TestIdentities(t *testing.T) {
 	of := func(kind pb.ClientKind, user, node string) identity {
-		return (&stream{kind: kind, user: user, node: node}).identity()
+		return (&client{kind: kind, user: user, node: node}).identity()
 	}
 	agent, relay := pb.ClientKind_CLIENT_KIND_AGENT, pb.ClientKind_CLIENT_KIND_RELAY
 	require.Equal(t, of(agent, "system:node:a", "a"), of(agent, "system:serviceaccount:ns:agent", "a"))
@@ -442,7 +442,7 @@ func TestPositionsInAcksAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 4)})
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	ack := &pb.Ack{}
 	for range maxPositions {
 		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: 1, Sequence: 1})

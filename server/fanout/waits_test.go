@@ -49,13 +49,13 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	})
 	t.Run("until it is its turn", func(t *testing.T) {
 		h := running(t, options(1))
-		other := h.cold.ask(identity{user: "another"}, 1)
+		other := h.turns.ask(identity{user: "another"}, 1)
 		<-other.begun
 		p := connect(t, h, &pb.Hello{})
 		defer p.cancel()
 		p.hears(t, 3, nil)
 		other.end()
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 	})
 	t.Run("until it has answered", func(t *testing.T) {
 		p := connect(t, running(t, options(1)), &pb.Hello{

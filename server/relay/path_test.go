@@ -13,7 +13,7 @@ import (
 func TestAPathThroughThisRelay(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
-	u := New(Options{}, s, func() {})
+	u := New(Options{}, s)
 	require.ErrorContains(t, u.begin([]uint64{s.Epoch() + 1, s.Epoch(), s.Epoch() + 2}), "fed by this relay")
 	require.NotContains(t, u.begin([]uint64{s.Epoch() + 1}).Error(), "fed by this relay", "only the shards are wrong here")
 }

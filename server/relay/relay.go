@@ -1,5 +1,5 @@
-// Package relay is the source of a relay. A relay is a server that follows another server's
-// stream, as an agent does, and serves agents of its own. Relays let one cluster's state reach more
+// Package relay is the source of a relay. A relay is a server that follows another server's stream,
+// as an agent does, and serves agents of its own. Relays let one cluster's state reach more
 // nodes, or more distant ones, than one server should serve.
 //
 // # Guarantees
@@ -11,8 +11,8 @@
 //   - The relay acks a position upstream only once all nodes behind it have programmed it. Each
 //     upstream server receives the open Nacks of these nodes.
 //   - A relay is not fed by itself through any number of other relays for longer than a moment.
-//     When its own stream ends, it ends the streams of other relays, so that they check the path of
-//     its next one.
+//     When its own stream ends, fanout ends the streams of other relays, so that they check the path
+//     of its next one.
 package relay
 
 import (
@@ -32,6 +32,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
 )
 
 // Options configure a Source. All but ServerName, Version and MaxBackoff are required.
@@ -55,38 +56,42 @@ type Options struct {
 //
 // Invariants:
 //
-//  1. path is set only while a stream is in sync.
+//  1. path, stream and endStream are set while a stream is in sync, and only then. stream is done once
+//     they are not.
 //  2. A publish of the store sees the marks that belong to the published content, because both
 //     change under mu.
 type Source struct {
 	store  *store.Store
 	cache  *client.Cache
 	client *client.Client
-	// lost is called after Path has begun to return false.
-	lost    func()
+	// refused counts nacks that the client had no room for.
 	refused prometheus.Counter
 
-	// mu guards all fields below.
-	mu    sync.Mutex
-	path  []uint64 // nil while no stream is in sync
-	next  []uint64 // path of a stream that is not in sync yet
-	marks []model.Position
-	epoch uint64 // epoch of the positions that arrived last
+	mu        sync.Mutex // guards the fields below
+	path      []uint64
+	stream    context.Context
+	endStream context.CancelFunc
+	next      []uint64 // path of a stream that is not in sync yet
+	marks     []model.Position
+	epoch     uint64 // epoch of the positions that arrived last
 	// programmed holds the positions that Programmed was last called with, by shard.
 	programmed []model.Position
 }
 
-var _ source.Source = (*Source)(nil)
+var (
+	_ source.Source   = (*Source)(nil)
+	_ fanout.Upstream = (*Source)(nil)
+)
 
-// New returns the source that feeds the relay's store s. It connects when Run is called. It calls
-// lost each time a stream has ended. lost must be fanout.Hub.UpstreamEnded of the hub that has this
-// Source as its Upstream.
-func New(o Options, s *store.Store, lost func()) *Source {
+// New returns the source that feeds the relay's store s. It connects when Run is called.
+func New(o Options, s *store.Store) *Source {
 	u := &Source{
-		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
+		store: s, cache: client.NewCache(),
+		marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
 		refused: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
-			Help: "Times that a nack of this relay's nodes could not be passed on, as too many stood already; it is tried again with each heartbeat.",
+			Help: "Times that a nack of this relay's nodes could not be passed on, as too many stood already; " +
+				"it is tried again with each heartbeat.",
 		}),
 	}
 	u.client = client.New(client.Options{
@@ -120,11 +125,14 @@ func (u *Source) begin(path []uint64) error {
 	return nil
 }
 
+// ended forgets the path of a stream that has ended.
 func (u *Source) ended() {
 	u.mu.Lock()
-	u.path = nil
-	u.mu.Unlock()
-	u.lost()
+	defer u.mu.Unlock()
+	if u.stream != nil {
+		u.endStream()
+	}
+	u.path, u.stream, u.endStream = nil, nil, nil
 }
 
 // applied writes to the store what an Update did to the cache. It holds mu meanwhile, so that a
@@ -145,12 +153,12 @@ func (u *Source) applied(a client.Applied) {
 	for _, o := range a.Objects {
 		u.store.Upsert(o, rv(o.Key().Kind))
 	}
-	u.movedLocked()
+	u.recordMarksLocked()
 }
 
-// movedLocked records the positions that the store has reached. Only the caller's goroutine changes
-// the cache.
-func (u *Source) movedLocked() {
+// recordMarksLocked records the positions that the store has reached. Only the caller's goroutine
+// changes the cache.
+func (u *Source) recordMarksLocked() {
 	changes, ok := u.cache.Take()
 	if !ok {
 		return
@@ -194,8 +202,11 @@ func (u *Source) inSync(names map[string]struct{}) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.movedLocked()
-	u.path = u.next
+	u.recordMarksLocked()
+	if u.stream == nil {
+		u.path = u.next
+		u.stream, u.endStream = context.WithCancel(context.Background())
+	}
 	// A server that the relay returns to does not know what the relay's nodes programmed before.
 	had := map[uint32]uint64{}
 	for shard, m := range u.programmed {
@@ -213,10 +224,10 @@ func (u *Source) inSync(names map[string]struct{}) {
 func (u *Source) Connection() client.Connection { return u.client.Connection() }
 
 // Path implements fanout.Upstream.
-func (u *Source) Path() ([]uint64, bool) {
+func (u *Source) Path() ([]uint64, context.Context) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.path, u.path != nil
+	return u.path, u.stream
 }
 
 // Mark implements fanout.Upstream.

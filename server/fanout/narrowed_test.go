@@ -80,9 +80,9 @@ func TestANarrowedStreamCostsTheOthersNothing(t *testing.T) {
 		}
 		for _, p := range pipes[:everything] {
 			eventually(t, func() bool {
-				p.session.s.mu.Lock()
-				defer p.session.s.mu.Unlock()
-				return p.session.s.live
+				p.session.mu.Lock()
+				defer p.session.mu.Unlock()
+				return p.session.live
 			})
 		}
 		r.frames, r.bytes = -testutil.ToFloat64(h.metrics.sentFrames), -testutil.ToFloat64(h.metrics.sentBytes)

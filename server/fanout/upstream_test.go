@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -22,7 +23,7 @@ type told struct {
 	nodes int
 }
 
-func (*told) Path() ([]uint64, bool)                               { return []uint64{1}, true }
+func (*told) Path() ([]uint64, context.Context)                    { return []uint64{1}, context.Background() }
 func (*told) Mark(uint32) (p model.Position)                       { return p }
 func (*told) Programmed(uint32, model.Position, time.Time, string) {}
 
@@ -73,7 +74,7 @@ func TestNacksArePassedOn(t *testing.T) {
 	}
 	open := func(hello *pb.Hello) *pipe {
 		p := connect(t, h, hello)
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 		return p
 	}
 	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
@@ -112,7 +113,7 @@ func TestNackOfANode(t *testing.T) {
 	}
 	open := func(hello *pb.Hello) *pipe {
 		p := connect(t, h, hello)
-		eventually(t, p.session.s.synced.Load)
+		eventually(t, p.session.synced.Load)
 		return p
 	}
 	key := service(1).ServiceKey()
@@ -122,15 +123,15 @@ func TestNackOfANode(t *testing.T) {
 		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: i, Sequence: h.store.Snapshot(i).Sequence()})
 	}
 	require.NoError(t, agent.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}))
-	require.False(t, h.Streams(&key)[0].Lacks)
+	require.False(t, h.Sessions(&key)[0].Lacks)
 	nack(agent, "victim", "", "nothing of IPv4 is programmed")
 	require.Equal(t, []string{"a: a: nothing of IPv4 is programmed"}, up.take(t, 1))
-	at := h.Streams(&key)[0]
+	at := h.Sessions(&key)[0]
 	require.True(t, at.Lacks)
 	require.Equal(t, "Node a", at.Nacks[0].Object)
 	nack(agent, "", "", "")
 	require.Equal(t, []string{"a: a: resolved"}, up.take(t, 1))
-	require.False(t, h.Streams(&key)[0].Lacks)
+	require.False(t, h.Sessions(&key)[0].Lacks)
 
 	relay := open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 	nack(relay, "victim", "b", "nothing of IPv6 is programmed")
@@ -166,8 +167,8 @@ func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
 	change(5)
 	agent := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 	relay := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
-	eventually(t, func() bool { return agent.session.s.synced.Load() && relay.session.s.synced.Load() })
-	require.EqualValues(t, 1, h.nodes.Load(), "it is served")
+	eventually(t, func() bool { return agent.session.synced.Load() && relay.session.synced.Load() })
+	require.EqualValues(t, 1, h.servedNodes.Load(), "it is served")
 	ack(relay, 5)
 	require.Equal(t, 5, nodes())
 	ack(agent, 0, &pb.ShardPosition{Shard: 0, Sequence: 2})
@@ -188,20 +189,20 @@ func TestNacksThatUpstreamHadNoRoomFor(t *testing.T) {
 	up := &told{full: true}
 	h := running(t, Options{Store: filled(t, 3), Upstream: up})
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	for _, i := range []int{0, 1, 2, -1} {
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Key: wire.KeyToProto(service(max(i, 0)).Key()), Reason: "no room", Resolved: i < 0,
 		}}}))
 	}
 	require.Equal(t, []string{"a: service-0: resolved"}, up.take(t, 1))
-	h.retell()
+	h.tellNacksAgain()
 	up.mu.Lock()
 	require.Empty(t, up.nacks)
 	up.full = false
 	up.mu.Unlock()
 	for range 2 {
-		h.retell()
+		h.tellNacksAgain()
 	}
 	require.ElementsMatch(t, []string{"a: service-1: no room", "a: service-2: no room"}, up.take(t, 2))
 	_ = p.close()
@@ -214,7 +215,7 @@ func TestNacksOfARelayAreRemembered(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1)})
 	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 	defer p.cancel()
-	eventually(t, p.session.s.synced.Load)
+	eventually(t, p.session.synced.Load)
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
 		Positions: []*pb.ShardPosition{{Shard: service(0).ServiceKey().Shard(2), Sequence: 1}},
 	}}}))
@@ -222,14 +223,14 @@ func TestNacksOfARelayAreRemembered(t *testing.T) {
 	for n := range wire.MaxRelayedNacks + 1 {
 		if n == wire.MaxRelayedNacks {
 			require.Zero(t, testutil.ToFloat64(h.metrics.droppedNacks))
-			require.False(t, h.Streams(&key)[0].Lacks)
+			require.False(t, h.Sessions(&key)[0].Lacks)
 		}
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Key: wire.KeyToProto(service(1).Key()), NodeName: fmt.Sprint("node-", n), Reason: "no room",
 		}}}))
 	}
 	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.droppedNacks))
-	at := h.Streams(&key)[0]
+	at := h.Sessions(&key)[0]
 	require.Len(t, at.Nacks, wire.MaxRelayedNacks)
 	require.True(t, at.Lacks)
 }
@@ -312,9 +313,8 @@ func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	now := time.Now()
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
 	u := &relayModel{}
-	c := newConvergence(1, newMetrics(nil, &Hub{}))
-	m := &marks{upstream: u, shards: make([]shardMarks, 1)}
-	c.done = m.programmed
+	m := newMarks(u, 1)
+	c := newConvergence(1, newMetrics(nil), m.programmed)
 	a, b, stuck := c.joinAgent("a"), c.joinAgent("b"), c.joinAgent("stuck")
 	publish := func(sequence, upstream uint64) {
 		m.updated(0, sequence, model.Position{Epoch: 1, Sequence: upstream})

@@ -1,0 +1,148 @@
+package fanout
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// maxNodeName is the length of the longest valid name of a Node, in bytes.
+	maxNodeName = 253
+	// maxShards is the largest number of shards that any server has.
+	maxShards = 4096
+	// maxText bounds what is kept of a text from a client, in bytes.
+	maxText = 512
+)
+
+// client is who a session serves: what its Hello says of it, and the user that it is admitted as. It
+// does not change after the admission.
+type client struct {
+	kind                pb.ClientKind
+	node                string // empty for a relay, and for an observer that follows no Node
+	peer                string // network address
+	user                string
+	version, programmer string
+	compressed, buckets bool // capabilities
+}
+
+func (c *client) isAgent() bool { return c.kind == pb.ClientKind_CLIENT_KIND_AGENT }
+func (c *client) isRelay() bool { return c.kind == pb.ClientKind_CLIENT_KIND_RELAY }
+
+// identity returns the identity whose share of the server the client uses.
+func (c *client) identity() identity {
+	if c.isAgent() {
+		return identity{node: c.node}
+	}
+	return identity{user: c.user}
+}
+
+// greeting is a valid Hello.
+type greeting struct {
+	client client
+	state  clientState
+	wanted *subscription
+}
+
+// newGreeting validates a Hello. ctx is the stream's, and has the client's address.
+func newGreeting(ctx context.Context, hello *pb.Hello) (g greeting, err error) {
+	capable := func(of pb.Capability) bool { return slices.Contains(hello.GetCapabilities(), of) }
+	g.client = client{
+		kind: cmp.Or(hello.GetKind(), pb.ClientKind_CLIENT_KIND_OBSERVER), node: hello.GetNodeName(),
+		version: clip(hello.GetClientVersion()), programmer: clip(hello.GetProgrammer()),
+		compressed: capable(pb.Capability_CAPABILITY_ZSTD), buckets: capable(pb.Capability_CAPABILITY_BUCKETS),
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		g.client.peer = p.Addr.String()
+	}
+	switch c := &g.client; {
+	case c.isAgent() && c.node == "", c.isRelay() && c.node != "":
+		return g, status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", c.kind, c.node)
+	case len(c.node) > maxNodeName:
+		return g, status.Errorf(codes.InvalidArgument, "hello with a node name of %d bytes: Kubernetes allows %d",
+			len(c.node), maxNodeName)
+	case c.isRelay() && hello.GetSubscription() != nil:
+		return g, errNarrowRelay
+	}
+	if g.wanted, err = newSubscription(hello.GetSubscription()); err != nil {
+		return g, err
+	}
+	g.state, err = newClientState(hello)
+	return g, err
+}
+
+// clientState is what a client holds when its stream begins, according to its Hello.
+type clientState struct {
+	epoch uint64
+	// sequences has the client's position in each shard, by shard number; 0 means none.
+	sequences   []uint64
+	digest      model.Digest // of the whole state
+	versions    model.ResourceVersions
+	nodesDigest model.Digest // of the Nodes that a relay holds
+}
+
+func newClientState(hello *pb.Hello) (clientState, error) {
+	c := clientState{
+		epoch: hello.GetEpoch(), sequences: hello.GetSequences(),
+		versions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
+	}
+	if n := len(c.sequences); n > maxShards {
+		return c, status.Errorf(codes.InvalidArgument, "hello has %d sequences: there are %d shards at most", n, maxShards)
+	}
+	for _, d := range []struct {
+		field string
+		from  []byte
+		to    *model.Digest
+	}{{"digest", hello.GetDigest(), &c.digest}, {"nodes_digest", hello.GetNodesDigest(), &c.nodesDigest}} {
+		switch len(d.from) {
+		case 0:
+		case model.HashSize:
+			*d.to = model.Digest(d.from)
+		default:
+			return c, status.Errorf(codes.InvalidArgument, "hello with a %s of %d bytes: it has %d",
+				d.field, len(d.from), model.HashSize)
+		}
+	}
+	return c, nil
+}
+
+// empty reports whether the client holds no object.
+func (c clientState) empty() bool { return c.digest == model.Digest{} }
+
+// hasShardsOf reports whether the client has as many shards as the store.
+func (c clientState) hasShardsOf(s *store.Store) bool { return uint32(len(c.sequences)) == s.Shards() }
+
+// position returns the client's position in a shard. ok reports whether the changes since then are
+// known. Position 0 means that the client was cut off before it received the shard in this epoch,
+// so it may hold any state.
+func (c clientState) position(s *store.Store, snapshot *store.Snapshot) (at uint64, ok bool) {
+	if !c.hasShardsOf(s) || c.epoch != s.Epoch() {
+		return 0, false
+	}
+	at = c.sequences[snapshot.Shard()]
+	return at, snapshot.Knows(at)
+}
+
+// equals reports whether the client holds the same content as the store, at which sequences.
+func (c clientState) equals(s *store.Store) (sequences []uint64, ok bool) {
+	digest, sequences := s.Digest()
+	return sequences, c.hasShardsOf(s) && c.digest == digest
+}
+
+// clip bounds the length of a client's text.
+func clip(s string) string {
+	if len(s) > maxText {
+		return strings.ToValidUTF8(s[:maxText], "") + "…"
+	}
+	return s
+}

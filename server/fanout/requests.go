@@ -1,0 +1,378 @@
+package fanout
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// maxKeys bounds the objects that a Resync may name. A client that lacks more asks for buckets
+	// or for the shard.
+	maxKeys = 1024
+	// maxWaiting bounds the bytes of a session's unanswered Resyncs, in addition to one Resync for
+	// each shard.
+	maxWaiting = 64 << 10
+	// resyncBytes is about the size of a Resync of one shard with the digests of its buckets.
+	resyncBytes = 2 * model.HashSize * model.Buckets
+	// maxPositions bounds the positions in an Ack. Clients send fewer.
+	maxPositions = 4096
+	// maxBuckets is how many buckets of a shard are sent. If more differ, the whole shard is sent.
+	maxBuckets = model.Buckets / 2
+)
+
+// requests is what a session's goroutine is to send in addition to the ring's entries. The session's
+// mu guards it. Its invariant: size is about the bytes of the Resyncs in resyncs, and at most
+// maxWaiting and resyncBytes for each shard.
+type requests struct {
+	nodes     map[string]struct{} // names of Nodes that have changed
+	resyncs   map[uint32]*resync  // by shard
+	size      int
+	subscribe *pb.Subscription // the client's new subscription
+	compare   bool             // whether the client asks for digests
+}
+
+func (r *requests) empty() bool {
+	return len(r.nodes) == 0 && len(r.resyncs) == 0 && r.subscribe == nil && !r.compare
+}
+
+// addNode adds a Node that has changed.
+func (r *requests) addNode(name string) {
+	if r.nodes == nil {
+		r.nodes = make(map[string]struct{})
+	}
+	r.nodes[name] = struct{}{}
+}
+
+// addResync merges a Resync into those of its shard. It returns false if there is no room for it.
+func (r *requests) addResync(m *pb.Resync, shards uint32) bool {
+	size := proto.Size(m) + resyncBytes/4
+	if r.size+size > maxWaiting+int(shards)*resyncBytes {
+		return false
+	}
+	if r.resyncs == nil {
+		r.resyncs = make(map[uint32]*resync)
+	}
+	if r.resyncs[m.GetShard()] == nil {
+		r.resyncs[m.GetShard()] = &resync{}
+	}
+	r.resyncs[m.GetShard()].add(m)
+	r.size += size
+	return true
+}
+
+// resync is what a client has requested of a shard and has not been sent yet.
+type resync struct {
+	whole   bool       // whether it is the whole shard
+	buckets *pb.Resync // the latest Resync with digests; nil if there is none
+	keys    []*pb.ObjectKey
+}
+
+// add merges a Resync into the request.
+func (r *resync) add(m *pb.Resync) {
+	switch {
+	case len(m.GetKeys()) > 0:
+		r.keys = append(r.keys, m.GetKeys()...)
+	case len(m.GetBucketDigests()) > 0:
+		r.buckets = m
+	default:
+		r.whole = true
+	}
+}
+
+// differing returns the buckets of a snapshot whose digests differ from the client's.
+func (r *resync) differing(snapshot *store.Snapshot) (differ []uint32, err error) {
+	digests, err := model.SplitDigests(r.buckets.GetBucketDigests())
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "resync with %v", err)
+	}
+	for i, digest := range snapshot.Buckets() {
+		if digest != digests[i] {
+			differ = append(differ, uint32(i))
+		}
+	}
+	return differ, nil
+}
+
+// queries are the server's questions to a client, and the answer to one of them. The session's mu
+// guards them. Each question is asked at most once, and has one answer.
+type queries struct {
+	digests bool                // whether a DigestQuery is open
+	answer  []model.Digest      // the answer to the DigestQuery
+	buckets map[uint32]struct{} // shards of the BucketQuery that are not answered
+}
+
+// closeDigests accepts the answer to the DigestQuery. It returns false if none is open.
+func (q *queries) closeDigests(answer []model.Digest) bool {
+	if !q.digests {
+		return false
+	}
+	q.digests, q.answer = false, answer
+	return true
+}
+
+// closeBuckets returns true if a Resync is the first answer to a BucketQuery for its shard. Later ones
+// for the shard are requests of the client's own.
+func (q *queries) closeBuckets(r *pb.Resync) bool {
+	if _, open := q.buckets[r.GetShard()]; !open || len(r.GetKeys()) > 0 {
+		return false
+	}
+	delete(q.buckets, r.GetShard())
+	return true
+}
+
+// request calls what under mu, to leave a request for the session's goroutine, and wakes the
+// goroutine. It returns the result of what.
+func (s *Session) request(what func() bool) bool {
+	s.mu.Lock()
+	ok := what()
+	s.mu.Unlock()
+	notify(s.pokes)
+	return ok
+}
+
+// receive processes a message from the client. It does not wait.
+func (s *Session) receive(r *pb.StreamRequest) error {
+	if !s.greeted {
+		return s.receiveHello(r.GetHello())
+	}
+	if !s.admitted.Load() {
+		return errTooEarly
+	}
+	if !s.lent.messages.AllowN(time.Now(), 1+len(r.GetAck().GetPositions())/positionsPerMessage) {
+		return errTooManyMessages
+	}
+	switch m := r.GetMessage().(type) {
+	case *pb.StreamRequest_Ack:
+		return s.receiveAck(m.Ack)
+	case *pb.StreamRequest_Nack:
+		s.receiveNack(m.Nack)
+	case *pb.StreamRequest_Resync:
+		return s.receiveResync(m.Resync)
+	case *pb.StreamRequest_Subscribe:
+		if s.isRelay() {
+			return errSubscribingRelay
+		}
+		if !s.lent.resyncs.Allow() {
+			return errTooManyResyncs
+		}
+		s.request(func() bool { s.requests.subscribe = m.Subscribe; return true })
+	case *pb.StreamRequest_Digests:
+		return s.receiveDigests(m.Digests)
+	case *pb.StreamRequest_DigestQuery:
+		if !s.lent.resyncs.Allow() {
+			return errTooManyResyncs
+		}
+		s.request(func() bool { s.requests.compare = true; return true })
+	case *pb.StreamRequest_Hello:
+		return errSecondHello
+	}
+	return nil
+}
+
+func (s *Session) receiveHello(m *pb.Hello) error {
+	if m == nil {
+		return errNotHello
+	}
+	s.greeted = true
+	hello, err := newGreeting(s.transport.Context(), m)
+	if err != nil {
+		return err
+	}
+	s.hello <- &hello
+	return nil
+}
+
+// receiveDigests accepts the answer to a DigestQuery.
+func (s *Session) receiveDigests(m *pb.Digests) error {
+	digests, err := model.SplitDigests(m.GetDigests())
+	if shards := s.hub.store.Shards(); err != nil || uint32(len(digests)) != shards {
+		return status.Errorf(codes.InvalidArgument, "digests of %d bytes: give %d for each of %d shards",
+			len(m.GetDigests()), model.HashSize, shards)
+	}
+	if !s.request(func() bool { return s.queries.closeDigests(digests) }) {
+		return errUnaskedDigests
+	}
+	return nil
+}
+
+// receiveAck validates an Ack and reports it.
+func (s *Session) receiveAck(a *pb.Ack) error {
+	if n := len(a.GetPositions()); n > maxPositions {
+		return status.Errorf(codes.InvalidArgument, "ack of %d positions: give at most %d", n, maxPositions)
+	}
+	for _, p := range a.GetPositions() {
+		if p.GetShard() >= s.hub.store.Shards() || p.GetSequence() > s.hub.store.Snapshot(p.GetShard()).Sequence() {
+			return status.Errorf(codes.InvalidArgument, "ack of shard %d at %d, which was never sent",
+				p.GetShard(), p.GetSequence())
+		}
+	}
+	if a.GetNodes() > maxRelayNodes {
+		return status.Errorf(codes.InvalidArgument, "ack for %d nodes: a relay may stand for %d", a.GetNodes(), maxRelayNodes)
+	}
+	s.hub.metrics.acks.Inc()
+	s.reports.ack(a)
+	return nil
+}
+
+// receiveNack reports a Nack, and counts and logs it unless it is resolved.
+func (s *Session) receiveNack(m *pb.Nack) {
+	n := newOpenNack(&s.client, m)
+	if m.GetResolved() {
+		s.reports.resolve(n)
+		return
+	}
+	s.reports.nack(n)
+	s.hub.metrics.nacks.Inc()
+	s.lent.nacksLogged.Do(func() {
+		s.hub.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason,
+			"behind", n.Node, "shard", m.GetShard(), "sequence", m.GetSequence())
+	})
+}
+
+// receiveResync validates a Resync and leaves it for the session's goroutine.
+func (s *Session) receiveResync(r *pb.Resync) error {
+	shards := s.hub.store.Shards()
+	switch n := len(r.GetBucketDigests()); {
+	case r.GetShard() >= shards:
+		return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), shards)
+	case n != 0 && n != model.Buckets*model.HashSize:
+		return status.Errorf(codes.InvalidArgument, "resync with %d bytes of bucket_digests: there are %d buckets, "+
+			"and digests of %d bytes", n, model.Buckets, model.HashSize)
+	case len(r.GetKeys()) > maxKeys:
+		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard",
+			len(r.GetKeys()), maxKeys)
+	}
+	s.mu.Lock()
+	asked := s.queries.closeBuckets(r)
+	s.mu.Unlock()
+	// An answer to a BucketQuery is neither counted nor limited, as it is no sign of trouble.
+	if !asked {
+		if err := s.countResync(r); err != nil {
+			return err
+		}
+	}
+	r.Reason = ""
+	if !s.request(func() bool { return s.requests.addResync(r, shards) }) {
+		return errTooManyWaiting
+	}
+	return nil
+}
+
+// countResync counts and logs a Resync that answers no question. It returns an error if the client may
+// not send it.
+func (s *Session) countResync(r *pb.Resync) error {
+	if len(r.GetKeys()) == 0 && !s.synced.Load() {
+		return status.Errorf(codes.InvalidArgument, "resync of shard %d before in_sync, which no bucket_query asks for: "+
+			"answer one once for each of its shards", r.GetShard())
+	}
+	if !s.lent.resyncs.Allow() {
+		return errTooManyResyncs
+	}
+	s.hub.metrics.resyncs.Inc()
+	s.lent.resyncsLogged.Do(func() {
+		s.hub.log.Warn("A client asks for state again", "node", s.node, "shard", r.GetShard(),
+			"keys", len(r.GetKeys()), "reason", clip(r.GetReason()))
+	})
+	return nil
+}
+
+// answer sends changed Nodes and answers the client's requests.
+func (s *Session) answer() error {
+	s.mu.Lock()
+	due := s.requests
+	s.requests = requests{}
+	s.mu.Unlock()
+	if err := s.sendChangedNodes(due.nodes); err != nil {
+		return err
+	}
+	if due.subscribe != nil {
+		if err := s.resubscribe(due.subscribe); err != nil {
+			return err
+		}
+	}
+	for _, shard := range slices.Sorted(maps.Keys(due.resyncs)) {
+		if err := s.policy.resync(s.hub.store.Snapshot(shard), due.resyncs[shard]); err != nil {
+			return err
+		}
+	}
+	if due.compare && s.policy.whole() {
+		return s.sendDigests()
+	}
+	return nil
+}
+
+func (s *Session) sendChangedNodes(names map[string]struct{}) error {
+	for name := range names {
+		if err := s.sendNode(name, s.hub.store.Node(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendDigests sends the digests of all shards, after bringing the client to the positions that they
+// describe.
+func (s *Session) sendDigests() error {
+	var digests []model.Digest
+	for shard := range s.hub.store.Shards() {
+		snapshot := s.hub.store.Snapshot(shard)
+		if err := s.bring(snapshot); err != nil {
+			return err
+		}
+		digests = append(digests, snapshot.Digest())
+	}
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
+		Sequences: s.sequences, Digests: model.JoinDigests(digests),
+	}}}))
+}
+
+// sendBuckets sends some buckets of a snapshot, which lead the client there.
+func (s *Session) sendBuckets(snapshot *store.Snapshot, buckets []uint32) error {
+	frames, err := s.hub.inBuckets(snapshot, buckets, s.compressed)
+	if err != nil {
+		return err
+	}
+	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	if len(frames) == 0 {
+		return nil
+	}
+	return s.send(frames...)
+}
+
+// sendObjects sends named objects of a shard as they are in a snapshot. It brings the client to the
+// snapshot first.
+func (s *Session) sendObjects(snapshot *store.Snapshot, named []*pb.ObjectKey) error {
+	frames, err := selected(snapshot, named)
+	if err != nil {
+		return err
+	}
+	if err := s.bring(snapshot); err != nil {
+		return err
+	}
+	return s.send(frames...)
+}
+
+// selected returns frames with some of a snapshot's objects, each once.
+func selected(snapshot *store.Snapshot, named []*pb.ObjectKey) ([]wire.Frame, error) {
+	keys := make([]model.Key, 0, len(named))
+	for _, k := range named {
+		key, err := wire.KeyFromProto(k)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "resync: %v", err)
+		}
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, model.Key.Compare)
+	keys = slices.Compact(keys)
+	return encodeParts(snapshot.Select(keys))
+}

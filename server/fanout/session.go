@@ -1,0 +1,382 @@
+package fanout
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// helloTimeout is how long a new stream may be silent.
+const helloTimeout = 10 * time.Second
+
+// Session serves one client's stream. Three parties work on it: its own goroutine, which runs Serve;
+// the receiving goroutine, which calls Message and CloseSend; and the fan-out. Its invariants:
+//
+//  1. While live is set, only the fan-out sends frames and changes cursor, and it holds mu. Otherwise
+//     only the session's goroutine does.
+//  2. Only park makes the session live, and only when its goroutine has nothing left to send and its
+//     policy allows it.
+//  3. client, policy and lent are set before admitted is. Until then, only a Hello is accepted.
+//  4. Only the session's goroutine uses policy.
+type Session struct {
+	hub       *Hub
+	transport Transport
+	pokes     chan struct{}  // wakes the session's goroutine
+	hello     chan *greeting // receives the client's Hello, once
+	ending    chan error     // receives the status that ends the session
+	index     int            // in the registry; guarded by its mu
+	greeted   bool           // whether a Hello has arrived; only the receiving goroutine uses it
+
+	client
+	since     time.Time // when the Hello arrived
+	policy    policy
+	lent      lent
+	admitted  atomic.Bool
+	synced    atomic.Bool // set once the client has been sent InSync
+	sentBytes atomic.Uint64
+
+	mu   sync.Mutex // guards live, requests and queries, and cursor while live is set
+	live bool
+	cursor
+	requests requests
+	queries  queries
+
+	reports reports
+}
+
+// Open begins a session. The caller must call Serve, and may call Message before or during it.
+func (h *Hub) Open(t Transport) *Session {
+	s := &Session{
+		hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan *greeting, 1), ending: make(chan error, 1),
+	}
+	s.reports.hub, s.reports.client = h, &s.client
+	return s
+}
+
+// Serve runs the session until the client leaves or breaks the protocol, or until the server drains.
+// It returns the stream's status.
+func (s *Session) Serve() error {
+	h := s.hub
+	if err := h.ready(); err != nil {
+		return err
+	}
+	hello, err := s.awaitHello()
+	if err != nil {
+		return err
+	}
+	s.client, s.since = hello.client, time.Now()
+	until, upstream, err := s.admit()
+	if err != nil {
+		return err
+	}
+	if !until.IsZero() {
+		defer time.AfterFunc(time.Until(until), func() { s.end(errExpired) }).Stop()
+	}
+	if upstream != nil {
+		defer context.AfterFunc(upstream, func() { s.end(errNoUpstream) })()
+	}
+	if err := s.register(); err != nil {
+		return err
+	}
+	defer h.sessions.remove(s)
+	defer s.reports.leave()
+	defer s.lend()()
+	s.policy = newPolicy(s, hello.wanted)
+	s.admitted.Store(true)
+	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
+	err = s.run(hello.state)
+	h.log.Debug("Stream closed", "node", s.node, "reason", err)
+	return err
+}
+
+// Message processes an encoded StreamRequest. It does not wait and does not keep b. If it returns
+// an error, the transport must end the stream with that status.
+func (s *Session) Message(b []byte) error {
+	var r pb.StreamRequest
+	if err := proto.Unmarshal(b, &r); err != nil {
+		return status.Errorf(codes.InvalidArgument, "a message that is no StreamRequest: %v", err)
+	}
+	return s.receive(&r)
+}
+
+// CloseSend reports that the client will send no more. The client may go on receiving. A client that
+// has not sent its Hello by then cannot be served, so its session ends.
+func (s *Session) CloseSend() {
+	if !s.greeted {
+		s.end(errClosed)
+	}
+}
+
+// end ends the session with a status. Any goroutine may call it, whatever the session waits for.
+// Only the first status counts.
+func (s *Session) end(err error) {
+	select {
+	case s.ending <- err:
+	default:
+	}
+	s.transport.End(err)
+}
+
+// gone returns the status of a session whose stream's context is done.
+func (s *Session) gone() error {
+	select {
+	case err := <-s.ending:
+		return err
+	default:
+		return status.FromContextError(s.transport.Context().Err()).Err()
+	}
+}
+
+// awaitHello waits for the client's Hello, for helloTimeout at most, so that a silent client cannot
+// hold a stream or delay the server's shutdown.
+func (s *Session) awaitHello() (*greeting, error) {
+	timeout := time.NewTimer(helloTimeout)
+	defer timeout.Stop()
+	select {
+	case hello := <-s.hello:
+		return hello, nil
+	case err := <-s.ending:
+		return nil, err
+	case <-timeout.C:
+		return nil, errNoHello
+	case <-s.transport.Context().Done():
+		return nil, s.gone()
+	case <-s.hub.drainBegun.Done():
+		return nil, errDraining
+	}
+}
+
+// admit authorizes the client for the kind and the Node that its Hello claims, and counts the start.
+// The session may last until the client's credentials expire, if until is set. If upstream is set, the
+// client is a relay behind this one, and the session may last as long as this server's own stream.
+func (s *Session) admit() (until time.Time, upstream context.Context, err error) {
+	h := s.hub
+	if s.user, until, err = h.options.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+		return until, nil, err
+	}
+	if h.upward != nil && s.isRelay() {
+		if _, upstream = h.upward.Path(); upstream == nil {
+			return until, nil, errNoUpstream
+		}
+	}
+	if err := h.allowances.of(s.identity()).start(); err != nil {
+		h.metrics.starts.WithLabelValues("too_often").Inc()
+		h.logged.tooOften.Do(func() {
+			h.log.Warn("A client opens streams too often and is asked to come back later; more are only counted for a while",
+				"node", s.node, "user", s.user, "peer", s.peer)
+		})
+		return until, nil, err
+	}
+	return until, upstream, nil
+}
+
+// register adds the session to the hub's. A Node's agent replaces the node's older session.
+func (s *Session) register() error {
+	h := s.hub
+	older, ok := h.sessions.add(s)
+	if !ok {
+		h.metrics.starts.WithLabelValues("too_many").Inc()
+		h.logged.tooMany.Do(func() {
+			h.log.Warn("A stream of an observer or relay is refused, as it has as many as it may; more are only counted "+
+				"for a while", "user", s.user, "peer", s.peer, "streams", maxOthers)
+		})
+		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open for %q, "+
+			"as many as one may have: close some", maxOthers, s.user)
+	}
+	if older != nil {
+		h.metrics.replaced.Inc()
+		h.logged.replaced.Do(func() {
+			h.log.Info("A newer stream of the same node ends an older one",
+				"node", s.node, "from", s.peer, "older", older.peer)
+		})
+		older.reports.leave()
+		older.end(status.Errorf(codes.Aborted, "a newer stream of node %q, from %s, has taken this one's place: "+
+			"if that was not this agent, two are running with the same node name", s.node, s.peer))
+	}
+	return nil
+}
+
+// lend lends the session its share of what its identity may do. The caller calls giveBack when the
+// session has ended.
+func (s *Session) lend() (giveBack func()) {
+	s.lent = s.hub.allowances.of(s.identity()).lend()
+	return s.lent.giveBack
+}
+
+// run serves the client after its admission, until the session ends.
+func (s *Session) run(state clientState) error {
+	// The position in the ring is read before any snapshot. Updates published between the two are
+	// recognized by their sequences and skipped.
+	next, reached := s.hub.ring.now()
+	s.cursor = cursor{next: next, sequences: make([]uint64, s.hub.store.Shards())}
+	if err := s.start(state, reached); err != nil {
+		if errors.Is(err, errDraining) {
+			_ = s.sendDrain() // the stream's status says it too
+		}
+		return err
+	}
+	return s.follow()
+}
+
+// follow sends what is published and what is requested, until the session ends.
+func (s *Session) follow() error {
+	ctx := s.transport.Context()
+	draining := s.hub.drainBegun.Done()
+	var end <-chan time.Time
+	var b batch
+	for {
+		if err := s.sendDue(&b); err != nil {
+			return err
+		}
+		wake := s.pokes
+		if !s.park() {
+			wake = closed
+		}
+		select {
+		case <-wake:
+		case err := <-s.ending:
+			return err
+		case <-draining:
+			draining = nil
+			s.own()
+			if err := s.sendDrain(); err != nil {
+				return err
+			}
+			t := time.NewTimer(s.hub.drainDelay())
+			defer t.Stop()
+			end = t.C
+		case <-end:
+			return errDraining
+		case <-ctx.Done():
+			return s.gone()
+		}
+		s.own()
+	}
+}
+
+// closed is a closed channel: receiving from it never blocks.
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// own makes the session's goroutine the owner of the cursor; see invariant 1.
+func (s *Session) own() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.live = false
+}
+
+// park returns true if the session's goroutine has nothing left to do. It then makes the session live,
+// if the policy allows it; see invariants 1 and 2.
+func (s *Session) park() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next != s.hub.ring.head.Load() || !s.requests.empty() {
+		return false
+	}
+	s.live = s.policy.live()
+	return true
+}
+
+// sendDue answers the client's requests and sends a batch of the ring's entries. It uses the memory of
+// b.
+func (s *Session) sendDue(b *batch) error {
+	if err := s.answer(); err != nil {
+		return err
+	}
+	if err := s.sendBatch(b); err != nil {
+		return err
+	}
+	head, reached := s.hub.ring.now()
+	if s.next != head {
+		return nil
+	}
+	return s.policy.sendReached(reached)
+}
+
+// sendBatch sends a batch of the ring's entries after the cursor. It uses the memory of b.
+func (s *Session) sendBatch(b *batch) error {
+	if s.next == s.hub.ring.head.Load() {
+		return nil
+	}
+	*b = s.hub.ring.after(s.next, *b)
+	defer b.drop() // an idle session must keep no frames alive
+	s.next = b.to
+	if b.lapped {
+		s.hub.metrics.lapped.Inc()
+		return s.catchUp()
+	}
+	return s.policy.forward(*b)
+}
+
+// catchUp brings a session that the ring has lapped up to date from snapshots, with each changed
+// object once.
+func (s *Session) catchUp() error {
+	for shard := range s.hub.store.Shards() {
+		if err := s.bring(s.hub.store.Snapshot(shard)); err != nil {
+			return err
+		}
+	}
+	return s.sendServers()
+}
+
+// bring sends the changes between the client's position and a snapshot.
+func (s *Session) bring(snapshot *store.Snapshot) error {
+	if s.sequences[snapshot.Shard()] >= snapshot.Sequence() {
+		return nil
+	}
+	return s.policy.catchUp(snapshot)
+}
+
+// sendFrom sends the changes of a shard from a sequence on; 0 means the whole shard.
+func (s *Session) sendFrom(from uint64, snapshot *store.Snapshot) error {
+	frames, err := s.hub.catchUp(snapshot, from, s.compressed)
+	if err != nil {
+		return err
+	}
+	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	return s.send(frames...)
+}
+
+// send sends frames and counts them. If the session ends meanwhile, send returns the status that
+// ended it instead of the error of the failed write.
+func (s *Session) send(frames ...wire.Frame) error {
+	s.sentBytes.Add(uint64(s.hub.metrics.countSent(frames)))
+	err := s.transport.Send(frames...)
+	if err != nil && s.transport.Context().Err() != nil {
+		return s.gone()
+	}
+	return err
+}
+
+func (s *Session) sendDrain() error {
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
+		ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
+	}}}))
+}
+
+// sendServers sends the list of servers.
+func (s *Session) sendServers() error {
+	if _, frame := s.hub.announced(); frame != nil {
+		return s.send(frame)
+	}
+	return nil
+}
+
+// sendNode sends a Node, or that it does not exist.
+func (s *Session) sendNode(name string, n *model.Node) error {
+	f, err := wire.EncodeNode(name, n)
+	if err != nil {
+		return status.Errorf(codes.Internal, "node %s: %v", name, err)
+	}
+	return s.send(f)
+}

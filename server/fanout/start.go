@@ -1,0 +1,495 @@
+package fanout
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// bucketTimeout is how long a client may take to answer a query for digests.
+	bucketTimeout = 30 * time.Second
+	// admissionWait is how long a client that needs whole shards waits for its turn. After that it
+	// is asked to come back later.
+	admissionWait = 30 * time.Second
+)
+
+// lifeSign is a heartbeat without digests, for a client that has none to compare: one that waits for
+// its state, and one with a subscription.
+var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
+
+// startup is a session while it brings its client in sync: when the stream begins, and when the client
+// changes its subscription. A client that waits is sent heartbeats, as one that hears nothing connects
+// to another server.
+type startup struct {
+	*Session
+	beats *time.Ticker
+	// whole has the shards that the client is to be sent whole, in its turn.
+	whole map[uint32]struct{}
+}
+
+// newStartup returns a startup. The caller must stop beats.
+func (s *Session) newStartup() *startup {
+	return &startup{Session: s, beats: time.NewTicker(s.hub.options.Heartbeat), whole: make(map[uint32]struct{})}
+}
+
+// start sends the initial state, which is the difference to what the client holds. reached has the
+// resource versions that the state includes at least.
+func (s *Session) start(state clientState, reached model.ResourceVersions) error {
+	up := s.newStartup()
+	defer up.beats.Stop()
+	if err := s.sendWelcome(); err != nil {
+		return err
+	}
+	if err := s.sendServers(); err != nil {
+		return err
+	}
+	allNodes, err := s.policy.sendNodes(state)
+	if err != nil {
+		return err
+	}
+	s.countStart(state)
+	ahead, err := up.awaitStore(state)
+	if err != nil {
+		return err
+	}
+	if !ahead {
+		if err := s.policy.start(up, state); err != nil {
+			return err
+		}
+	}
+	s.reports.join()
+	if err := s.policy.sendReached(reached); err != nil {
+		return err
+	}
+	if err := s.sendInSync(allNodes); err != nil || !ahead {
+		return err
+	}
+	return up.followAhead(state.versions)
+}
+
+func (s *Session) countStart(state clientState) {
+	how := "resume"
+	switch {
+	case !s.policy.whole():
+		how = "narrowed"
+	case state.empty():
+		how = "cold"
+	}
+	s.hub.metrics.starts.WithLabelValues(how).Inc()
+}
+
+func (s *Session) sendWelcome() error {
+	h := s.hub
+	w := &pb.Welcome{
+		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(),
+		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
+		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()),
+	}
+	if h.upward != nil {
+		w.Path, _ = h.upward.Path()
+	}
+	w.Path = append(w.Path[:len(w.Path):len(w.Path)], h.store.Epoch())
+	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
+	if err != nil {
+		return status.Errorf(codes.Internal, "welcome: %v", err)
+	}
+	return s.send(f)
+}
+
+func (s *Session) sendInSync(allNodes bool) error {
+	s.synced.Store(true)
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
+		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(s.hub.store.Seen()), AllNodes: allNodes,
+	}}}))
+}
+
+// awaitStore waits until the store has reached the resource versions that the client has seen, for
+// MaxBehindWait at most. It returns ahead early if the client holds the same content as the store. The
+// client is then in sync, and the session's sequences are the store's. But until the store has reached
+// those versions, its changes may lie in the client's past, such as a change that the client has
+// already seen undone.
+func (up *startup) awaitStore(state clientState) (ahead bool, err error) {
+	waited, gaveUp, err := up.awaitVersions(state.versions, func(model.ResourceVersions) (bool, error) {
+		sequences, same := state.equals(up.hub.store)
+		if ahead = same && up.policy.whole(); ahead {
+			up.sequences = sequences
+		}
+		return ahead, nil
+	})
+	switch {
+	case err != nil:
+	case gaveUp:
+		up.countGivenUp(state.versions)
+	case waited:
+		up.hub.metrics.behindWaits.WithLabelValues("caught_up").Inc()
+	}
+	return ahead, err
+}
+
+// followAhead sends a client that is ahead of the store what is certainly new to it, until the store
+// has reached the versions that the client has seen, or for MaxBehindWait. Then it sends the rest.
+func (up *startup) followAhead(seen model.ResourceVersions) error {
+	_, gaveUp, err := up.awaitVersions(seen, func(reached model.ResourceVersions) (bool, error) {
+		return false, up.sendNewer(seen, reached)
+	})
+	if err != nil {
+		return err
+	}
+	if gaveUp && !up.atPresent() { // otherwise, nothing is held back
+		up.countGivenUp(seen)
+	}
+	up.next, _ = up.hub.ring.now()
+	return up.catchUp()
+}
+
+// awaitVersions waits until the store has reached the resource versions that the client has seen,
+// for MaxBehindWait at most. Initially and after each publish, it calls progress with the versions
+// that the store has reached, and returns early if progress returns true. It waits even for a
+// client that has waited on an earlier stream, as that stream may have been cut off during the
+// wait. It returns whether it has waited for a publish, and whether MaxBehindWait has passed.
+func (up *startup) awaitVersions(
+	seen model.ResourceVersions, progress func(reached model.ResourceVersions) (enough bool, err error),
+) (waited, gaveUp bool, err error) {
+	h := up.hub
+	// The source has no versions.
+	if h.store.Reached() == (model.ResourceVersions{}) {
+		return false, false, nil
+	}
+	timeout := time.NewTimer(h.options.MaxBehindWait)
+	defer timeout.Stop()
+	for ; ; waited = true {
+		published := h.nextPublish()
+		reached := h.store.Reached()
+		done := reached.Max(seen) == reached
+		if !done {
+			if done, err = progress(reached); err != nil {
+				return waited, false, err
+			}
+		}
+		if done {
+			return waited, false, nil
+		}
+		if ok, err := up.wait(published, timeout.C); err != nil || !ok {
+			return waited, true, err
+		}
+	}
+}
+
+// countGivenUp counts and logs a client that is served although it has seen newer state.
+func (up *startup) countGivenUp(seen model.ResourceVersions) {
+	h, reached := up.hub, up.hub.store.Reached()
+	h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
+	h.logged.behind.Do(func() {
+		h.log.Warn("A client has seen newer state than this server, which did not catch up in time: serving what "+
+			"there is; check this server's watch of the API server", "node", up.node, "waited", h.options.MaxBehindWait,
+			"client_services", seen.Services, "services", reached.Services,
+			"client_slices", seen.Slices, "slices", reached.Slices)
+	})
+}
+
+// sendNewer sends a client that has seen newer resource versions what is certainly new to it:
+// Nodes, and shards without a change of a kind that the store is behind in. Objects of other kinds
+// are at least as new in the store as what the client has seen.
+//
+// Kinds are told apart because the versions that a client has seen come from its servers' lists. A
+// server that has just listed a quiet kind knows its newest version at once. A watch learns only
+// once a minute how far a quiet kind has come. A client cannot claim less than the list's version:
+// the last change before the list may have been a removal, which a list does not show.
+func (up *startup) sendNewer(seen, reached model.ResourceVersions) error {
+	up.mu.Lock()
+	nodes := up.requests.nodes
+	up.requests.nodes = nil
+	up.mu.Unlock()
+	if err := up.sendChangedNodes(nodes); err != nil {
+		return err
+	}
+	for shard := range up.hub.store.Shards() {
+		snapshot, from := up.hub.store.Snapshot(shard), up.sequences[shard]
+		if from == snapshot.Sequence() || mayBeOld(snapshot.Since(from), seen, reached) {
+			continue
+		}
+		if err := up.bring(snapshot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayBeOld reports whether an update changes an object of a kind that the store is behind in.
+// reached has the store's resource versions, and seen those of the client.
+func mayBeOld(u *model.Update, seen, reached model.ResourceVersions) bool {
+	behind := map[model.Kind]bool{
+		model.KindService: seen.Services > reached.Services,
+		model.KindSlice:   seen.Slices > reached.Slices,
+	}
+	return u.Full || len(u.Services) > 0 && behind[model.KindService] || len(u.Slices) > 0 && behind[model.KindSlice] ||
+		slices.ContainsFunc(u.Removed, func(key model.Key) bool { return behind[key.Kind] })
+}
+
+// atPresent reports whether the client has been sent everything.
+func (up *startup) atPresent() bool {
+	for shard, sequence := range up.sequences {
+		if up.hub.store.Snapshot(uint32(shard)).Sequence() != sequence {
+			return false
+		}
+	}
+	return true
+}
+
+// startEmpty starts a client that holds nothing: it marks all shards with objects to be sent whole.
+func (up *startup) startEmpty() {
+	for shard := range up.hub.store.Shards() {
+		if snapshot := up.hub.store.Snapshot(shard); snapshot.Len() == 0 {
+			up.sequences[shard] = snapshot.Sequence()
+		} else {
+			up.whole[shard] = struct{}{}
+		}
+	}
+}
+
+// resume sends a client that holds something what it lacks, and marks the shards to be sent whole.
+// Sequences decide for shards whose position is of this epoch and known. For the others digests
+// decide: first the digest of the state; if it differs, those of the shards; if these differ, those of
+// the shard's buckets.
+func (up *startup) resume(state clientState) error {
+	h := up.hub
+	var unknown []uint32
+	for shard := range h.store.Shards() {
+		snapshot := h.store.Snapshot(shard)
+		at, ok := state.position(h.store, snapshot)
+		switch {
+		case !ok:
+			unknown = append(unknown, shard)
+		case at == snapshot.Sequence():
+			up.sequences[shard] = at
+		default:
+			if err := up.sendFrom(at, snapshot); err != nil {
+				return err
+			}
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	if sequences, ok := state.equals(h.store); ok {
+		for _, shard := range unknown {
+			up.sequences[shard] = sequences[shard]
+		}
+		return nil
+	}
+	if !up.buckets {
+		for _, shard := range unknown {
+			up.whole[shard] = struct{}{}
+		}
+		return nil
+	}
+	return up.resumeByDigests(unknown)
+}
+
+// resumeByDigests asks for the client's digests, and sends or marks what differs in some shards.
+func (up *startup) resumeByDigests(shards []uint32) error {
+	digests, err := up.askDigests()
+	if err != nil {
+		return err
+	}
+	var ask []uint32
+	for _, shard := range shards {
+		switch snapshot := up.hub.store.Snapshot(shard); digests[shard] {
+		case snapshot.Digest():
+			up.sequences[shard] = snapshot.Sequence()
+		case model.Digest{}:
+			up.whole[shard] = struct{}{}
+		default:
+			ask = append(ask, shard)
+		}
+	}
+	if len(ask) == 0 {
+		return nil
+	}
+	return up.askBuckets(ask)
+}
+
+// ask sends a query and waits until answered reports that the client has answered it.
+func (up *startup) ask(name string, query *pb.StreamResponse, answered func() (bool, error)) error {
+	if err := up.send(mustEncode(query)); err != nil {
+		return err
+	}
+	timeout := time.NewTimer(bucketTimeout)
+	defer timeout.Stop()
+	for {
+		ok, err := up.wait(up.pokes, timeout.C)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return status.Errorf(codes.DeadlineExceeded, "no answer to %s within %v", name, bucketTimeout)
+		}
+		if done, err := answered(); done || err != nil {
+			return err
+		}
+	}
+}
+
+// askDigests asks the client for the digests of its shards.
+func (up *startup) askDigests() (digests []model.Digest, err error) {
+	up.mu.Lock()
+	up.queries.digests = true
+	up.mu.Unlock()
+	query := &pb.StreamResponse{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}}
+	err = up.ask("digest_query", query, func() (bool, error) {
+		up.mu.Lock()
+		defer up.mu.Unlock()
+		digests, up.queries.answer = up.queries.answer, nil
+		return digests != nil, nil
+	})
+	return digests, err
+}
+
+// askBuckets asks for the digests of the client's buckets in some shards, and sends or marks what
+// differs.
+func (up *startup) askBuckets(shards []uint32) error {
+	waiting := make(map[uint32]struct{}, len(shards))
+	for _, shard := range shards {
+		waiting[shard] = struct{}{}
+	}
+	up.mu.Lock()
+	up.queries.buckets = maps.Clone(waiting)
+	up.mu.Unlock()
+	query := &pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: shards}}}
+	return up.ask("bucket_query", query, func() (bool, error) {
+		up.mu.Lock()
+		answers := up.requests.resyncs
+		up.requests.resyncs, up.requests.size = nil, 0
+		up.mu.Unlock()
+		for _, shard := range slices.Sorted(maps.Keys(answers)) {
+			r := answers[shard]
+			if r.whole || r.buckets != nil { // the client may ask for objects, too
+				delete(waiting, shard)
+			}
+			if err := up.answerBuckets(up.hub.store.Snapshot(shard), r); err != nil {
+				return false, err
+			}
+		}
+		return len(waiting) == 0, nil
+	})
+}
+
+// answerBuckets sends the buckets of a shard that differ from the client's, or marks the shard to be
+// sent whole. It also sends named objects, unless nothing of the shard has been sent yet: then its
+// initial state is still to come and includes the objects.
+func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
+	shard := snapshot.Shard()
+	if r.whole {
+		up.whole[shard] = struct{}{}
+		return nil
+	}
+	if len(r.keys) > 0 && up.sequences[shard] > 0 {
+		if err := up.sendObjects(snapshot, r.keys); err != nil {
+			return err
+		}
+	}
+	if r.buckets == nil {
+		return nil
+	}
+	differ, err := r.differing(snapshot)
+	if err != nil {
+		return err
+	}
+	if len(differ) > maxBuckets {
+		up.whole[shard] = struct{}{}
+		return nil
+	}
+	return up.sendBuckets(snapshot, differ)
+}
+
+// sendWhole sends the shards that the client gets whole, in its turn.
+func (up *startup) sendWhole() error {
+	h := up.hub
+	if len(up.whole) == 0 {
+		return nil
+	}
+	var size int64
+	for shard := range up.whole {
+		frames, err := h.catchUp(h.store.Snapshot(shard), 0, up.compressed)
+		if err != nil {
+			return err
+		}
+		size += int64(wire.Bytes(frames))
+	}
+	return up.inTurn(size, func() error {
+		for _, shard := range slices.Sorted(maps.Keys(up.whole)) {
+			if err := up.sendFrom(0, h.store.Snapshot(shard)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// inTurn calls send when it is the client's turn to be sent that many bytes. A client that waits
+// too long is asked to come back later. A client that does not accept its bytes loses its turn, but
+// send goes on.
+func (up *startup) inTurn(size int64, send func() error) error {
+	turn := up.hub.turns.ask(up.identity(), size)
+	defer turn.end()
+	if err := up.awaitTurn(turn); err != nil {
+		return err
+	}
+	defer turn.watch(up.transport.Taken, up.hub.metrics.stalledTurns.Inc)()
+	return send()
+}
+
+func (up *startup) awaitTurn(turn *turn) error {
+	h := up.hub
+	h.metrics.admissionWaiting.Inc()
+	defer h.metrics.admissionWaiting.Dec()
+	timeout := time.NewTimer(admissionWait)
+	defer timeout.Stop()
+	begun, err := up.wait(turn.begun, timeout.C)
+	if err != nil || begun {
+		return err
+	}
+	h.metrics.starts.WithLabelValues("refused").Inc()
+	h.logged.late.Do(func() {
+		h.log.Warn("A client that needs whole shards did not get its turn and is asked to come back later; more are only "+
+			"counted for a while; if this goes on, raise --max-cold-sync-bytes or add replicas",
+			"node", up.node, "peer", up.peer, "waited", admissionWait)
+	})
+	return wire.RetryLater(status.Errorf(codes.ResourceExhausted,
+		"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
+		admissionWait/2+rand.N(admissionWait))
+}
+
+// wait waits for a channel, and sends heartbeats meanwhile. It returns false if the timeout comes
+// first.
+func (up *startup) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error) {
+	ctx := up.transport.Context()
+	for {
+		select {
+		case <-on:
+			return true, nil
+		case <-timeout:
+			return false, nil
+		case <-up.beats.C:
+			if err := up.send(lifeSign); err != nil {
+				return false, err
+			}
+		case err := <-up.ending:
+			return false, err
+		case <-up.hub.drainBegun.Done():
+			return false, errDraining
+		case <-ctx.Done():
+			return false, up.gone()
+		}
+	}
+}
