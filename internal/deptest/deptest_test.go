@@ -1,17 +1,78 @@
-// Package deptest tests dependencies between packages. Pure packages, which tests can treat as
-// functions of their input, import neither the network, nor Kubernetes clients, nor the kernel, not
-// even indirectly. The programs do not depend on packages that would make them large.
+// Package deptest tests dependencies between packages. Each package imports only packages of lower
+// layers. Pure packages, which tests can treat as functions of their input, import neither the
+// network, nor Kubernetes clients, nor the kernel, not even indirectly. The programs do not depend on
+// packages that would make them large.
 package deptest
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
 const module = "github.com/slicecast/slicecast/"
+
+// folder is a folder in the table of layers. Layer 0 is the lowest one.
+type folder struct {
+	name  string
+	layer int
+	// whole is set if the folder is named with /..., which includes the folders below it.
+	whole bool
+}
+
+// TestLayers holds the module to the table of layers in docs/design.md. Each package belongs to the
+// longest folder of the table that includes it. It imports only packages of lower layers and of its
+// own folder, test files aside.
+func TestLayers(t *testing.T) {
+	folders := layers(t)
+	of := func(path string) (in folder, ok bool) {
+		for _, f := range folders {
+			if (path == f.name || f.whole && strings.HasPrefix(path, f.name+"/")) && len(f.name) >= len(in.name) {
+				in, ok = f, true
+			}
+		}
+		return in, ok
+	}
+	format := `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`
+	for line := range strings.Lines(goList(t, "-f", format, module+"...")) {
+		imports := strings.Fields(line)
+		name := strings.TrimPrefix(imports[0], module)
+		own, ok := of(name)
+		if !assert.True(t, ok, "%s has no layer: add it to the table in docs/design.md", name) {
+			continue
+		}
+		for _, imported := range imports[1:] {
+			if imported, ok := strings.CutPrefix(imported, module); ok {
+				other, _ := of(imported)
+				assert.True(t, other.layer < own.layer || other == own,
+					"%s is not of a lower layer than %s, which imports it", imported, name)
+			}
+		}
+	}
+}
+
+// layers returns the folders in the table of layers in docs/design.md.
+func layers(t *testing.T) (folders []folder) {
+	content, err := os.ReadFile(filepath.Join(root, "docs/design.md"))
+	require.NoError(t, err)
+	_, table, ok := strings.Cut(string(content), "\n| layer | packages |\n| --- | --- |\n")
+	require.True(t, ok, "docs/design.md has no table of layers")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for layer, row := range strings.Split(table, "\n") {
+		_, packages, _ := strings.Cut(strings.Trim(row, "|"), "|")
+		for _, named := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(packages, -1) {
+			name, whole := strings.CutSuffix(named[1], "/...")
+			folders = append(folders, folder{name: name, layer: layer, whole: whole})
+		}
+	}
+	return folders
+}
 
 // pure lists the packages that must not depend on any of forbidden.
 var pure = []string{"internal/model", "internal/store", "agent/view"}
@@ -42,12 +103,16 @@ func TestSmallPrograms(t *testing.T) {
 }
 
 func requireFree(t *testing.T, of string, forbidden ...string) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", module+of).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	for _, dependency := range strings.Fields(string(out)) {
+	for _, dependency := range strings.Fields(goList(t, "-deps", module+of)) {
 		for _, prefix := range forbidden {
 			require.False(t, dependency == prefix || strings.HasPrefix(dependency, prefix+"/"),
 				"%s must not depend on %s; 'go list -deps' shows the path", of, dependency)
 		}
 	}
+}
+
+func goList(t *testing.T, args ...string) string {
+	out, err := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
 }
