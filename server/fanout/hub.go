@@ -115,7 +115,7 @@ type Hub struct {
 	work chan struct{} // wakes the fan-out when the ring has grown
 	pace *pacer
 
-	mu sync.Mutex // guards the fields up to servers; nothing is encoded or sent while it is held
+	mu sync.Mutex // guards the fields up to serversFrame; nothing is encoded or sent while it is held
 	// published is closed and replaced by each publish.
 	published chan struct{}
 	// servers is the list that clients are sent, and serversFrame the frame with it.

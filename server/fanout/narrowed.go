@@ -119,22 +119,8 @@ func (p *narrowedPolicy) start(up *startup, state clientState) error {
 // sendShards sends the Services of the subscription in some shards. If they are large, it waits for
 // the client's turn, as a subscription may include nearly everything.
 func (p *narrowedPolicy) sendShards(up *startup, shards []uint32) error {
-	send := func() error {
-		for _, shard := range shards {
-			if err := p.catchUp(p.s.hub.store.Snapshot(shard)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	var size int64
-	for _, shard := range shards {
-		size += roughBytes(p.s.hub.store.Snapshot(shard).Where(p.wanted.wants))
-	}
-	if size <= wantedAtOnce {
-		return send()
-	}
-	return up.inTurn(size, send)
+	size := func(snapshot *store.Snapshot) (int64, error) { return roughBytes(snapshot.Where(p.wanted.wants)), nil }
+	return up.sendShards(shards, size, wantedAtOnce, p.catchUp)
 }
 
 // roughBytes returns the approximate size of an Update of whole objects on the wire.

@@ -66,12 +66,14 @@ type openNack struct {
 
 // newOpenNack returns the nack that a client has sent. No client speaks for another node.
 func newOpenNack(from *client, m *pb.Nack) openNack {
-	key, err := wire.NackedFromProto(m.GetKey())
 	n := openNack{Nack: Nack{Reason: clip(m.GetReason()), At: time.Now()}}
-	if n.Object = clip(key.String()); err != nil {
+	switch key, err := wire.NackedFromProto(m.GetKey()); {
+	case err != nil:
 		n.Object = err.Error()
-	} else if len(key.Namespace)+len(key.Name) <= maxNackKey {
-		n.key = key
+	case len(key.Namespace)+len(key.Name) > maxNackKey:
+		n.Object = clip(key.String())
+	default:
+		n.key, n.Object = key, key.String()
 	}
 	if from.isRelay() {
 		n.Node = clip(m.GetNodeName())

@@ -412,28 +412,40 @@ func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
 	return up.sendBuckets(snapshot, differ)
 }
 
-// sendWhole sends the shards that the client gets whole, in its turn.
+// sendWhole sends the shards that the client gets whole.
 func (up *startup) sendWhole() error {
-	h := up.hub
-	if len(up.whole) == 0 {
-		return nil
+	size := func(snapshot *store.Snapshot) (int64, error) {
+		frames, err := up.hub.catchUp(snapshot, 0, up.compressed)
+		return int64(wire.Bytes(frames)), err
 	}
-	var size int64
-	for shard := range up.whole {
-		frames, err := h.catchUp(h.store.Snapshot(shard), 0, up.compressed)
+	send := func(snapshot *store.Snapshot) error { return up.sendFrom(0, snapshot) }
+	return up.sendShards(slices.Sorted(maps.Keys(up.whole)), size, 0, send)
+}
+
+// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's turn.
+func (up *startup) sendShards(
+	shards []uint32, size func(*store.Snapshot) (int64, error), atOnce int64, send func(*store.Snapshot) error,
+) error {
+	var total int64
+	for _, shard := range shards {
+		bytes, err := size(up.hub.store.Snapshot(shard))
 		if err != nil {
 			return err
 		}
-		size += int64(wire.Bytes(frames))
+		total += bytes
 	}
-	return up.inTurn(size, func() error {
-		for _, shard := range slices.Sorted(maps.Keys(up.whole)) {
-			if err := up.sendFrom(0, h.store.Snapshot(shard)); err != nil {
+	sendAll := func() error {
+		for _, shard := range shards {
+			if err := send(up.hub.store.Snapshot(shard)); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}
+	if total <= atOnce {
+		return sendAll()
+	}
+	return up.inTurn(total, sendAll)
 }
 
 // inTurn calls send when it is the client's turn to be sent that many bytes. A client that waits
