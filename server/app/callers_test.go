@@ -90,7 +90,7 @@ func TestCallsOfANodeAreBounded(t *testing.T) {
 	}
 	_, err := watch(t.Context(), conns[0])
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), err)
-	require.ErrorContains(t, err, "16 calls of node a are open")
+	require.ErrorContains(t, err, "node a has 16 open calls")
 	_, err = watch(t.Context(), dial(t, address, ca.ClientTLS(ca.Node("b"))))
 	require.NoError(t, err)
 	_, err = hello(t, dial(t, address, lean(ca.ClientTLS(node))), "a")
@@ -124,7 +124,7 @@ func TestConnectionsAndCallsOfAUserAreBounded(t *testing.T) {
 	for _, config := range []*tls.Config{ca.ClientTLS(observer), lean(ca.ClientTLS(observer))} {
 		_, err := hello(t, dial(t, address, config), "")
 		require.Equal(t, codes.ResourceExhausted, status.Code(err), err)
-		require.ErrorContains(t, err, "256 connections of user observer are open")
+		require.ErrorContains(t, err, "user observer has 256 open connections")
 	}
 	_, err = hello(t, dial(t, address, ca.ClientTLS(ca.Client("another", "slicecast:observers"))), "")
 	require.NoError(t, err)

@@ -50,11 +50,11 @@ func (c *Connection) holdLocked(by Caller) (displaced *Connection, reason string
 	more := c.owner == ""
 	switch full := more && h.connections.Len() >= by.MaxConnections; {
 	case by.MaxCalls > 0 && h.calls >= by.MaxCalls:
-		return nil, reasonCalls, status.Errorf(codes.ResourceExhausted, "%d calls of %s are open, as many as it may have: end some",
-			h.calls, by.Name)
+		return nil, reasonCalls, status.Errorf(codes.ResourceExhausted,
+			"%s has %d open calls, the maximum: end some of them", by.Name, h.calls)
 	case full && !by.Displace:
 		return nil, reasonConnections, status.Errorf(codes.ResourceExhausted,
-			"%d connections of %s are open, as many as it may have: close some", h.connections.Len(), by.Name)
+			"%s has %d open connections, the maximum: close some of them", by.Name, h.connections.Len())
 	case full:
 		displaced = h.connections.Front().Value.(*Connection)
 	}

@@ -28,7 +28,7 @@ func TestCallersAreBounded(t *testing.T) {
 		refused := func(reason string, err error) {
 			t.Helper()
 			require.Equal(t, codes.ResourceExhausted, status.Code(err), err)
-			require.ErrorContains(t, err, "of "+reason[1:])
+			require.ErrorContains(t, err, reason[1:]+" has ")
 			require.Equal(t, 1.0, testutil.ToFloat64(all.refused.count.WithLabelValues(map[byte]string{'+': reasonConnections, '#': reasonCalls}[reason[0]])))
 		}
 		node := Caller{Name: "node a", MaxConnections: 2, Displace: true, MaxCalls: 3}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -39,21 +40,6 @@ const (
 	// the client receive the reason.
 	lingerBytes = 1 << 20
 )
-
-// violation is a breach of the protocol that ends the client's connection.
-type violation struct {
-	code   http2.ErrCode
-	reason string // it is also sent to the client
-}
-
-// Error implements error.
-func (v violation) Error() string { return fmt.Sprintf("%s (%s)", v.reason, v.code) }
-
-// errEnded ends the connection of a client that uses a stream that it has ended itself.
-var errEnded = violation{http2.ErrCodeStreamClosed, "the client has ended the stream before"}
-
-// errDrained ends a draining connection without a stream.
-var errDrained = errors.New("the connection has no stream left and ends")
 
 // conn is a connection. One goroutine reads it. Any goroutine may write under mu. Its invariants:
 //
@@ -156,7 +142,7 @@ func (c *conn) breakLocked(v violation) bool {
 		return false
 	}
 	c.server.violations.Inc()
-	c.server.options.Logger.Debug("A client broke the protocol", "client", c.peer.Addr.String(), "err", v)
+	c.server.options.Logger.Debug("Client broke the protocol", "client", c.peer.Addr.String(), "err", v)
 	_ = c.controlLocked(func(f *http2.Framer) error { return f.WriteGoAway(c.lastID, v.code, []byte(v.reason)) })
 	c.closeLocked(v, true)
 	return true
@@ -196,7 +182,7 @@ func (c *conn) readPreface() error {
 	}
 	settings, ok := frame.(*http2.SettingsFrame)
 	if !ok || settings.IsAck() {
-		return violation{http2.ErrCodeProtocol, "the first frame is none of SETTINGS"}
+		return violation{http2.ErrCodeProtocol, "the first frame is not SETTINGS"}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,6 +213,11 @@ func (c *conn) readFrame() error {
 	if err != nil {
 		return err
 	}
+	return c.frameLocked(frame, at)
+}
+
+// frameLocked handles a frame other than DATA that arrived at this time.
+func (c *conn) frameLocked(frame http2.Frame, at time.Duration) error {
 	switch f := frame.(type) {
 	case *http2.MetaHeadersFrame:
 		return c.headersLocked(f)
@@ -253,7 +244,7 @@ func (c *conn) readFrame() error {
 		c.draining = true
 		c.endIfDrainedLocked()
 	case *http2.PushPromiseFrame:
-		return violation{http2.ErrCodeProtocol, "a client can't push"}
+		return violation{http2.ErrCodeProtocol, "PUSH_PROMISE from a client"}
 	}
 	return nil
 }
@@ -271,7 +262,7 @@ func (c *conn) settingsLocked(f *http2.SettingsFrame) error {
 			if c.stream != nil {
 				c.stream.window += int64(s.Val) - c.initial
 				if c.stream.window > maxWindow {
-					return violation{http2.ErrCodeFlowControl, "SETTINGS make a window larger than one may be"}
+					return violation{http2.ErrCodeFlowControl, "SETTINGS make a window exceed the maximum"}
 				}
 			}
 			c.initial = int64(s.Val)
@@ -292,7 +283,7 @@ func (c *conn) windowUpdateLocked(f *http2.WindowUpdateFrame) error {
 	case f.StreamID == 0:
 		c.window += int64(f.Increment)
 		if c.window > maxWindow {
-			return violation{http2.ErrCodeFlowControl, "the connection's window is larger than one may be"}
+			return violation{http2.ErrCodeFlowControl, "the connection's window exceeds the maximum"}
 		}
 	case f.StreamID > c.lastID && !c.draining:
 		return violation{http2.ErrCodeProtocol, "WINDOW_UPDATE for a stream that was never opened"}
@@ -309,12 +300,12 @@ func (c *conn) windowUpdateLocked(f *http2.WindowUpdateFrame) error {
 // endsLocked reports whether the connection accepts no new streams.
 func (c *conn) endsLocked() bool { return c.draining || c.closed != nil }
 
-// headersLocked begins a stream.
+// headersLocked handles the headers of a request: it begins a stream, or refuses it.
 func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	switch {
 	case id%2 == 0:
-		return violation{http2.ErrCodeProtocol, "a client's streams have odd numbers"}
+		return violation{http2.ErrCodeProtocol, "a client's stream must have an odd number"}
 	case c.stream != nil && c.stream.id == id:
 		return c.requestTrailersLocked(f)
 	// The client sent the request before it knew that the connection is draining or has ended. Nobody
@@ -322,12 +313,12 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	case c.endsLocked():
 		return nil
 	case id == c.lastID && c.ended:
-		return errEnded
+		return errAlreadyEnded
 	// The client sent the trailers before it knew that the stream has ended.
 	case id == c.lastID:
 		return nil
 	case id < c.lastID:
-		return violation{http2.ErrCodeProtocol, "a stream's number is lower than that of one before"}
+		return violation{http2.ErrCodeProtocol, "a stream's number is lower than an earlier one"}
 	}
 	c.lastID, c.ended = id, f.StreamEnded()
 	length, ok := checkRequest(f)
@@ -335,24 +326,36 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 		return c.resetLocked(id, http2.ErrCodeProtocol)
 	}
 	if c.stream != nil || c.running == maxRunning {
-		c.server.extra.Inc()
-		c.server.extraLogged.Do(func() {
-			c.server.options.Logger.Warn("Stream refused: its connection has one already; more are only counted for a while",
-				"client", c.peer.Addr.String(), "interval", logInterval)
-		})
-		err := c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
-			"a connection has one stream at a time: open another connection"), true)
-		if err != nil {
-			return err
-		}
-		return c.resetLocked(id, http2.ErrCodeRefusedStream)
+		return c.refuseExtraLocked(id)
 	}
 	r, refusal := c.server.parse(f, c.server.options.Path)
 	if refusal != nil {
 		return c.trailersLocked(id, refusal.httpStatus, refusal.status, f.StreamEnded())
 	}
+	c.openLocked(id, r, length, f.StreamEnded())
+	return nil
+}
+
+// refuseExtraLocked refuses a stream because the connection has one already.
+func (c *conn) refuseExtraLocked(id uint32) error {
+	c.server.extra.Inc()
+	c.server.extraLogged.Do(func() {
+		c.server.options.Logger.Warn("Refused a second stream on a connection; logged at most once per interval",
+			"client", c.peer.Addr.String(), "interval", logInterval)
+	})
+	err := c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
+		"a connection has one stream at a time: open another connection"), true)
+	if err != nil {
+		return err
+	}
+	return c.resetLocked(id, http2.ErrCodeRefusedStream)
+}
+
+// openLocked starts a stream for a request with this content-length, which is negative if there is
+// none. halfClosed means that the client sends nothing more.
+func (c *conn) openLocked(id uint32, r request, length int64, halfClosed bool) {
 	ctx := metadata.NewIncomingContext(peer.NewContext(context.Background(), c.peer), r.metadata)
-	s := &Stream{conn: c, id: id, window: c.initial, receive: initialWindow, halfClosed: f.StreamEnded(), left: length}
+	s := &Stream{conn: c, id: id, window: c.initial, receive: initialWindow, halfClosed: halfClosed, left: length}
 	if r.hasTimeout {
 		s.ctx, s.cancel = context.WithTimeout(ctx, r.timeout)
 		context.AfterFunc(s.ctx, func() {
@@ -366,7 +369,6 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	c.stream = s
 	c.running++
 	c.server.wait.Go(s.run)
-	return nil
 }
 
 // requestTrailersLocked ends the client's side of the stream. It ignores the trailers' content, as
@@ -397,7 +399,7 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	}
 	if h.Flags.Has(http2.FlagDataPadded) {
 		if len(data) == 0 || int(data[0]) >= len(data) {
-			return violation{http2.ErrCodeProtocol, "DATA with more padding than there is"}
+			return violation{http2.ErrCodeProtocol, "DATA with more padding than payload"}
 		}
 		data = data[1 : len(data)-int(data[0])]
 	}
@@ -414,7 +416,7 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	s := c.stream
 	if s == nil || s.id != h.StreamID {
 		if h.StreamID == c.lastID && c.ended {
-			return errEnded
+			return errAlreadyEnded
 		}
 		return c.creditLocked()
 	}
@@ -464,7 +466,7 @@ func (c *conn) creditLocked() error {
 
 // resetLocked ends a stream at once, without a status.
 func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
-	if id == c.lastID { // the client may send more until it receives the reset
+	if id == c.lastID {
 		c.ended = false // the client may send more until it receives the reset
 	}
 	if s := c.stream; s != nil && s.id == id {

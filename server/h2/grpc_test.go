@@ -67,9 +67,9 @@ func TestBigMessages(t *testing.T) {
 	}
 }
 
-// TestContextIsThatOfGRPC checks that a session's context carries what a handler of grpc-go would
+// TestContextMatchesGRPC checks that a session's context carries what a handler of grpc-go would
 // see of the client.
-func TestContextIsThatOfGRPC(t *testing.T) {
+func TestContextMatchesGRPC(t *testing.T) {
 	contexts := make(chan context.Context, 1)
 	f := start(t, func(s *session) error { contexts <- s.Context(); return nil })
 	out := metadata.Pairs("authorization", "Bearer xyz", "Several", "1", "several", "2", "blob-bin", "\x00\xff", "empty", "")
@@ -255,15 +255,15 @@ func TestMessageLargerThanAllowed(t *testing.T) {
 	c.send(strings.Repeat("x", 1001))
 	err := c.end()
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	require.Equal(t, "a message of 1001 bytes: at most 1000 are taken", status.Convert(err).Message())
+	require.Equal(t, "message of 1001 bytes: the limit is 1000 bytes", status.Convert(err).Message())
 }
 
 func TestOtherMethodIsUnimplemented(t *testing.T) {
 	f := start(t, until)
 	err := f.dial(ours).Invoke(t.Context(), "/grpc.health.v1.Health/Check", []byte{}, &[]byte{})
 	require.Equal(t, codes.Unimplemented, status.Code(err))
-	require.Equal(t, "this connection serves /slicecast.v1.DistributionService/Stream only: offer TLS the protocol h2 alone "+
-		"for /grpc.health.v1.Health/Check", status.Convert(err).Message())
+	require.Equal(t, "this connection serves only /slicecast.v1.DistributionService/Stream: for /grpc.health.v1.Health/Check, "+
+		"open a connection that offers only the protocol h2 in TLS", status.Convert(err).Message())
 }
 
 func TestDeadline(t *testing.T) {
@@ -331,9 +331,9 @@ func TestConnectionWithoutAStreamEnds(t *testing.T) {
 	}
 }
 
-// TestRefusedStreamsKeepNoConnection checks that a connection without an admitted call counts as
-// idle, however many calls are tried.
-func TestRefusedStreamsKeepNoConnection(t *testing.T) {
+// TestRefusedStreamsDoNotKeepAConnection checks that a connection without an admitted call counts
+// as idle, however many calls are tried.
+func TestRefusedStreamsDoNotKeepAConnection(t *testing.T) {
 	f := start(t, echo, func(o *Options) {
 		o.Open = func(*Stream) (Session, error) { return nil, status.Error(codes.Unauthenticated, "who are you?") }
 	})

@@ -31,13 +31,6 @@ const (
 	settingSize     = 6
 )
 
-var (
-	errTooManyFrames   = violation{http2.ErrCodeEnhanceYourCalm, "too many frames without a message"}
-	errBlockTooLong    = violation{http2.ErrCodeEnhanceYourCalm, "a header block is too long"}
-	errBlockTooSlow    = violation{http2.ErrCodeEnhanceYourCalm, "a header block takes too long to arrive"}
-	errTooManySettings = violation{http2.ErrCodeEnhanceYourCalm, "too many settings in one frame"}
-)
-
 // frameBudget bounds the work that a client may cause for free. Every frame costs bytesPerFrame,
 // whatever its type is. The bytes of messages pay for frames.
 type frameBudget struct {

@@ -94,7 +94,8 @@ func checkRequest(f *http2.MetaHeadersFrame) (length int64, ok bool) {
 // protocol leaves a case open, it does as grpc-go does.
 func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal) {
 	if f.Truncated {
-		return r, refuse(http.StatusRequestHeaderFieldsTooLarge, codes.ResourceExhausted, "the request's headers are too large")
+		return r, refuse(http.StatusRequestHeaderFieldsTooLarge, codes.ResourceExhausted, "the request's headers are "+
+			"too large")
 	}
 	r.metadata = metadata.MD{}
 	var kind string
@@ -116,7 +117,7 @@ func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal
 			if strings.HasSuffix(h.Name, "-bin") {
 				b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(v, "="))
 				if err != nil {
-					return r, refuse(http.StatusBadRequest, codes.Internal, "the header %q is no base64: %v", h.Name, err)
+					return r, refuse(http.StatusBadRequest, codes.Internal, "header %q is not base64: %v", h.Name, err)
 				}
 				v = string(b)
 			}
@@ -132,14 +133,16 @@ func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal
 	}
 	switch method := f.PseudoValue("method"); {
 	case kind != contentType && !strings.HasPrefix(kind, contentType+"+") && !strings.HasPrefix(kind, contentType+";"):
-		return r, refuse(http.StatusUnsupportedMediaType, codes.InvalidArgument, "the content-type is %q, not gRPC's", kind)
+		return r, refuse(http.StatusUnsupportedMediaType, codes.InvalidArgument, "the content-type is %q: use %s",
+			kind, contentType)
 	case len(host) > 1 || len(r.metadata[":authority"]) == 0:
-		return r, refuse(http.StatusBadRequest, codes.Internal, "the request needs one :authority or host")
+		return r, refuse(http.StatusBadRequest, codes.Internal, "the request must have one :authority or host")
 	case method != http.MethodPost:
-		return r, refuse(http.StatusMethodNotAllowed, codes.Internal, "the :method is %q, not POST", method)
+		return r, refuse(http.StatusMethodNotAllowed, codes.Internal, "the :method is %q: use POST", method)
 	case f.PseudoValue("path") != path:
-		return r, refuse(httpOK, codes.Unimplemented, "this connection serves %s only: offer TLS the protocol %s alone for %s",
-			path, http2Protocol, f.PseudoValue("path"))
+		return r, refuse(httpOK, codes.Unimplemented,
+			"this connection serves only %s: for %s, open a connection that offers only the protocol %s in TLS",
+			path, f.PseudoValue("path"), http2Protocol)
 	}
 	return r, nil
 }
@@ -159,7 +162,7 @@ func parseTimeout(v string) (time.Duration, error) {
 			return time.Duration(count) * unit, nil
 		}
 	}
-	return 0, fmt.Errorf("the header grpc-timeout is %q: use up to eight digits and one of H, M, S, m, u, n", v)
+	return 0, fmt.Errorf("header grpc-timeout is %q: use up to eight digits and one of H, M, S, m, u, n", v)
 }
 
 // statusOf returns the status for the result of a session.

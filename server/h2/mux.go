@@ -85,7 +85,7 @@ func NewMux(o MuxOptions) *Mux {
 		warn:    rate.Sometimes{Interval: logInterval},
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
-			Help: "Connections that ended before the TLS handshake did.",
+			Help: "Number of connections that ended before the TLS handshake did.",
 		}),
 	}
 	m.conns = newConnections(&m.options)
@@ -124,7 +124,8 @@ func (m *Mux) Serve() error {
 			return nil
 		case errors.As(err, &temporary) && temporary.Temporary():
 			m.warn.Do(func() {
-				m.options.Logger.Warn("Connections can't be accepted at the moment", "address", m.grpc.address.String(), "err", err)
+				m.options.Logger.Warn("Cannot accept connections, trying again",
+					"address", m.grpc.address.String(), "err", err)
 			})
 			delay = min(max(2*delay, minAcceptDelay), maxAcceptDelay)
 			select {
@@ -181,7 +182,7 @@ func (m *Mux) handshake(c *Connection) {
 		return
 	}
 	if err := m.options.Server.serve(conn, s, connectionInfo{info, c}); err != nil {
-		m.options.Logger.Debug("Connection not served", "client", c.raw.RemoteAddr().String(), "err", err)
+		m.options.Logger.Debug("Cannot serve a connection", "client", c.raw.RemoteAddr().String(), "err", err)
 		c.raw.Close()
 		c.end()
 	}
@@ -262,7 +263,7 @@ func newHandedOver(conn net.Conn, under *socket, info connectionInfo, s *Server)
 func (h *handedOver) broken(v violation) {
 	h.over.Do(func() {
 		h.server.violations.Inc()
-		h.server.options.Logger.Debug("A client broke the protocol", "client", h.RemoteAddr().String(), "err", v)
+		h.server.options.Logger.Debug("Client broke the protocol", "client", h.RemoteAddr().String(), "err", v)
 	})
 	_ = h.Close() // the client is given up
 }
@@ -308,14 +309,15 @@ func Credentials() credentials.TransportCredentials { return handedOverCredentia
 func (handedOverCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	h, ok := c.(*handedOver)
 	if !ok {
-		return nil, nil, fmt.Errorf("a connection of type %T: serve the listener of a Mux with these credentials", c)
+		return nil, nil, fmt.Errorf("unsupported connection type %T: use these credentials with the listener of a Mux",
+			c)
 	}
 	return h, h.info, nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (handedOverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are a server's: a client uses credentials.NewTLS")
+	return nil, nil, errors.New("these credentials are for servers: use credentials.NewTLS for a client")
 }
 
 // Info implements credentials.TransportCredentials.

@@ -1,7 +1,6 @@
 package h2
 
 import (
-	"errors"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -9,12 +8,6 @@ import (
 
 // maxStrikes is how many pings in a row may come too early; grpc-go's servers allow as many.
 const maxStrikes = 2
-
-var (
-	// errTooManyPings makes grpc-go's client ping less often.
-	errTooManyPings = violation{http2.ErrCodeEnhanceYourCalm, "too_many_pings"}
-	errDead         = errors.New("the client does not answer pings")
-)
 
 var started = time.Now()
 

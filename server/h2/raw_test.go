@@ -241,7 +241,7 @@ func TestPreface(t *testing.T) {
 		c := f.connect(t, Protocol)
 		c.write(io.WriteString(c.conn, http2.ClientPreface))
 		c.ok(c.WritePing(false, [8]byte{}))
-		require.Equal(t, "the first frame is none of SETTINGS", c.expectGoAway(http2.ErrCodeProtocol))
+		require.Equal(t, "the first frame is not SETTINGS", c.expectGoAway(http2.ErrCodeProtocol))
 	})
 	t.Run("with a stream at once", func(t *testing.T) {
 		c := f.connect(t, Protocol)
@@ -334,8 +334,8 @@ func TestDataAfterTheEnd(t *testing.T) {
 	require.Equal(t, "200", c.expectStatus(codes.Unimplemented).PseudoValue("status"))
 }
 
-// TestClientThatTakesSmallHeaders checks that a status is cut to what the client accepts.
-func TestClientThatTakesSmallHeaders(t *testing.T) {
+// TestClientWithSmallHeaderLimit checks that a status is cut to what the client accepts.
+func TestClientWithSmallHeaderLimit(t *testing.T) {
 	f := start(t, func(*session) error { return status.Error(codes.Internal, strings.Repeat("x", 2000)) })
 	c := f.raw(t, http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1000})
 	c.request(1)

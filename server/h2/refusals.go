@@ -19,18 +19,19 @@ type refusals struct {
 
 func newClosed(o *MuxOptions) *refusals {
 	return newRefusals(o, map[string]string{
-		reasonAddress:     "too many clients of this address have not shown who they are, and this was the oldest",
-		reasonStrangers:   "too many clients have not shown who they are, and this was the oldest",
-		reasonTimeout:     "for too long no call was let in",
-		reasonCertificate: "the client certificate is not valid: compare the client's CA with this server's client CA",
-		reasonRefused:     "the credentials of too many of its calls were refused",
-		reasonCaller:      "the caller has too many connections, and this was the oldest",
+		reasonAddress:   "too many connections from this address have no admitted call, and this was the oldest",
+		reasonStrangers: "too many connections have no admitted call, and this was the oldest",
+		reasonTimeout:   "no call was admitted in time",
+		reasonCertificate: "the client certificate is invalid: check that a CA in this server's --client-ca-file " +
+			"issued it",
+		reasonRefused: "the credentials of too many of its calls were refused",
+		reasonCaller:  "the caller has too many connections, and this was the oldest",
 	}, prometheus.CounterOpts{
 		Name: "slicecast_server_refused_connections_total",
-		Help: "Connections that the server closed, by reason: address (a newer one of the same address took its place before the client " +
-			"had shown who it is), strangers (the same, for one of any address), timeout (for too long no call was let in), certificate " +
-			"(the client's is not valid, or of another CA), refused (credentials of too many of its calls were) or caller (newer ones of the same node " +
-			"took its place).",
+		Help: "Number of connections that the server closed, by reason: address (too many connections from the " +
+			"address had no admitted call), strangers (too many connections had none), timeout (no call was admitted " +
+			"in time), certificate (the client certificate is invalid), refused (the credentials of too many calls " +
+			"were refused) or caller (the node has opened newer connections).",
 	})
 }
 
@@ -40,8 +41,8 @@ func newRefused(o *MuxOptions) *refusals {
 		reasonCalls:       "the caller has too many calls",
 	}, prometheus.CounterOpts{
 		Name: "slicecast_server_refused_calls_total",
-		Help: "Calls refused because of what their caller has open already, by reason: connections (as many as it may have) or calls " +
-			"(the same).",
+		Help: "Number of calls that were refused because their caller has too much open, by reason: connections or " +
+			"calls.",
 	})
 }
 
@@ -62,7 +63,7 @@ func newRefusals(o *MuxOptions, details map[string]string, counter prometheus.Co
 func (r *refusals) add(reason string, client net.Addr, attributes ...any) {
 	r.count.WithLabelValues(reason).Inc()
 	r.sometime[reason].Do(func() {
-		r.log.Warn("Connection closed or call refused; more for this reason are only counted for a while", append([]any{
+		r.log.Warn("Closed a connection or refused a call; logged at most once per reason and interval", append([]any{
 			"reason", reason, "client", client.String(), "detail", r.details[reason], "interval", logInterval,
 		}, attributes...)...)
 	})

@@ -24,7 +24,6 @@ package h2
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -77,9 +76,6 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// errStopped closes the connections of a stopped server.
-var errStopped = errors.New("the server is stopped")
-
 // Server serves the connections that a Mux hands over.
 type Server struct {
 	options Options
@@ -106,11 +102,12 @@ func New(o Options) *Server {
 		options: o, parse: parseRequest, blockTime: maxBlockTime, writeTime: maxWriteTime,
 		violations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_protocol_errors_total",
-			Help: "Connections over TLS that were closed because the client broke the protocol of HTTP/2, if it is an agent, or sent too many frames.",
+			Help: "Number of TLS connections that were closed because the client broke the HTTP/2 protocol (of " +
+				"agents only) or sent too many frames.",
 		}),
 		extra: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_extra_streams_total",
-			Help: "Streams of agents that were refused because their connection had one already.",
+			Help: "Number of agents' streams that were refused because their connection already had one.",
 		}),
 		extraLogged: rate.Sometimes{Interval: logInterval},
 		conns:       map[*conn]struct{}{},

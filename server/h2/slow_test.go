@@ -69,8 +69,8 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	t.Logf("%d messages of %d bytes before TrySend refused", sent-2, size)
 }
 
-// TestTrySendOfMuch checks that TrySend refuses what does not fit into one write.
-func TestTrySendOfMuch(t *testing.T) {
+// TestTrySendOfLargeMessages checks that TrySend refuses what does not fit into one write.
+func TestTrySendOfLargeMessages(t *testing.T) {
 	tried := make(chan bool, 2)
 	f := start(t, func(s *session) error {
 		for _, n := range []int{chunk - messagePrefix + 1, chunk - messagePrefix} {

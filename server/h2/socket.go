@@ -22,11 +22,6 @@ const (
 	maxUndelivered = 32 << 10
 )
 
-var (
-	errNotRead     = errors.New("the client does not read the answers to its frames")
-	errUndelivered = fmt.Errorf("the client has sent %d bytes of a TLS handshake, and it is not complete", maxUndelivered)
-)
-
 // socket is the connection under TLS. At first, it behaves like the net.Conn that it wraps. After
 // noWait, Write never waits: bytes that the kernel does not accept at once are kept in order. A
 // goroutine that lives until they are written writes them.
@@ -65,7 +60,7 @@ type socket struct {
 func (s *socket) noWait(wait *sync.WaitGroup, onFlush func()) error {
 	conn, ok := s.Conn.(syscall.Conn)
 	if !ok {
-		return fmt.Errorf("a connection of type %T can't be written without waiting", s.Conn)
+		return fmt.Errorf("write without waiting: unsupported connection type %T", s.Conn)
 	}
 	raw, err := conn.SyscallConn()
 	if err != nil {

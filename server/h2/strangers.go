@@ -216,7 +216,7 @@ func (c *Connection) stranger() bool { return !c.known.Load() }
 // MuxOptions.MaxIdle longer. Enter returns a gRPC status as its error. If identify has refused too
 // many calls on the connection, Enter closes the connection without calling identify.
 func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error)) error {
-	if err := c.mayCall(); err != nil {
+	if err := c.endIfRefusedOften(); err != nil {
 		return err
 	}
 	by, err := identify()
@@ -227,10 +227,10 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 	return c.letIn(ctx, by)
 }
 
-// mayCall closes the connection if too many of its calls were refused, and then returns an error.
-// Refusals are only counted per connection, so a client with valid credentials does not suffer from
-// the refusals of others at its address.
-func (c *Connection) mayCall() error {
+// endIfRefusedOften closes the connection if too many of its calls were refused, and then returns
+// an error. Refusals are only counted per connection, so a client with valid credentials does not
+// suffer from the refusals of others at its address.
+func (c *Connection) endIfRefusedOften() error {
 	a := c.all
 	a.mu.Lock()
 	if c.over || c.refusals == nil || c.refusals.Tokens() >= 1 {

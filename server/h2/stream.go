@@ -3,7 +3,6 @@ package h2
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"sync/atomic"
 
 	"golang.org/x/net/http2"
@@ -21,9 +20,6 @@ const (
 	// frames and the block of the response's headers.
 	chunk = frameSize - 64
 )
-
-// errServed is returned by sends after the session has returned.
-var errServed = errors.New("the session has returned")
 
 // Stream is a stream of a client. Send and TrySend may be called from different goroutines, but not
 // concurrently.
@@ -255,9 +251,10 @@ func (s *Stream) deliver(session Session, data []byte) (rest []byte, err error) 
 		size := binary.BigEndian.Uint32(data[1:])
 		switch {
 		case data[0] != 0:
-			return nil, status.Error(codes.Unimplemented, "compressed messages are not understood: send them as they are")
+			return nil, status.Error(codes.Unimplemented, "compressed messages are not supported: send messages "+
+				"uncompressed")
 		case int64(size) > int64(s.conn.server.options.MaxReceive):
-			return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes: at most %d are taken",
+			return nil, status.Errorf(codes.ResourceExhausted, "message of %d bytes: the limit is %d bytes",
 				size, s.conn.server.options.MaxReceive)
 		case len(data) < messagePrefix+int(size):
 			return data, nil
