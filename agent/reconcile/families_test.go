@@ -52,10 +52,10 @@ func (n *node) dual(name string) {
 	synctest.Wait()
 }
 
-// TestFamilyThatFailsAsAWhole asserts that a failed family causes one log line and one nack,
+// TestFailedFamily asserts that a failed family causes one log line and one nack,
 // however many Services it has and however long the failure lasts. Nothing of the family is acked.
 // The other family is empty, but it does not make the node count as programmed.
-func TestFamilyThatFailsAsAWhole(t *testing.T) {
+func TestFailedFamily(t *testing.T) {
 	var log bytes.Buffer
 	run(t, func(t *testing.T, n *node) {
 		n.leave(model.IPv4)
@@ -79,8 +79,8 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 			require.False(t, pending)
 			require.Equal(t, reason, n.Status().Err)
 			require.Zero(t, n.Status().ServicePorts)
-			require.EqualValues(t, 1, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
-			require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv6")))
+			require.EqualValues(t, 1, testutil.ToFloat64(n.metrics.failing.WithLabelValues("IPv4")))
+			require.Zero(t, testutil.ToFloat64(n.metrics.failing.WithLabelValues("IPv6")))
 			require.Zero(t, n.kernel.applies)
 			n.write(map[string]int{"a": 2 + i})
 			n.pass(time.Hour)
@@ -92,7 +92,7 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 		require.True(t, n.isProgrammed())
 		n.requireAcked()
 		require.Empty(t, n.Status().Err)
-		require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+		require.Zero(t, testutil.ToFloat64(n.metrics.failing.WithLabelValues("IPv4")))
 
 		// A family that worked fails: what has changed in it since then is not acked.
 		acked := n.reports.acked[0]
@@ -139,7 +139,7 @@ func TestPrimaryFamilyMissing(t *testing.T) {
 			require.Empty(t, n.reports.acked)
 			require.Len(t, n.reports.nacks, 1)
 			require.Contains(t, n.reports.nacks[0], "the node: nothing of IPv4 is programmed: ")
-			require.EqualValues(t, 1, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+			require.EqualValues(t, 1, testutil.ToFloat64(n.metrics.failing.WithLabelValues("IPv4")))
 			n.pass(time.Hour)
 		}
 		node("2001:db8::2", "192.168.0.2")
@@ -147,7 +147,7 @@ func TestPrimaryFamilyMissing(t *testing.T) {
 		require.True(t, n.isProgrammed())
 		n.requireAcked()
 		require.Equal(t, []string{"the node: resolved"}, n.reports.nacks[1:])
-		require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+		require.Zero(t, testutil.ToFloat64(n.metrics.failing.WithLabelValues("IPv4")))
 
 		node("192.168.0.2")
 		require.Equal(t, []model.Family{model.IPv4, model.IPv6}, n.Families())
@@ -202,9 +202,9 @@ func TestOtherFamilyGoesOn(t *testing.T) {
 	})
 }
 
-// TestShardsOfAFamilyThatIsOut asserts that only shards with something of the failed family are not
+// TestAcksWithAFailedFamily asserts that only shards with something of the failed family are not
 // acked.
-func TestShardsOfAFamilyThatIsOut(t *testing.T) {
+func TestAcksWithAFailedFamily(t *testing.T) {
 	const shards = 16
 	runSharded(t, shards, func(t *testing.T, n *node) {
 		n.leave(model.IPv6)
@@ -224,9 +224,9 @@ func TestShardsOfAFamilyThatIsOut(t *testing.T) {
 	})
 }
 
-// TestHealthChecksOfAFamilyThatIsOut asserts that load balancers learn nothing that is not
+// TestHealthChecksOfAFailedFamily asserts that load balancers learn nothing that is not
 // programmed.
-func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
+func TestHealthChecksOfAFailedFamily(t *testing.T) {
 	f := &follower{}
 	run(t, func(t *testing.T, n *node) {
 		id := func(family model.Family) view.HealthCheckID {
@@ -254,10 +254,10 @@ func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestHealthCheckOfAServiceThatFails asserts that no load balancer is led to a node whose kernel
+// TestHealthCheckOfAFailedService asserts that no load balancer is led to a node whose kernel
 // lacks the Service, whichever operation failed, and that it is led there once the kernel has the
 // Service.
-func TestHealthCheckOfAServiceThatFails(t *testing.T) {
+func TestHealthCheckOfAFailedService(t *testing.T) {
 	f := &follower{}
 	run(t, func(t *testing.T, n *node) {
 		id := view.HealthCheckID{Service: model.ServiceKey{Namespace: "default", Name: "d"}, Family: model.IPv4}
@@ -298,15 +298,15 @@ func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestServicePortsThatFail asserts that a Service port that the kernel lacks does not count as
+// TestFailedServicePorts asserts that a Service port that the kernel lacks does not count as
 // served.
-func TestServicePortsThatFail(t *testing.T) {
+func TestFailedServicePorts(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken = map[string]bool{"a": true, "b": true}
 		n.write(map[string]int{"a": 1, "b": 1})
 		n.sync()
 		require.Zero(t, n.Status().ServicePorts)
-		require.Zero(t, testutil.ToFloat64(n.ports))
+		require.Zero(t, testutil.ToFloat64(n.metrics.ports))
 		n.write(map[string]int{"c": 1})
 		require.Equal(t, 1, n.Status().ServicePorts)
 		n.leave(model.IPv6)
@@ -320,6 +320,6 @@ func TestServicePortsThatFail(t *testing.T) {
 		n.kernel.broken["c"] = true
 		n.write(map[string]int{"c": 3})
 		require.Equal(t, 2, n.Status().ServicePorts)
-		require.EqualValues(t, 2, testutil.ToFloat64(n.ports))
+		require.EqualValues(t, 2, testutil.ToFloat64(n.metrics.ports))
 	})
 }

@@ -66,10 +66,10 @@ func TestFlowsFollowTheKernel(t *testing.T) {
 	}, func(o *Options) { o.Flows = f })
 }
 
-// TestFlowsHearOfEarlierPorts asserts that an agent that starts with a checkpoint calls Earlier
+// TestFlowsReceiveEarlierPorts asserts that an agent that starts with a checkpoint calls Earlier
 // once, when the kernel has the present state. The call has all UDP Service ports that the kernel
 // may have held before, with all their frontends.
-func TestFlowsHearOfEarlierPorts(t *testing.T) {
+func TestFlowsReceiveEarlierPorts(t *testing.T) {
 	f := &follower{}
 	var checkpoint *client.Checkpoint
 	path := filepath.Join(t.TempDir(), "checkpoint")
@@ -181,8 +181,8 @@ func TestNodeDecides(t *testing.T) {
 		n.sync()
 		nodePorts()
 		n.write(map[string]int{"a": 1})
-		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
-		require.NotContains(t, log.String(), "NodePorts that are nowhere", "no Service has any")
+		require.Equal(t, 1, strings.Count(log.String(), "No Node object"))
+		require.NotContains(t, log.String(), "NodePorts of an IP family are not served", "no Service has any")
 
 		addresses := []netip.Addr{netip.MustParseAddr("192.168.0.2")}
 		set(model.Node{InternalIPs: addresses})
@@ -205,19 +205,19 @@ func TestNodeDecides(t *testing.T) {
 		synctest.Wait()
 		nodePorts("192.168.0.3/32")
 		require.Equal(t, 4, n.kernel.replaces)
-		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
+		require.Equal(t, 1, strings.Count(log.String(), "No Node object"))
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
-// TestNodePortsThatAreNowhere asserts that NodePorts without an address are logged once for each IP
+// TestNodePortsWithoutAddress asserts that NodePorts without an address are logged once for each IP
 // family in which Services have them, and again after they had an address in between.
-func TestNodePortsThatAreNowhere(t *testing.T) {
+func TestNodePortsWithoutAddress(t *testing.T) {
 	var log bytes.Buffer
 	told := func(n *node, four, six int) {
 		n.t.Helper()
 		synctest.Wait()
-		require.Equal(n.t, four, strings.Count(log.String(), "nowhere: the Node has no InternalIP of this IP family, and --nodeport-addresses no CIDR\" family=IPv4"), log.String())
-		require.Equal(n.t, six, strings.Count(log.String(), "no CIDR\" family=IPv6"), log.String())
+		require.Equal(n.t, four, strings.Count(log.String(), "not served: the Node has no InternalIP of the family, and --nodeport-addresses has no CIDR of it\" family=IPv4"), log.String())
+		require.Equal(n.t, six, strings.Count(log.String(), "no CIDR of it\" family=IPv6"), log.String())
 	}
 	run(t, func(t *testing.T, n *node) {
 		service := func(name string, ips ...string) {
@@ -269,11 +269,11 @@ func TestProblems(t *testing.T) {
 		n.sync()
 		n.write(map[string]int{"a": 1})
 		n.write(map[string]int{"a2": 2})
-		problem := "10.96.0.97 port 80/TCP is default/a's, which is older or comes first by name"
+		problem := "10.96.0.97 port 80/TCP belongs to Service default/a, which is older or comes first by name"
 		require.Equal(t, []string{"a2: " + problem}, n.reports.nacks)
 		require.Equal(t, []string{"a=1"}, n.kernel.names())
 		require.Equal(t, problem, n.Status().Failures[0].Reason)
-		require.EqualValues(t, 1, testutil.ToFloat64(n.nacks))
+		require.EqualValues(t, 1, testutil.ToFloat64(n.metrics.nacks))
 		n.requireAcked()
 		n.write(map[string]int{"a": 3})
 		n.pass(time.Hour)
@@ -283,12 +283,12 @@ func TestProblems(t *testing.T) {
 
 		n.kernel.broken["a"] = true
 		n.write(map[string]int{"a": 4})
-		require.EqualValues(t, 2, testutil.ToFloat64(n.nacks))
+		require.EqualValues(t, 2, testutil.ToFloat64(n.metrics.nacks))
 		delete(n.kernel.broken, "a")
 		n.write(map[string]int{"a": -1})
 		require.Equal(t, []string{"a2=2"}, n.kernel.names())
 		require.Contains(t, n.reports.nacks, "a2: resolved")
-		require.Equal(t, 1, strings.Count(log.String(), `msg="All of the Service is programmed now, or it is gone" service=default/a2`))
+		require.Equal(t, 1, strings.Count(log.String(), `msg="Service is completely programmed, or was removed" service=default/a2`))
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
@@ -318,7 +318,7 @@ func TestChangesGatherForMinSyncPeriod(t *testing.T) {
 	}, func(o *Options) { o.MinSyncPeriod = 5 * time.Second })
 }
 
-func TestEverythingIsProgrammedAnewNowAndThen(t *testing.T) {
+func TestSyncPeriod(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
 		n.write(map[string]int{"a": 1})
@@ -333,9 +333,9 @@ func TestEverythingIsProgrammedAnewNowAndThen(t *testing.T) {
 	}, func(o *Options) { o.SyncPeriod = time.Hour })
 }
 
-// TestWhatOthersRemoveIsRepaired asserts that what others remove is repaired at once a few times,
+// TestRepair asserts that what others remove is repaired at once a few times,
 // but at most once a second if they keep removing it.
-func TestWhatOthersRemoveIsRepaired(t *testing.T) {
+func TestRepair(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		require.Nil(t, n.kernel.lost, "nothing is programmed yet")
 		n.sync()
@@ -350,7 +350,7 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 			repairs += more
 			require.Equal(t, 1+repairs, n.kernel.replaces)
 			_, pending := n.Pending(model.IPv4)
-			require.Equal(t, testutil.ToFloat64(n.repairs) > float64(repairs), pending)
+			require.Equal(t, testutil.ToFloat64(n.metrics.repairs) > float64(repairs), pending)
 		}
 		for range repairsAtOnce {
 			remove()
@@ -386,7 +386,7 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 			n.pass(repairPause)
 			requireRepairs(1)
 		}
-		require.EqualValues(t, repairs, testutil.ToFloat64(n.repairs))
+		require.EqualValues(t, repairs, testutil.ToFloat64(n.metrics.repairs))
 	})
 }
 
@@ -400,7 +400,7 @@ func TestWhatIsRepairedAlready(t *testing.T) {
 		close(n.kernel.busy)
 		n.pass(time.Minute)
 		require.Equal(t, 2, n.kernel.replaces)
-		require.Zero(t, testutil.ToFloat64(n.repairs))
+		require.Zero(t, testutil.ToFloat64(n.metrics.repairs))
 		_, pending := n.Pending(model.IPv4)
 		require.False(t, pending)
 	})
@@ -439,9 +439,9 @@ func TestPending(t *testing.T) {
 	})
 }
 
-// TestOperationThatHangs asserts that every operation counts as pending until it has ended, because
+// TestHangingOperation asserts that every operation counts as pending until it has ended, because
 // the changes that arrive meanwhile wait for it.
-func TestOperationThatHangs(t *testing.T) {
+func TestHangingOperation(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
 		n.sync()
@@ -467,9 +467,9 @@ func TestOperationThatHangs(t *testing.T) {
 	}, func(o *Options) { o.SyncPeriod = time.Minute })
 }
 
-// TestWhatCantBeRepairedIsPending asserts that a loss is pending until a Replace succeeds, whatever
+// TestFailedRepairIsPending asserts that a loss is pending until a Replace succeeds, whatever
 // else is programmed.
-func TestWhatCantBeRepairedIsPending(t *testing.T) {
+func TestFailedRepairIsPending(t *testing.T) {
 	requirePending := func(n *node, since time.Time) {
 		t.Helper()
 		got, pending := n.Pending(model.IPv4)

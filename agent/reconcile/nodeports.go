@@ -15,19 +15,21 @@ import (
 // about a family in which no Service asks for a NodePort, as in a single-stack cluster.
 func (r *Reconciler) noteNodePorts(changes []view.Change, node bool) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		if slices.ContainsFunc(r.View.State().Node.NodePorts, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }) {
+		isFamily := func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }
+		if slices.ContainsFunc(r.View.State().Node.NodePorts, isFamily) {
 			delete(r.nowhere, family)
 			continue
 		}
+		isNodePort := func(f view.Frontend) bool { return f.Kind == view.NodePort }
 		wants := func(p *view.ServicePort) bool {
-			return p != nil && p.ID.Family == family && slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Kind == view.NodePort })
+			return p != nil && p.ID.Family == family && slices.ContainsFunc(p.Frontends, isNodePort)
 		}
 		if r.nowhere[family] || !slices.ContainsFunc(changes, func(c view.Change) bool { return wants(c.After) }) &&
 			!(node && slices.ContainsFunc(slices.Collect(maps.Values(r.View.State().Ports)), wants)) {
 			continue
 		}
 		r.nowhere[family] = true
-		r.Logger.Warn("Services have NodePorts that are nowhere: the Node has no InternalIP of this IP family, and --nodeport-addresses no CIDR",
-			"family", family.String())
+		r.Logger.Warn("NodePorts of an IP family are not served: the Node has no InternalIP of the family, and "+
+			"--nodeport-addresses has no CIDR of it", "family", family.String())
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -31,20 +30,6 @@ import (
 // stepTimeout bounds one step. It is some minutes longer than the slowest kernel interface needs
 // for the largest clusters.
 const stepTimeout = 5 * time.Minute
-
-// minRetry and maxRetry bound the back-off before a failed step is tried again.
-const (
-	minRetry = time.Second
-	maxRetry = 30 * time.Second
-)
-
-// repairPause is the time between repairs of what others removed, if they keep removing it.
-// repairsAtOnce repairs may follow each other without that pause, because restarting a firewall
-// removes everything twice: when the firewall stops and when it starts.
-const (
-	repairPause   = time.Second
-	repairsAtOnce = 3
-)
 
 // Reporter receives the results of programming. client.Client and client.Local implement it.
 type Reporter interface {
@@ -115,17 +100,7 @@ type Options struct {
 //  4. outReason, nacked and toldChecks are what the Reporter and Health were last told.
 type Reconciler struct {
 	Options
-	// replace means that the next step is a Replace, because the kernel's state is not known.
-	replace bool
-	// began is when the last step with changes began, and replaced when the last Replace began.
-	began, replaced time.Time
-	// retryAt is when what has failed is tried again, and repairAt when what others removed is
-	// programmed anew. Zero means never.
-	retryAt, repairAt time.Time
-	retry             time.Duration
-	// nextRepair is the time of the next repair if all repairs were repairPause apart. A repair may
-	// come up to repairsAtOnce-1 pauses before it.
-	nextRepair time.Time
+	schedule schedule
 	// families are the programmer's IP families.
 	families []model.Family
 	// out contains the IP families of which nothing is known to have been programmed since the last
@@ -156,13 +131,7 @@ type Reconciler struct {
 	// begun is closed once an IP family has been programmed, and programmed once all have been.
 	begun, programmed chan struct{}
 	status            status
-
-	seconds *prometheus.HistogramVec
-	errors  *prometheus.CounterVec
-	repairs prometheus.Counter
-	ports   prometheus.Gauge
-	nacks   prometheus.Gauge
-	failing *prometheus.GaugeVec
+	metrics           *metrics
 }
 
 // New returns a Reconciler.
@@ -170,30 +139,23 @@ func New(o Options) *Reconciler {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	f := promauto.With(o.Registerer)
 	r := &Reconciler{
-		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1),
-		begun: make(chan struct{}), programmed: make(chan struct{}),
-		families: o.Programmer.Families(), lacking: make(map[model.Family]map[model.ServiceKey]struct{}),
-		failed: make(map[view.ServicePortID]*programmer.PortError), nacked: make(map[model.ServiceKey]string),
-		nowhere: make(map[model.Family]bool),
-		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
-			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
-		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
-			Help: "Times that the kernel could not be programmed, by operation."}, []string{"operation"}),
-		repairs: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "repairs_total",
-			Help: "Times that everything was programmed anew because others had removed or changed some of it."}),
-		ports: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "service_ports",
-			Help: "Service ports that the node serves, one for each port and IP family."}),
-		nacks: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "failed_services",
-			Help: "Services of which something is not programmed at present; the log and the status command say what, and why."}),
-		failing: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "failed_families",
-			Help: "1 while nothing of the IP family is known to be programmed; the log and the status command say why."}, []string{"family"}),
+		Options:  o,
+		schedule: schedule{minSyncPeriod: o.MinSyncPeriod, syncPeriod: o.SyncPeriod, replace: true},
+		families: o.Programmer.Families(),
+		unacked:  make(map[uint32]uint64),
+		lacking:  make(map[model.Family]map[model.ServiceKey]struct{}),
+		failed:   make(map[view.ServicePortID]*programmer.PortError),
+		nacked:   make(map[model.ServiceKey]string),
+		nowhere:  make(map[model.Family]bool),
+		lost:     make(chan string, 1),
+		begun:    make(chan struct{}), programmed: make(chan struct{}),
+		metrics: newMetrics(o.Registerer),
 	}
 	r.status.families = make(map[model.Family]*familyStatus)
 	for _, family := range r.families {
 		r.status.families[family] = &familyStatus{}
-		r.failing.WithLabelValues(family.String()).Set(0)
+		r.metrics.failing.WithLabelValues(family.String()).Set(0)
 	}
 	return r
 }
@@ -213,7 +175,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 	for {
 		var due <-chan time.Time
-		if at, ok := r.due(); ok {
+		if at, ok := r.schedule.next(r.status.changesPending()); ok {
 			now := time.Now()
 			if !at.After(now) && ctx.Err() == nil { // a timer would add a pass through the scheduler
 				r.run(ctx, now)
@@ -228,10 +190,9 @@ func (r *Reconciler) Run(ctx context.Context) {
 			r.status.queued()
 		case reason := <-r.lost:
 			r.status.lost()
-			if r.repairAt.IsZero() {
-				r.Logger.Warn("Others have changed what was programmed; programming everything anew", "reason", reason)
-				r.repairs.Inc()
-				r.repairAt = r.nextRepair.Add(-(repairsAtOnce - 1) * repairPause)
+			if r.schedule.repair() {
+				r.Logger.Warn("Others have changed the rules, programming the whole state again", "reason", reason)
+				r.metrics.repairs.Inc()
 			}
 		case now := <-due:
 			r.run(ctx, now)
@@ -255,54 +216,14 @@ func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	})
 }
 
-// due returns when the next step should begin. ok is false if there is nothing to do.
-func (r *Reconciler) due() (at time.Time, ok bool) {
-	consider := func(t time.Time) {
-		if !ok || t.Before(at) {
-			at, ok = t, true
-		}
-	}
-	if !r.retryAt.IsZero() {
-		consider(r.retryAt)
-		if r.replace {
-			return at, ok // after a failed Replace, everything else waits for the retry
-		}
-	}
-	if !r.repairAt.IsZero() {
-		consider(r.repairAt)
-	}
-	if r.SyncPeriod > 0 && !r.replaced.IsZero() {
-		consider(r.replaced.Add(r.SyncPeriod))
-	}
-	if r.status.changesPending() {
-		consider(r.began.Add(r.MinSyncPeriod))
-	}
-	return at, ok
-}
-
 // run makes a step, and schedules a retry if something failed.
 func (r *Reconciler) run(ctx context.Context, now time.Time) {
-	reached := func(t time.Time) bool { return !t.IsZero() && !t.After(now) }
-	if reached(r.retryAt) {
-		r.replace, r.retryAt = true, time.Time{}
-	}
-	if reached(r.repairAt) {
-		r.replace = true
-		if r.nextRepair.Before(now) {
-			r.nextRepair = now
-		}
-		r.nextRepair = r.nextRepair.Add(repairPause)
-	}
-	if r.SyncPeriod > 0 && reached(r.replaced.Add(r.SyncPeriod)) {
-		r.replace = true
-	}
+	r.schedule.begin(now)
 	r.step(ctx)
-	switch {
-	case len(r.out) == 0 && !r.hopeful():
-		r.retry, r.retryAt = 0, time.Time{}
-	case r.retryAt.IsZero(): // otherwise an earlier failure already has its time for a retry
-		r.retry = min(max(2*r.retry, minRetry), maxRetry)
-		r.retryAt = time.Now().Add(r.retry)
+	if len(r.out) == 0 && !r.hopeful() {
+		r.schedule.succeeded()
+	} else {
+		r.schedule.failed()
 	}
 }
 
@@ -328,7 +249,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		r.status.idle()
 		return
 	}
-	r.began = time.Now()
+	r.schedule.began = time.Now()
 	if taken.Epoch != r.epoch {
 		clear(r.unacked)
 		r.epoch = taken.Epoch
@@ -339,9 +260,9 @@ func (r *Reconciler) step(ctx context.Context) {
 		service, endpointSlices := r.Cache.Service(key)
 		r.View.Set(key, service, endpointSlices)
 	}
-	changes, node := r.View.Changes()
+	changes, node := r.View.Update()
 	r.noteNodePorts(changes, node)
-	r.replace = r.replace || node
+	r.schedule.replace = r.schedule.replace || node
 	replaced, failed := r.program(ctx, changes)
 	r.noteLacking(changes)
 	r.reportFamilies()
@@ -356,7 +277,7 @@ func (r *Reconciler) step(ctx context.Context) {
 	served := r.served()
 	acked := r.ackable(taken.Shards)
 	r.status.reached(r.epoch, acked, served, replaced, r.out)
-	r.ports.Set(float64(served))
+	r.metrics.ports.Set(float64(served))
 	r.announce(served)
 	r.tell(changes, replaced)
 	r.report()
@@ -449,11 +370,11 @@ func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
 func (r *Reconciler) setNode() {
 	n := r.Cache.Node()
 	r.View.SetNode(n)
-	if !r.replaced.IsZero() {
+	if !r.schedule.replaced.IsZero() {
 		return
 	}
 	if n == nil {
-		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown")
+		r.Logger.Warn("No Node object for this node: its zone, addresses and pod CIDRs are unknown")
 	}
 }
 
@@ -469,7 +390,7 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 			r.Flows.Changed(changes)
 		}
 	}
-	if checks, changed := r.View.HealthChecks(); changed {
+	if checks, changed := r.View.TakeHealthChecks(); changed {
 		r.checks = checks
 		r.tellHealth()
 	} else if r.checksDue {
@@ -522,7 +443,7 @@ func (r *Reconciler) reportFamilies() {
 		if r.out[family] != nil {
 			failed = 1
 		}
-		r.failing.WithLabelValues(family.String()).Set(failed)
+		r.metrics.failing.WithLabelValues(family.String()).Set(failed)
 	}
 	r.status.failed(r.families, r.out)
 	reason := familiesReason(r.out)
@@ -531,11 +452,11 @@ func (r *Reconciler) reportFamilies() {
 	}
 	r.outReason = reason
 	if reason == "" {
-		r.Logger.Info("Every IP family is programmed now")
+		r.Logger.Info("All IP families are programmed again")
 		r.Reporter.ResolveNode()
 		return
 	}
-	r.Logger.Error("Can't program the node; what the kernel holds stays, and it is tried again", "reason", reason)
+	r.Logger.Error("Cannot program the node, trying again; the rules in the kernel stay", "reason", reason)
 	r.Reporter.NackNode(reason)
 }
 
@@ -569,7 +490,7 @@ func (r *Reconciler) report() {
 		slices.Sort(list)
 		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
 			r.nacked[service] = reason
-			r.Logger.Warn("Some of a Service is not programmed; the rest is", "service", service.String(), "reason", reason)
+			r.Logger.Warn("Service is not completely programmed", "service", service.String(), "reason", reason)
 			r.status.fails(service, reason)
 			r.Reporter.Nack(service, reason)
 		}
@@ -577,19 +498,21 @@ func (r *Reconciler) report() {
 	for service := range r.nacked {
 		if _, ok := reasons[service]; !ok {
 			delete(r.nacked, service)
-			r.Logger.Info("All of the Service is programmed now, or it is gone", "service", service.String())
+			r.Logger.Info("Service is completely programmed, or was removed", "service", service.String())
 			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}
 	}
-	r.nacks.Set(float64(len(r.nacked)))
+	r.metrics.nacks.Set(float64(len(r.nacked)))
 }
 
 // program applies the changes, or replaces everything if the kernel's state is not known. replaced
 // reports which of the two it did last. It sets r.out, and returns the Service ports that failed.
-func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replaced bool, failed []*programmer.PortError) {
+func (r *Reconciler) program(
+	ctx context.Context, changes []view.Change,
+) (replaced bool, failed []*programmer.PortError) {
 	var applied error
-	if !r.replace {
+	if !r.schedule.replace {
 		if changes = r.programmable(changes); len(changes) == 0 {
 			return false, nil
 		}
@@ -605,7 +528,7 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 			return false, failed
 		}
 	}
-	r.replaced, r.repairAt = time.Now(), time.Time{}
+	r.schedule.replaced, r.schedule.repairAt = time.Now(), time.Time{}
 	select {
 	case <-r.lost: // others may report the same loss several times
 	default:
@@ -614,12 +537,14 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	failed, r.out = programmer.Split(err, r.families)
 	if applied != nil && len(r.out) == 0 {
-		r.Logger.Warn("A change could not be applied; everything was programmed anew", "err", applied)
+		r.Logger.Warn("Cannot apply a change, programmed the whole state again", "err", applied)
 	}
 	// While nothing is programmed, only a Replace can help.
-	r.replace = r.nothing()
+	r.schedule.replace = r.nothing()
 	// If a family is out, it is not known whether its Service ports would still fail.
-	maps.DeleteFunc(r.failed, func(id view.ServicePortID, _ *programmer.PortError) bool { return r.out[id.Family] == nil })
+	maps.DeleteFunc(r.failed, func(id view.ServicePortID, _ *programmer.PortError) bool {
+		return r.out[id.Family] == nil
+	})
 	return true, failed
 }
 
@@ -627,9 +552,9 @@ func (r *Reconciler) observe(operation string, f func() error) error {
 	start := time.Now()
 	err := f()
 	r.status.ran(start)
-	r.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+	r.metrics.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 	if err != nil {
-		r.errors.WithLabelValues(operation).Inc()
+		r.metrics.errors.WithLabelValues(operation).Inc()
 	}
 	return err
 }

@@ -328,7 +328,7 @@ func (n *node) requireAcked() {
 	require.Equal(n.t, n.store.Epoch(), n.reports.epoch)
 }
 
-func TestNothingIsProgrammedBeforeInSync(t *testing.T) {
+func TestNothingIsProgrammedBeforeSync(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
 		n.pass(time.Hour)
@@ -343,7 +343,7 @@ func TestNothingIsProgrammedBeforeInSync(t *testing.T) {
 	})
 }
 
-func TestFirstAllThenChanges(t *testing.T) {
+func TestReplaceThenApply(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1, "b": 2})
 		n.sync()
@@ -353,7 +353,7 @@ func TestFirstAllThenChanges(t *testing.T) {
 		n.write(map[string]int{"a": -1})
 		require.Equal(t, []string{"b=3", "c=0"}, n.kernel.names())
 		require.Equal(t, 1, n.kernel.replaces)
-		require.EqualValues(t, 2, testutil.ToFloat64(n.ports))
+		require.EqualValues(t, 2, testutil.ToFloat64(n.metrics.ports))
 		n.requireAcked()
 
 		acks, applies := n.reports.acks, n.kernel.applies
@@ -365,7 +365,7 @@ func TestFirstAllThenChanges(t *testing.T) {
 	})
 }
 
-func TestNoServicesAreProgrammedToo(t *testing.T) {
+func TestEmptyStateIsProgrammed(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
 		require.Equal(t, 1, n.kernel.replaces, "there may be rules of an earlier agent")
@@ -373,7 +373,7 @@ func TestNoServicesAreProgrammedToo(t *testing.T) {
 	})
 }
 
-func TestChangesComeTogetherWhileTheKernelIsBusy(t *testing.T) {
+func TestChangesAreCombinedWhileTheKernelIsBusy(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
 		n.kernel.busy = make(chan struct{})
@@ -401,11 +401,11 @@ func TestFailedApplyLeadsToReplace(t *testing.T) {
 		n.requireAcked()
 		n.write(map[string]int{"a": 2})
 		require.Equal(t, 2, n.kernel.replaces)
-		require.EqualValues(t, 1, testutil.ToFloat64(n.errors.WithLabelValues("apply")))
+		require.EqualValues(t, 1, testutil.ToFloat64(n.metrics.errors.WithLabelValues("apply")))
 	})
 }
 
-func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
+func TestFailedReplaceIsRetriedWithBackoff(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
 		n.kernel.failures = 4
@@ -447,9 +447,9 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 	})
 }
 
-// TestPortThatFails covers a Service port that the kernel refuses. The port is nacked and tried
+// TestFailedPort covers a Service port that the kernel refuses. The port is nacked and tried
 // again, while everything else is programmed and acked.
-func TestPortThatFails(t *testing.T) {
+func TestFailedPort(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken["bad"] = true
 		n.write(map[string]int{"good": 1, "bad": 1})
@@ -490,9 +490,9 @@ func TestPortThatFails(t *testing.T) {
 	})
 }
 
-// TestPortThatFailsForLong covers a Service port that it would be in vain to try again. It is
+// TestPortThatKeepsFailing covers a Service port that it would be in vain to try again. It is
 // nacked, and tried again only when it changes or when something else causes a Replace.
-func TestPortThatFailsForLong(t *testing.T) {
+func TestPortThatKeepsFailing(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken["bad"], n.kernel.lasting = true, true
 		n.write(map[string]int{"good": 1, "bad": 1})
@@ -513,9 +513,9 @@ func TestPortThatFailsForLong(t *testing.T) {
 	})
 }
 
-// TestServiceWithSeveralPortsThatFail asserts that a Service with several failed ports is nacked as
+// TestServiceWithSeveralFailedPorts asserts that a Service with several failed ports is nacked as
 // one, nacked again when the reasons change, and resolved when it is removed.
-func TestServiceWithSeveralPortsThatFail(t *testing.T) {
+func TestServiceWithSeveralFailedPorts(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
 		service := func(ports ...model.ServicePort) *model.Service {

@@ -43,7 +43,8 @@ func (r *Reconciler) Status() Status {
 	out := s.now
 	out.Positions = maps.Clone(out.Positions)
 	out.Failures = slices.SortedFunc(maps.Values(s.failures), func(a, b Failure) int {
-		return cmp.Or(cmp.Compare(a.Service.Namespace, b.Service.Namespace), cmp.Compare(a.Service.Name, b.Service.Name))
+		x, y := a.Service, b.Service
+		return cmp.Or(cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name))
 	})
 	return out
 }
@@ -171,7 +172,9 @@ func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	defer s.mu.Unlock()
 	s.now.Err = familiesReason(out)
 	since := earlier(s.now.Time, s.pending)
-	maps.DeleteFunc(s.families, func(f model.Family, _ *familyStatus) bool { return out[f] == nil && !slices.Contains(families, f) })
+	maps.DeleteFunc(s.families, func(f model.Family, _ *familyStatus) bool {
+		return out[f] == nil && !slices.Contains(families, f)
+	})
 	for family := range out {
 		if s.families[family] == nil {
 			s.families[family] = &familyStatus{}
@@ -185,7 +188,9 @@ func (s *status) failed(families []model.Family, out map[model.Family]error) {
 // reached records positions that the kernel has programmed, and how many Service ports it serves.
 // replaced means that everything was programmed anew. IP families that are out have not reached
 // anything.
-func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, replaced bool, out map[model.Family]error) {
+func (s *status) reached(
+	epoch uint64, positions map[uint32]uint64, ports int, replaced bool, out map[model.Family]error,
+) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now.Epoch != epoch || s.now.Positions == nil {

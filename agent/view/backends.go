@@ -109,11 +109,14 @@ func (b Backends) List() []Backend {
 
 // Contains reports whether the set has a backend with this address and port.
 func (b Backends) Contains(address netip.AddrPort) bool {
-	i, found := slices.BinarySearchFunc(b.parts, address, func(part []Backend, a netip.AddrPort) int { return part[0].Address.Compare(a) })
+	compare := func(one Backend, a netip.AddrPort) int { return one.Address.Compare(a) }
+	i, found := slices.BinarySearchFunc(b.parts, address, func(part []Backend, a netip.AddrPort) int {
+		return compare(part[0], a)
+	})
 	if found || i == 0 {
 		return found
 	}
-	_, found = slices.BinarySearchFunc(b.parts[i-1], address, func(one Backend, a netip.AddrPort) int { return one.Address.Compare(a) })
+	_, found = slices.BinarySearchFunc(b.parts[i-1], address, compare)
 	return found
 }
 
@@ -248,7 +251,9 @@ func untouched(parts [][]Backend, removed, inserted []Backend) int {
 		if len(list) == 0 {
 			continue
 		}
-		i, found := slices.BinarySearchFunc(parts, list[0], func(part []Backend, b Backend) int { return compareBackends(part[0], b) })
+		i, found := slices.BinarySearchFunc(parts, list[0], func(part []Backend, b Backend) int {
+			return compareBackends(part[0], b)
+		})
 		if !found {
 			i = max(i-1, 0)
 		}

@@ -43,7 +43,7 @@ func BenchmarkChange(b *testing.B) {
 			}
 			s, of := largeService(0, endpoints)
 			v.Set(s.ServiceKey(), s, of)
-			v.Changes()
+			v.Update()
 			flipped := *of[0]
 			flipped.Endpoints = append([]model.Endpoint(nil), flipped.Endpoints...)
 			flipped.Endpoints[0].Conditions.Ready = false
@@ -51,7 +51,7 @@ func BenchmarkChange(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				v.Set(s.ServiceKey(), s, [][]*model.Slice{other, of}[i%2])
-				if changes, _ := v.Changes(); len(changes) != 1 {
+				if changes, _ := v.Update(); len(changes) != 1 {
 					b.Fatal(changes)
 				}
 			}
@@ -77,7 +77,7 @@ func BenchmarkLarge(b *testing.B) {
 					v := view.New(options)
 					for _, s := range []*model.Service{first, second, nil} {
 						v.Set(web, s, nil)
-						v.Changes()
+						v.Update()
 					}
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1000/float64(b.N)/float64(count), "µs/each")
@@ -111,7 +111,7 @@ func TestMemory(t *testing.T) {
 	for i, s := range services {
 		v.Set(s.ServiceKey(), s, of[i])
 	}
-	v.Changes()
+	v.Update()
 	require.Len(t, v.State().Ports, 1001)
 	require.Less(t, heap()-before, int64(4<<20))
 	runtime.KeepAlive(v)

@@ -60,16 +60,17 @@ var ranks = map[FrontendKind]int{NodePort: 0, ClusterIP: 1, LoadBalancer: 2, Ext
 // compare returns a negative number if c comes before o when both want the same claim. The better
 // kind of address comes first, then the older Service, then the first by namespace and name.
 func (c claimant) compare(o claimant) int {
-	return cmp.Or(cmp.Compare(ranks[c.as], ranks[o.as]), cmp.Compare(c.claimed.CreationTimeSeconds, o.claimed.CreationTimeSeconds),
+	return cmp.Or(cmp.Compare(ranks[c.as], ranks[o.as]),
+		cmp.Compare(c.claimed.CreationTimeSeconds, o.claimed.CreationTimeSeconds),
 		cmp.Compare(c.key.Namespace, o.key.Namespace), cmp.Compare(c.key.Name, o.key.Name))
 }
 
 // before returns the part of a Problem that says that c owns a claim, and why o does not.
 func (c claimant) before(o claimant) string {
 	if c.as != o.as {
-		return fmt.Sprintf("%s's as its %s, which comes before %s", c.key, c.as, o.as)
+		return fmt.Sprintf("Service %s as its %s, which comes before %s", c.key, c.as, o.as)
 	}
-	return fmt.Sprintf("%s's, which is older or comes first by name", c.key)
+	return fmt.Sprintf("Service %s, which is older or comes first by name", c.key)
 }
 
 // take records that s wants c; s must not want it yet. If the owner of a contested claim changes,

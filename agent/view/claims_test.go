@@ -21,7 +21,7 @@ type fight struct {
 func newFight(t *testing.T) *fight {
 	v := view.New(options)
 	v.SetNode(thisNode)
-	v.Changes()
+	v.Update()
 	return &fight{v, t}
 }
 
@@ -53,10 +53,10 @@ func (f *fight) has(key model.ServiceKey) []string {
 	return out
 }
 
-// change calls Changes and returns the names of the Services that changed, sorted. A name appears
+// change calls Update and returns the names of the Services that changed, sorted. A name appears
 // once for each Change.
 func (f *fight) change() []string {
-	changes, node := f.Changes()
+	changes, node := f.Update()
 	require.False(f.t, node)
 	names := []string{}
 	for _, c := range changes {
@@ -76,7 +76,7 @@ func (f *fight) requireProblems(want map[string]string) {
 	require.Equal(f.t, want, got)
 }
 
-func TestTheOldestHasAnAddress(t *testing.T) {
+func TestOldestServiceOwnsAnAddress(t *testing.T) {
 	f := newFight(t)
 	old := model.ServiceKey{Namespace: "kube-system", Name: "old"}
 	f.set(web, created(2), externalIP("203.0.113.1"))
@@ -87,14 +87,14 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	require.Equal(t, []string{"api"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
-	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP is default/web's, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP belongs to Service default/web, which is older or comes first by name"})
 
 	// An older Service gets the address, and the problems of both others name the new owner.
 	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
-	problem := "203.0.113.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
+	problem := "203.0.113.1 port 80/TCP belongs to Service kube-system/old, which is older or comes first by name"
 	f.requireProblems(map[string]string{"api": problem, "web": problem})
 
 	// Whether the owner drops the address or is deleted, the address passes to the next Service.
@@ -116,9 +116,9 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(web))
 }
 
-// TestKindsOfAddressesHaveRanks asserts that an external IP, which anybody may write, takes no
+// TestKindsOfAddressesAreRanked asserts that an external IP, which anybody may write, takes no
 // address from another Service, however old its Service is.
-func TestKindsOfAddressesHaveRanks(t *testing.T) {
+func TestKindsOfAddressesAreRanked(t *testing.T) {
 	f := newFight(t)
 	old, balanced := model.ServiceKey{Namespace: "default", Name: "old"}, model.ServiceKey{Namespace: "default", Name: "balanced"}
 	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("10.96.0.1"))
@@ -129,14 +129,14 @@ func TestKindsOfAddressesHaveRanks(t *testing.T) {
 	require.Equal(t, []string{"balanced", "old"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP"}, f.has(old))
-	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP is default/balanced's as its loadBalancer, which comes before externalIP"})
+	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP belongs to Service default/balanced as its loadBalancer, which comes before externalIP"})
 
 	f.set(web, created(3))
 	require.Equal(t, []string{"balanced", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
 	f.requireProblems(map[string]string{
-		"old":      "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before externalIP",
-		"balanced": "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before loadBalancer",
+		"old":      "10.96.0.1 port 80/TCP belongs to Service default/web as its clusterIP, which comes before externalIP",
+		"balanced": "10.96.0.1 port 80/TCP belongs to Service default/web as its clusterIP, which comes before loadBalancer",
 	})
 
 	// A Service that wants the address as another kind than before competes with the rank of the new
@@ -149,7 +149,7 @@ func TestKindsOfAddressesHaveRanks(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
 }
 
-func TestOfOneAgeTheFirstByNameHasIt(t *testing.T) {
+func TestFirstByNameOwnsAnAddressAtEqualAge(t *testing.T) {
 	f := newFight(t)
 	for _, key := range []model.ServiceKey{web, {Namespace: "default-2", Name: "a"}, api} {
 		f.set(key, created(7))
@@ -161,7 +161,7 @@ func TestOfOneAgeTheFirstByNameHasIt(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
 }
 
-func TestNodePortsAreOnce(t *testing.T) {
+func TestNodePortsHaveOneOwner(t *testing.T) {
 	nodePort := func(s *model.Service) { loadBalancer()(s); s.ClusterIPs = addrs("10.96.0.2", "fd00:96::2") }
 	f := newFight(t)
 	f.set(web, loadBalancer(), created(1))
@@ -170,7 +170,7 @@ func TestNodePortsAreOnce(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "nodePort 30080/TCP/IPv4"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "clusterIP fd00:96::2:80/TCP", "nodePort 30080/TCP/IPv6"}, f.has(api),
 		"families are apart")
-	f.requireProblems(map[string]string{"api": "node port 30080/TCP over IPv4 is default/web's, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "node port 30080/TCP over IPv4 belongs to Service default/web, which is older or comes first by name"})
 
 	// The same port number of two protocols is no conflict either.
 	f.set(web, loadBalancer(), created(1), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))
@@ -178,9 +178,10 @@ func TestNodePortsAreOnce(t *testing.T) {
 	f.requireProblems(map[string]string{})
 }
 
-// TestNodePortsComeFirstOnTheNode asserts that a Service cannot take another's NodePort by asking
-// for an address of the node, whether as an external IP or as a load balancer's address.
-func TestNodePortsComeFirstOnTheNode(t *testing.T) {
+// TestNodePortsPrecedeExternalAddressesOnTheNode asserts that a Service cannot take another's
+// NodePort by asking for an address of the node, whether as an external IP or as a load balancer's
+// address.
+func TestNodePortsPrecedeExternalAddressesOnTheNode(t *testing.T) {
 	f := newFight(t)
 	at30080 := ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080})
 	f.set(api, created(1), clusterIP("10.96.0.2"), at30080, externalIP("192.168.0.2", "192.168.0.3"), loadBalancer("2001:db8::2"),
@@ -196,18 +197,18 @@ func TestNodePortsComeFirstOnTheNode(t *testing.T) {
 	require.Equal(t, []string{"api", "api", "web", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "clusterIP fd00:96::1:30080/TCP", "externalIP 192.168.0.3:30080/TCP"}, f.has(api))
 	require.Contains(t, f.has(web), "nodePort 30080/TCP/IPv4")
-	f.requireProblems(map[string]string{"api": "192.168.0.2 port 30080/TCP is on an address of the node itself, where it is default/web's node port; " +
-		"2001:db8::2 port 30080/TCP is on an address of the node itself, where it is default/web's node port"})
+	f.requireProblems(map[string]string{"api": "192.168.0.2 port 30080/TCP is on an address of the node, where it is the node port of Service default/web; " +
+		"2001:db8::2 port 30080/TCP is on an address of the node, where it is the node port of Service default/web"})
 
 	// The NodePort comes first only on the addresses on which NodePorts are open.
 	moved := *thisNode
 	moved.InternalIPs = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
 	f.SetNode(&moved)
-	f.Changes()
+	f.Update()
 	require.Contains(t, f.has(api), "externalIP 192.168.0.2:30080/TCP")
 	require.NotContains(t, f.has(api), "externalIP 192.168.0.3:30080/TCP")
 	f.SetNode(thisNode)
-	f.Changes()
+	f.Update()
 
 	f.set(web)
 	f.change()
@@ -235,10 +236,10 @@ func TestOneServiceAgainstItself(t *testing.T) {
 		"clusterIP 10.96.0.1:80/TCP", "clusterIP 10.96.0.1:80/UDP", "loadBalancer 192.0.2.1:80/TCP", "loadBalancer 192.0.2.1:80/UDP",
 		"nodePort 30080/TCP/IPv4", "nodePort 30080/UDP/IPv4",
 	}, f.has(web))
-	f.requireProblems(map[string]string{"web": `10.96.0.1 is the cluster IP and nothing else; ` +
-		`port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`node port 30080/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`some of its ports have the same name and protocol: the first one counts`})
+	f.requireProblems(map[string]string{"web": `10.96.0.1 is the Service's cluster IP: it is not served as another address; ` +
+		`ports "a" and "b" both have the number 80/TCP: only the first is served; ` +
+		`ports "a" and "b" both have the node port 30080/TCP: it leads to the first; ` +
+		`several ports have the same name and protocol: only the first of them is served`})
 
 	var many []model.ServicePort
 	for i := range 20 {
@@ -247,7 +248,7 @@ func TestOneServiceAgainstItself(t *testing.T) {
 	f.set(web, ports(many...))
 	f.change()
 	require.Len(t, f.Problems(), 1)
-	require.Equal(t, 5, strings.Count(f.Problems()[0].Reason, "the first one's; "))
+	require.Equal(t, 5, strings.Count(f.Problems()[0].Reason, "only the first is served; "))
 	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
 

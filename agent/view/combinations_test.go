@@ -104,7 +104,7 @@ func (c *combinations) check(endpoints ...model.Endpoint) {
 	held := []*model.Slice{slice("s", endpoints...)}
 	for _, of := range c.cases {
 		c.view.Set(web, of.service, held)
-		c.view.Changes()
+		c.view.Update()
 		c.world.services, c.world.slices = map[model.ServiceKey]*model.Service{web: of.service}, held
 		for _, asked := range of.asked {
 			if want, got := c.world.fate(asked), observed(c.view.State(), asked); !want.equal(got) {

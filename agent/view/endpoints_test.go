@@ -82,15 +82,16 @@ func TestSets(t *testing.T) {
 	require.Zero(t, got[id(http, model.IPv4)].Local)
 }
 
-// TestOneOfTwoCopiesGoes asserts that an endpoint in two slices stays when it leaves one of them.
-func TestOneOfTwoCopiesGoes(t *testing.T) {
+// TestOneOfTwoCopiesIsRemoved asserts that an endpoint in two slices stays when it leaves one of
+// them.
+func TestOneOfTwoCopiesIsRemoved(t *testing.T) {
 	v := view.New(options)
 	a, b := slice("a", endpoint("10.180.1.1")), slice("b", endpoint("10.180.1.1"))
 	v.Set(web, service(web), []*model.Slice{a, b})
-	v.Changes()
+	v.Update()
 	for _, rest := range [][]*model.Slice{{b}, {a, b}, {a}} {
 		v.Set(web, service(web), rest)
-		changes, _ := v.Changes()
+		changes, _ := v.Update()
 		require.Empty(t, changes)
 	}
 }
@@ -184,7 +185,7 @@ func inZone(zone string) func(*model.Endpoint) { return func(e *model.Endpoint) 
 func TestZoneOfTheNodeChanges(t *testing.T) {
 	v := view.New(options)
 	v.Set(web, service(web), []*model.Slice{slice("s", endpoint("10.180.1.1", zones("zone-a")), endpoint("10.180.1.2", zones("zone-b")))})
-	v.Changes()
+	v.Update()
 	for _, c := range []struct{ zone, want string }{
 		{"-", "10.180.1.1 10.180.1.2"}, {"zone-a", "10.180.1.1"}, {"zone-b", "10.180.1.2"}, {"", "10.180.1.1 10.180.1.2"}, {"zone-a", "10.180.1.1"},
 		{"zone-c", "10.180.1.1 10.180.1.2"}, {"zone-b", "10.180.1.2"}, {"-", "10.180.1.1 10.180.1.2"},
@@ -194,7 +195,7 @@ func TestZoneOfTheNodeChanges(t *testing.T) {
 			n.Labels = map[string]string{"topology.kubernetes.io/zone": c.zone}
 		}
 		v.SetNode(n)
-		_, node := v.Changes()
+		_, node := v.Update()
 		require.False(t, node, "a change of some Service ports is all there is to program")
 		require.Equal(t, at(c.want), v.State().Ports[id(http, model.IPv4)].Cluster, c.zone)
 	}

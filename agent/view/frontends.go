@@ -165,21 +165,24 @@ func (w *wanted) frontends(p servedPort) iter.Seq[Frontend] {
 
 func (w *wanted) hasNodePort(p servedPort) bool { return w.nodePorts && p.NodePort != 0 }
 
-// problems records what is left out of a Service, no matter which other Services exist.
-func (w *wanted) problems(s *service) {
+// recordProblems records what is left out of a Service, no matter which other Services exist.
+func (w *wanted) recordProblems(s *service) {
 	for _, ip := range w.again {
-		s.problem("%s is the cluster IP and nothing else", ip)
+		s.problem("%s is the Service's cluster IP: it is not served as another address", ip)
 	}
 	if w.leftPorts > 0 || w.leftAddresses > 0 {
-		s.problem("its ports times its addresses are more than %d over %s: the last %d ports and the last %d of the external addresses are left out",
+		s.problem("more than %d pairs of port and address over %s: the last %d ports and the last %d external "+
+			"addresses are not served",
 			maxFrontends, w.family, w.leftPorts, w.leftAddresses)
 	}
 	for _, p := range w.ports {
 		if p.sameNumber != p.ServicePort {
-			s.problem("port %d/%s is both port %q's and port %q's: it is the first one's", p.Port, p.Protocol, p.sameNumber.Name, p.Name)
+			s.problem("ports %q and %q both have the number %d/%s: only the first is served",
+				p.sameNumber.Name, p.Name, p.Port, p.Protocol)
 		}
 		if w.hasNodePort(p) && p.sameNodePort != p.ServicePort {
-			s.problem("node port %d/%s is both port %q's and port %q's: it is the first one's", p.NodePort, p.Protocol, p.sameNodePort.Name, p.Name)
+			s.problem("ports %q and %q both have the node port %d/%s: it leads to the first",
+				p.sameNodePort.Name, p.Name, p.NodePort, p.Protocol)
 		}
 	}
 }
@@ -192,12 +195,12 @@ func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip
 	for f := range w.frontends(port) {
 		c := claim{f.Address, f.Port, port.Protocol, w.family}
 		if owner := v.claims.owners[c]; owner.service != s {
-			s.problem("%s is %s", c, owner.before(claimant{s, f.Kind}))
+			s.problem("%s belongs to %s", c, owner.before(claimant{s, f.Kind}))
 			continue
 		}
 		if f.Kind == ExternalIP || f.Kind == LoadBalancer {
 			if owner := v.nodePort(c); owner.service != nil && owner.service != s {
-				s.problem("%s is on an address of the node itself, where it is %s's node port", c, owner.key)
+				s.problem("%s is on an address of the node, where it is the node port of Service %s", c, owner.key)
 				continue
 			}
 		}
@@ -238,8 +241,8 @@ func (v *View) sources(s *model.Service, family model.Family) []netip.Prefix {
 	return canonical(ranges)
 }
 
-// route sets the routes of a port's frontends.
-func (v *View) route(p *ServicePort, s *model.Service, anyUsable bool) {
+// setRoutes sets the routes of a port's frontends.
+func (v *View) setRoutes(p *ServicePort, s *model.Service, anyUsable bool) {
 	to := func(t Target, masquerade bool) Route {
 		switch {
 		case !anyUsable:

@@ -94,9 +94,9 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// TestPodsAreToldByFamily asserts that pods are recognized by prefixes only in the families that
-// have one, and by interfaces in both families.
-func TestPodsAreToldByFamily(t *testing.T) {
+// TestPodsAreDetectedByFamily asserts that pods are recognized by prefixes only in the families
+// that have one, and by interfaces in both families.
+func TestPodsAreDetectedByFamily(t *testing.T) {
 	for _, c := range []struct {
 		options   view.Options
 		four, six bool
@@ -112,7 +112,7 @@ func TestPodsAreToldByFamily(t *testing.T) {
 		v := view.New(c.options)
 		v.SetNode(thisNode)
 		v.Set(web, service(web, dualStack), []*model.Slice{slice("4", endpoint("10.180.1.1")), slice("6", endpoint("fd00:180::1"))})
-		v.Changes()
+		v.Update()
 		require.Equal(t, c.pods, v.State().Node.Pods)
 		told := func(family model.Family) bool { return v.State().Ports[id(http, family)].Frontends[0].Node.Masquerade }
 		require.Equal(t, c.four, told(model.IPv4))
@@ -268,7 +268,7 @@ func TestAddressesOutliveTheNode(t *testing.T) {
 	v := view.New(options)
 	for _, n := range []*model.Node{thisNode, nil, nil} {
 		v.SetNode(n)
-		_, changed := v.Changes()
+		_, changed := v.Update()
 		require.Equal(t, n == thisNode, changed)
 		require.Equal(t, prefixes("192.168.0.2/32", "2001:db8::2/128"), v.State().Node.NodePorts)
 	}
@@ -320,7 +320,7 @@ func TestExternalIPsRefused(t *testing.T) {
 	v.SetNode(thisNode)
 	v.Set(web, service(web, dualStack, loadBalancer("192.0.2.1"), externalIP("192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8:1::1")), nil)
 	v.Set(api, service(api, clusterIP("10.96.0.2"), loadBalancer("192.0.2.2"), created(9), func(s *model.Service) { s.Ports[0].NodePort = 0 }), nil)
-	v.Changes()
+	v.Update()
 	addresses := map[netip.Addr]bool{}
 	for _, p := range v.State().Ports {
 		for _, f := range p.Frontends {

@@ -152,7 +152,7 @@ func see(t *testing.T, o view.Options, s *model.Service, endpointSlices ...*mode
 	v := view.New(o)
 	v.SetNode(thisNode)
 	v.Set(web, s, endpointSlices)
-	v.Changes()
+	v.Update()
 	require.Empty(t, v.Problems())
 	return v.State().Ports
 }

@@ -64,7 +64,7 @@ func drawNode(t *rapid.T) *model.Node {
 }
 
 // history is a view under random changes, with the objects that exist (world) and the state that
-// follows from the view's Changes alone (followed).
+// follows from the Changes that Update returns (followed).
 type history struct {
 	world
 
@@ -92,9 +92,9 @@ func (h *history) set(keys ...model.ServiceKey) {
 	}
 }
 
-// change applies the Changes to followed, and asserts what Changes promises about them.
+// change applies the Changes to followed, and asserts what Update promises about them.
 func (h *history) change(t *rapid.T) {
-	changes, node := h.view.Changes()
+	changes, node := h.view.Update()
 	seen := map[view.ServicePortID]bool{}
 	for _, c := range changes {
 		require.False(t, seen[c.ID()], "one change for each Service port")
@@ -112,7 +112,7 @@ func (h *history) change(t *rapid.T) {
 	now := h.view.State().Node
 	require.Equal(t, node, modeltest.Diff(h.node, now) != "")
 	h.node = now
-	if checks, changed := h.view.HealthChecks(); changed {
+	if checks, changed := h.view.TakeHealthChecks(); changed {
 		h.checks = checks
 	}
 }
@@ -125,9 +125,9 @@ func (h *history) check(t *rapid.T) {
 	for key, s := range h.services {
 		fresh.Set(key, s, h.of(key))
 	}
-	fresh.Changes()
+	fresh.Update()
 	require.Empty(t, modeltest.Diff(fresh.State(), h.view.State()))
-	checks, _ := fresh.HealthChecks()
+	checks, _ := fresh.TakeHealthChecks()
 	require.Empty(t, modeltest.Diff(checks, h.checks))
 	byName := func(a, b view.Problem) int { return strings.Compare(a.Service.String(), b.Service.String()) }
 	require.Equal(t, slices.SortedFunc(slices.Values(fresh.Problems()), byName), slices.SortedFunc(slices.Values(h.view.Problems()), byName))

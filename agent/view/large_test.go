@@ -39,10 +39,10 @@ func frontendCount(state view.State) (count int) {
 	return count
 }
 
-// TestOneServiceHasBounds asserts that a Service gets a bounded number of frontends, however many
+// TestServiceIsBounded asserts that a Service gets a bounded number of frontends, however many
 // ports and addresses it has. Each port keeps its cluster IP and NodePort, and other Services are
 // not affected.
-func TestOneServiceHasBounds(t *testing.T) {
+func TestServiceIsBounded(t *testing.T) {
 	f := newFight(t)
 	f.set(api, clusterIP("10.96.0.2"))
 	f.set(web, manyPorts(400), manyExternalIPs(2000))
@@ -53,7 +53,7 @@ func TestOneServiceHasBounds(t *testing.T) {
 	require.Contains(t, f.has(web), "externalIP 203.0.0.23:1/TCP")
 	require.NotContains(t, f.has(web), "externalIP 203.0.0.24:1/TCP")
 	require.Contains(t, f.Problems()[0].Reason,
-		"its ports times its addresses are more than 10000 over IPv4: the last 0 ports and the last 1976 of the external addresses are left out")
+		"more than 10000 pairs of port and address over IPv4: the last 0 ports and the last 1976 external addresses are not served")
 
 	// Other Services can have what is left out.
 	f.set(api, clusterIP("10.96.0.2"), externalIP("203.0.0.24"), ports(model.ServicePort{Protocol: model.TCP, Port: 1}))
@@ -63,10 +63,10 @@ func TestOneServiceHasBounds(t *testing.T) {
 	f.set(web, manyPorts(10100))
 	f.change()
 	require.Len(t, f.State().Ports, 10001)
-	require.Contains(t, f.Problems()[0].Reason, "the last 100 ports and the last 0 of the external addresses are left out")
+	require.Contains(t, f.Problems()[0].Reason, "the last 100 ports and the last 0 external addresses are not served")
 
 	f.set(web, manyPorts(100), manyExternalIPs(99))
 	f.change()
 	require.Equal(t, 1+75*100+100, frontendCount(f.State()))
-	require.NotContains(t, f.Problems()[0].Reason, "left out")
+	require.NotContains(t, f.Problems()[0].Reason, "are not served")
 }

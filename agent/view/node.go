@@ -102,7 +102,8 @@ func (o *Options) node(n *model.Node) node {
 	}
 
 	primary := o.NodePortPrimary || len(o.NodePortAddresses) == 0 && o.LocalhostNodePorts == nil
-	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+	for _, unspecified := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		all := netip.PrefixFrom(unspecified, 0)
 		family := model.FamilyOf(all.Addr())
 		of := ofFamily(o.NodePortAddresses, family)
 		if primary {

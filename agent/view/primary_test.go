@@ -26,7 +26,7 @@ func TestPrimaryFamily(t *testing.T) {
 		{[]string{"192.168.0.2"}, model.IPv4, false},
 	} {
 		v.SetNode(&model.Node{Name: here, InternalIPs: addrs(c.ips...)})
-		_, changed := v.Changes()
+		_, changed := v.Update()
 		require.Equal(t, c.changed, changed, c)
 		require.Equal(t, c.want, v.State().Node.Primary, c)
 	}

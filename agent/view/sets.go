@@ -163,9 +163,10 @@ const (
 	fewChanges = 16
 )
 
-// sets computes the sets of a Service port from its frontends. Where a set has not changed, it is
-// that of before. usable reports whether any endpoint of the cluster accepts connections.
-func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
+// setBackends sets the sets of backends of a Service port from its frontends. Where a set has not
+// changed, it is that of before. usable reports whether any endpoint of the cluster accepts
+// connections.
+func (v *View) setBackends(s *service, p, before *ServicePort) (usable bool) {
 	cluster, local := uses(s.object, p.Frontends)
 	old := &ServicePort{}
 	var d difference
@@ -186,13 +187,13 @@ func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 	}
 	var all []endpoint
 	if !known {
-		now, all = seenPort{}, v.endpoints(s.slices, p.ID, netip.Addr{})
+		now, all = seenPort{}, v.reader.read(s.slices, p.ID, netip.Addr{})
 		v.count(&now.tally, all, 1)
 	}
 	if s.seen != nil {
 		if now.shared == nil {
 			now.shared = make(map[netip.Addr]struct{})
-			for _, a := range v.several {
+			for _, a := range v.reader.several {
 				now.shared[a] = struct{}{}
 			}
 		}
@@ -261,10 +262,10 @@ func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) 
 		if i := changed[0].slice; same == 1 && changed[0].stays && !several {
 			was, is = was[i:i+1], is[i:i+1]
 		}
-		d.before = append(d.before, v.endpoints(was, id, a)...)
-		d.after = append(d.after, v.endpoints(is, id, a)...)
+		d.before = append(d.before, v.reader.read(was, id, a)...)
+		d.after = append(d.after, v.reader.read(is, id, a)...)
 		delete(shared, a)
-		for _, a := range v.several {
+		for _, a := range v.reader.several {
 			shared[a] = struct{}{}
 		}
 		changed = changed[same:]

@@ -162,7 +162,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	v := view.New(options)
 	s, of := largeService(0, 5000)
 	v.Set(s.ServiceKey(), s, of)
-	v.Changes()
+	v.Update()
 	before := v.State().Ports[view.ServicePortID{Service: s.ServiceKey(), Port: "http", Protocol: model.TCP, Family: model.IPv4}]
 	require.Equal(t, 5000, before.Cluster.Len())
 
@@ -175,17 +175,17 @@ func TestFlipOfOneOfMany(t *testing.T) {
 		return out
 	}
 	v.Set(s.ServiceKey(), s, edited(func(e *model.Endpoint) { e.Zone = "another" }))
-	changes, _ := v.Changes()
+	changes, _ := v.Update()
 	require.Empty(t, changes)
 
 	gone := of[7].Endpoints[9].Address
 	v.Set(s.ServiceKey(), s, edited(unready))
-	changes, _ = v.Changes()
+	changes, _ = v.Update()
 	require.Len(t, changes, 1)
 	require.Equal(t, slices.DeleteFunc(before.Cluster.List(), func(b view.Backend) bool { return b.Address.Addr() == gone }), changes[0].After.Cluster.List())
 
 	v.Set(s.ServiceKey(), s, of)
-	changes, _ = v.Changes()
+	changes, _ = v.Update()
 	require.Len(t, changes, 1)
 	require.Equal(t, before.Cluster, changes[0].After.Cluster)
 
@@ -195,7 +195,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	fewer := slices.Clone(of)
 	fewer[7] = model.NewSlice(n)
 	v.Set(s.ServiceKey(), s, fewer)
-	changes, _ = v.Changes()
+	changes, _ = v.Update()
 	require.Len(t, changes, 1)
 	require.Equal(t, 4970, changes[0].After.Cluster.Len())
 }

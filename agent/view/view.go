@@ -27,7 +27,7 @@ import (
 
 // View holds the Service ports of this node. Only one goroutine may use a View.
 //
-// Invariants, from the end of one Changes to the next call of SetNode or Set:
+// Invariants, from the end of one Update to the next call of SetNode or Set:
 //
 //  1. ports, health and problematic depend only on the options, the Node, and the last object and
 //     slices of each Service. The history of calls makes no difference.
@@ -37,7 +37,7 @@ import (
 //  4. A non-nil service.seen describes the endpoints that the Service's entries in ports were
 //     computed from.
 //
-// Outside Changes, dirty contains exactly the services whose field dirty is set, each once.
+// Outside Update, dirty contains exactly the services whose field dirty is set, each once.
 type View struct {
 	options  Options
 	object   *model.Node
@@ -46,26 +46,22 @@ type View struct {
 	claims   claims
 	ports    map[ServicePortID]*ServicePort
 	health   map[HealthCheckID]HealthCheck
-	// dirty contains the Services that the next Changes computes anew.
+	// dirty contains the Services that the next Update computes anew.
 	dirty []*service
 	// problematic contains the Services that have problems.
 	problematic map[model.ServiceKey]*service
-	// told is the Node that State returned as of the last Changes.
+	// told is the Node that State returned as of the last Update.
 	told Node
-	// healthChanged reports that something has changed since HealthChecks last returned the checks.
+	// healthChanged reports that something has changed since TakeHealthChecks last returned the
+	// checks.
 	healthChanged bool
 
-	// The fields below are scratch space, kept to save allocations.
-	endpointSpace, sortedSpace []endpoint
-	endSpace                   []int // where each list in endpointSpace ends
-	keySpace                   [2][]endpointKey
-	// several contains the addresses that more than one slice has, as of the last call of endpoints.
-	several      []netip.Addr
-	backendSpace []Backend
-	idSpace      []ServicePortID
+	reader       endpointReader
+	backendSpace []Backend       // kept to save allocations
+	idSpace      []ServicePortID // kept to save allocations
 }
 
-// service is a Service that exists, or that existed when Changes was last called.
+// service is a Service that exists, or that existed when Update was last called.
 type service struct {
 	key model.ServiceKey
 	// object and slices are the arguments of the last Set. A nil object means that the Service does
@@ -114,6 +110,7 @@ func New(o Options) *View {
 		ports:       make(map[ServicePortID]*ServicePort),
 		health:      make(map[HealthCheckID]HealthCheck),
 		problematic: make(map[model.ServiceKey]*service),
+		reader:      endpointReader{nodeName: o.NodeName},
 	}
 }
 
@@ -136,7 +133,7 @@ func (v *View) SetNode(n *model.Node) {
 }
 
 // Set sets a Service and the slices that name it, of any IP family. A nil object means that the
-// Service does not exist. The view keeps both. They take effect in the next Changes.
+// Service does not exist. The view keeps both. They take effect in the next Update.
 func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices []*model.Slice) {
 	s := v.services[key]
 	if s == nil {
@@ -150,16 +147,16 @@ func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices [
 		s.seen, s.reconsider = nil, true
 	}
 	s.object, s.slices = object, endpointSlices
-	v.look(s)
+	v.markDirty(s)
 }
 
-// touch has the next Changes recompute everything about a Service.
+// touch has the next Update recompute everything about a Service.
 func (v *View) touch(s *service) {
 	s.reconsider = true
-	v.look(s)
+	v.markDirty(s)
 }
 
-func (v *View) look(s *service) {
+func (v *View) markDirty(s *service) {
 	if !s.dirty {
 		s.dirty = true
 		v.dirty = append(v.dirty, s)
@@ -185,11 +182,11 @@ func (v *View) touchNode(c claim) {
 	}
 }
 
-// Changes applies what SetNode and Set have changed since the last call. It returns one Change for
+// Update applies what SetNode and Set have changed since the last call. It returns one Change for
 // each Service port that differs. If an address passes from one Service to another, both have a
 // Change. node reports whether State().Node differs, in which case the caller has to program
 // everything anew.
-func (v *View) Changes() (changes []Change, node bool) {
+func (v *View) Update() (changes []Change, node bool) {
 	// Claims are settled first. This may touch further Services, which this loop then reaches, too.
 	for i := 0; i < len(v.dirty); i++ {
 		s := v.dirty[i]
@@ -207,7 +204,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 		}
 	}
 	for _, s := range v.dirty {
-		changes = v.update(s, changes)
+		changes = v.updateService(s, changes)
 		s.dirty, s.reconsider = false, false
 		if s.object == nil {
 			delete(v.services, s.key)
@@ -215,14 +212,14 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	v.forgetEndpoints() // otherwise it would keep deleted slices in memory
+	v.reader.forget() // otherwise it would keep deleted slices in memory
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
 }
 
-// State returns what a programmer should hold, as of the last Changes. The map belongs to the view,
-// and the caller has to read it before the next Changes.
+// State returns what a programmer should hold, as of the last Update. The map belongs to the view,
+// and the caller has to read it before the next Update.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
 // PortsOf returns the Service ports that this node would have if only these Services existed,
@@ -233,13 +230,13 @@ func (v *View) PortsOf(services []*model.Service) map[ServicePortID]*ServicePort
 	for _, s := range services {
 		alone.Set(s.ServiceKey(), s, nil)
 	}
-	alone.Changes()
+	alone.Update()
 	return alone.ports
 }
 
-// HealthChecks returns all health checks as of the last Changes. changed reports whether a check or
-// State().Node has changed since the last call; if not, checks is nil.
-func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
+// TakeHealthChecks returns all health checks as of the last Update. changed reports whether a check
+// or State().Node has changed since the last call; if not, checks is nil.
+func (v *View) TakeHealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false
 	}
@@ -247,7 +244,7 @@ func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed boo
 	return maps.Clone(v.health), true
 }
 
-// Problems returns the Services with problems as of the last Changes, each once and in no
+// Problems returns the Services with problems as of the last Update, each once and in no
 // particular order.
 func (v *View) Problems() []Problem {
 	out := make([]Problem, 0, len(v.problematic))
@@ -257,8 +254,9 @@ func (v *View) Problems() []Problem {
 	return out
 }
 
-// update recomputes the ports and health checks of a Service, and appends what differs to changes.
-func (v *View) update(s *service, changes []Change) []Change {
+// updateService recomputes the ports and health checks of a Service, and appends what differs to
+// changes.
+func (v *View) updateService(s *service, changes []Change) []Change {
 	switch {
 	case len(s.slices) < manySlices:
 		s.seen = nil
@@ -273,7 +271,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 	if s.seen != nil {
 		s.seen.slices = s.slices
 	}
-	v.check(s)
+	v.updateHealthChecks(s)
 	return changes
 }
 
@@ -298,7 +296,7 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 		scheduler := v.scheduler(s)
 		for family, ip := range families(s.object) {
 			w := v.options.want(s.object, family, ip)
-			w.problems(s)
+			w.recordProblems(s)
 			sources := v.sources(s.object, family)
 			checkPort := healthCheckPort(s.object, family)
 			for _, port := range w.ports {
@@ -316,7 +314,7 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 				}
 			}
 			if len(w.ports)+w.leftPorts < len(s.object.Ports) {
-				s.problem("some of its ports have the same name and protocol: the first one counts")
+				s.problem("several ports have the same name and protocol: only the first of them is served")
 			}
 		}
 	}
@@ -345,7 +343,9 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 // port returns a Service port with these frontends, and sets their routes. If nothing differs from
 // before, it returns before. It returns nil if there are no frontends, because such a port cannot
 // be reached.
-func (v *View) port(s *service, id ServicePortID, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
+func (v *View) port(
+	s *service, id ServicePortID, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort,
+) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
 	}
@@ -357,7 +357,7 @@ func (v *View) port(s *service, id ServicePortID, frontends []Frontend, schedule
 	if old == nil {
 		old = &ServicePort{}
 	}
-	v.route(p, s.object, v.sets(s, p, before))
+	v.setRoutes(p, s.object, v.setBackends(s, p, before))
 	if !slices.EqualFunc(p.Frontends, old.Frontends, Frontend.Equal) {
 		return p
 	}
@@ -377,13 +377,14 @@ func (v *View) scheduler(s *service) string {
 	case slices.Contains(v.options.Schedulers, name):
 		return name
 	case name != "" && len(v.options.Schedulers) > 0:
-		s.problem("its annotation asks for the IPVS scheduler %q, which is none of %s: the default serves it", name, strings.Join(v.options.Schedulers, ", "))
+		s.problem("the annotation asks for the IPVS scheduler %q: use one of %s; the default scheduler is used instead",
+			name, strings.Join(v.options.Schedulers, ", "))
 	}
 	return ""
 }
 
-// check updates the health checks of a Service.
-func (v *View) check(s *service) {
+// updateHealthChecks updates the health checks of a Service.
+func (v *View) updateHealthChecks(s *service) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		id := HealthCheckID{s.key, family}
 		before, had := v.health[id]
@@ -417,7 +418,7 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 	}
 	var counted []netip.Addr
 	for name, protocol := range slicePorts(s.slices, family) {
-		for _, e := range v.endpoints(s.slices, ServicePortID{s.key, name, protocol, family}, netip.Addr{}) {
+		for _, e := range v.reader.read(s.slices, ServicePortID{s.key, name, protocol, family}, netip.Addr{}) {
 			if e.local && e.ready() {
 				counted = append(counted, e.Address)
 			}

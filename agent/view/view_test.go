@@ -13,21 +13,21 @@ import (
 func TestOnlyWhatDiffersChanges(t *testing.T) {
 	v := view.New(options)
 	v.SetNode(thisNode)
-	_, node := v.Changes()
+	_, node := v.Update()
 	require.True(t, node, "NodePorts are on the Node's addresses now")
 
 	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalLocal)
 	both := []model.SlicePort{http8080, dns5353}
 	four := sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.1"))
 	v.Set(web, s, []*model.Slice{four})
-	changes, node := v.Changes()
+	changes, node := v.Update()
 	require.False(t, node)
 	require.Len(t, changes, 2)
 	first := v.State().Ports[id(http, model.IPv4)]
 
 	none := func() {
 		t.Helper()
-		changes, node := v.Changes()
+		changes, node := v.Update()
 		require.Empty(t, changes)
 		require.False(t, node)
 	}
@@ -46,7 +46,7 @@ func TestOnlyWhatDiffersChanges(t *testing.T) {
 
 	// Before and After share what a change leaves as it was.
 	v.Set(web, s, []*model.Slice{sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.2"))})
-	changes, _ = v.Changes()
+	changes, _ = v.Update()
 	require.Len(t, changes, 2)
 	for _, c := range changes {
 		require.Same(t, &c.Before.Frontends[0], &c.After.Frontends[0])
@@ -56,7 +56,7 @@ func TestOnlyWhatDiffersChanges(t *testing.T) {
 	require.Equal(t, at("10.180.0.1* 10.180.1.1"), first.Cluster, "what was given out stays as it was")
 
 	v.Set(web, nil, []*model.Slice{four})
-	changes, _ = v.Changes()
+	changes, _ = v.Update()
 	require.Len(t, changes, 2)
 	for _, c := range changes {
 		require.Nil(t, c.After)
@@ -97,7 +97,7 @@ func TestNodeChanges(t *testing.T) {
 	vip := func() view.Frontend { return v.State().Ports[id(http, model.IPv4)].Frontends[1] }
 	change := func(n *model.Node) (changed, node bool) {
 		v.SetNode(n)
-		changes, node := v.Changes()
+		changes, node := v.Update()
 		return len(changes) > 0, node
 	}
 	changed, node := change(nil)
@@ -121,17 +121,17 @@ func TestNodeChanges(t *testing.T) {
 	require.False(t, changed)
 	require.True(t, node, "NodePorts are elsewhere")
 
-	// A change that is undone before the next call of Changes is none.
+	// A change that is undone before the next call of Update is none.
 	v.SetNode(thisNode)
 	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
 }
 
-// TestWhatTheNodeSaidHolds asserts that nothing changes when the Node is deleted: pods are still
+// TestLastKnownNodeStaysValid asserts that nothing changes when the Node is deleted: pods are still
 // recognized, hints for the node's zone still count, and nothing is programmed anew. A new Node
 // replaces the old one.
-func TestWhatTheNodeSaidHolds(t *testing.T) {
+func TestLastKnownNodeStaysValid(t *testing.T) {
 	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
 	n := *thisNode
 	n.ServiceCIDRs = prefixes("10.96.0.0/16")
@@ -139,10 +139,10 @@ func TestWhatTheNodeSaidHolds(t *testing.T) {
 	hinted := endpoint("10.180.1.1", func(e *model.Endpoint) { e.ZoneHints = []string{"zone-a"} })
 	other := endpoint("10.180.1.2", func(e *model.Endpoint) { e.ZoneHints = []string{"zone-b"} })
 	v.Set(web, service(web, loadBalancer("192.0.2.1"), externalLocal), []*model.Slice{slice("s", hinted, other)})
-	v.Changes()
+	v.Update()
 	for _, o := range []*model.Node{nil, &n} {
 		v.SetNode(o)
-		changes, node := v.Changes()
+		changes, node := v.Update()
 		require.Empty(t, changes)
 		require.False(t, node)
 		p := v.State().Ports[id(http, model.IPv4)]
@@ -153,7 +153,7 @@ func TestWhatTheNodeSaidHolds(t *testing.T) {
 	}
 
 	v.SetNode(&model.Node{Name: here, InternalIPs: n.InternalIPs, PodCIDRs: prefixes("10.180.7.0/24")})
-	changes, node := v.Changes()
+	changes, node := v.Update()
 	require.Len(t, changes, 1, "it says that it is in no zone")
 	require.True(t, node)
 	require.Equal(t, prefixes("10.180.7.0/24"), v.State().Node.Pods.Prefixes)
@@ -165,7 +165,7 @@ func TestServiceCIDRs(t *testing.T) {
 	is := func(why string, changed bool, want []netip.Prefix, ranges ...string) {
 		t.Helper()
 		v.SetNode(&model.Node{Name: here, InternalIPs: thisNode.InternalIPs, ServiceCIDRs: prefixes(ranges...)})
-		_, node := v.Changes()
+		_, node := v.Update()
 		require.Equal(t, changed, node, why)
 		require.Equal(t, want, v.State().Node.ServiceCIDRs, why)
 	}
@@ -185,7 +185,7 @@ func TestSchedulers(t *testing.T) {
 	asksFor := func(name string) func(*model.Service) { return func(s *model.Service) { s.IPVSScheduler = name } }
 	set := func(name string) (scheduler string, changes int) {
 		v.Set(web, service(web, asksFor(name)), []*model.Slice{slice("s", endpoint("10.180.1.1"))})
-		list, _ := v.Changes()
+		list, _ := v.Update()
 		return v.State().Ports[id(http, model.IPv4)].Scheduler, len(list)
 	}
 	is := func(why, name, want string, changed int) {
@@ -199,7 +199,7 @@ func TestSchedulers(t *testing.T) {
 	require.Empty(t, v.Problems())
 	is("an unknown one is none", "best", "", 1)
 	require.Equal(t, []view.Problem{{
-		Service: web, Reason: `its annotation asks for the IPVS scheduler "best", which is none of rr, lc: the default serves it`,
+		Service: web, Reason: `the annotation asks for the IPVS scheduler "best": use one of rr, lc; the default scheduler is used instead`,
 	}}, v.Problems())
 	is("none", "", "", 0)
 	require.Empty(t, v.Problems())
@@ -211,13 +211,13 @@ func TestHealthChecks(t *testing.T) {
 	healthCheck := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
 	four, six := view.HealthCheckID{Service: web, Family: model.IPv4}, view.HealthCheckID{Service: web, Family: model.IPv6}
 	v := view.New(options)
-	checks, changed := v.HealthChecks()
+	checks, changed := v.TakeHealthChecks()
 	require.False(t, changed)
 	require.Empty(t, checks)
 	set := func(s *model.Service, endpointSlices ...*model.Slice) (map[view.HealthCheckID]view.HealthCheck, bool) {
 		v.Set(web, s, endpointSlices)
-		v.Changes()
-		return v.HealthChecks()
+		v.Update()
+		return v.TakeHealthChecks()
 	}
 	is := func(port uint16, endpoints int) view.HealthCheck {
 		return view.HealthCheck{Port: port, LocalEndpoints: endpoints}
@@ -290,7 +290,7 @@ func TestPortsOf(t *testing.T) {
 	v.SetNode(thisNode)
 	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalIP("203.0.113.1"))
 	v.Set(web, s, []*model.Slice{sliceOf("4", []model.SlicePort{http8080, dns5353}, endpoint("10.180.1.1"))})
-	v.Changes()
+	v.Update()
 	before := v.State()
 	got := v.PortsOf([]*model.Service{s})
 	require.Len(t, got, 2)
@@ -298,7 +298,7 @@ func TestPortsOf(t *testing.T) {
 	require.Zero(t, of.Cluster.Len())
 	require.Len(t, of.Frontends, len(before.Ports[id(dns, model.IPv4)].Frontends))
 	require.Equal(t, before, v.State())
-	changes, node := v.Changes()
+	changes, node := v.Update()
 	require.Empty(t, changes)
 	require.False(t, node)
 }

@@ -59,7 +59,7 @@ func Drive(t *testing.T, c Cluster, p programmer.Programmer) {
 		r := c.Client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(c.Node.IPv4, nodePort), 1, patient)
 		require.True(t, r.All(testenv.Answered), "%s: node port: %v", step, r)
 	}
-	d.view.Changes()
+	d.view.Update()
 	require.NoError(t, p.Replace(t.Context(), d.view.State()))
 	check("alone")
 
@@ -117,7 +117,7 @@ func (d *driver) set(objects ...model.Object) {
 
 func (d *driver) apply(p programmer.Programmer, step string) {
 	d.Helper()
-	changes, node := d.view.Changes()
+	changes, node := d.view.Update()
 	require.False(d, node)
 	d.onlyHostile(p.Apply(d.Context(), changes), step)
 }

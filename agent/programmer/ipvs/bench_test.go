@@ -88,7 +88,7 @@ func (c *benchCluster) follow(t testing.TB, p *inHost, key model.ServiceKey, sli
 	require.NoError(t, err)
 	c.slices[key] = held
 	c.view.Set(key, c.services[key], held)
-	changes, _ := c.view.Changes()
+	changes, _ := c.view.Update()
 	require.NoError(t, p.Apply(t.Context(), changes))
 }
 
@@ -127,7 +127,7 @@ func BenchmarkProgrammer(b *testing.B) {
 			if size.big > 0 {
 				c.add(size.services, size.big)
 			}
-			c.view.Changes()
+			c.view.Update()
 			state := c.view.State()
 			network := testenv.NewNetwork(b)
 			host := network.AddNode("a")
