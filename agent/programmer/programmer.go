@@ -56,6 +56,10 @@ type Monitor interface {
 // attempt removes it, once those connections have ended.
 var ErrDraining = errors.New("connections are still open")
 
+// errNoPrimary is the reason of the FamilyError of CheckPrimary.
+var errNoPrimary = errors.New("it is the node's primary IP family, that of the Node's first InternalIP, but this " +
+	"machine does not support it: install what the agent's log reports as missing at the start, and restart the agent")
+
 // PortError reports that one Service port could not be programmed although others were. Replace and
 // Apply return one or several of them, joined with FamilyErrors. After any other error nothing is
 // known to be programmed. See Split.
@@ -134,9 +138,6 @@ func Ordinary(family model.Family) *view.ServicePort {
 	return p
 }
 
-var errNoPrimary = errors.New("it is the node's primary IP family, that of its Node's first InternalIP, and this machine does not have it or can't " +
-	"program it; the agent's log has from its start what is missing: install it or load its kernel module, and restart the agent")
-
 // Split divides what Replace or Apply returned into the Service ports and the IP families that
 // failed, each with its reason. An error that is neither a PortError nor a FamilyError becomes the
 // reason of all given families, which are those of the programmer.
@@ -154,7 +155,7 @@ func Split(err error, families []model.Family) (ports []*PortError, failed map[m
 // split adds the FamilyErrors in err to failed. It returns the PortErrors in err, and everything
 // else that err holds as rest.
 func split(err error, failed map[model.Family]error) (ports []*PortError, rest error) {
-	switch e := err.(type) { //nolint:errorlint // of what is wrapped by others it is not known how much it says
+	switch e := err.(type) { //nolint:errorlint // a wrapping error may be about more than what it wraps
 	case nil:
 		return nil, nil
 	case *PortError:

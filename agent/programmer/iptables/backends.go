@@ -125,7 +125,9 @@ func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []po
 // destinations writes rules that lead packets which match m to each backend with the same
 // probability. If the Service port has affinity, the rules also put the client on that backend's
 // list. The first rule has the comment.
-func destinations(w *bytes.Buffer, chain string, m match, comment string, port *view.ServicePort, backends []view.Backend) {
+func destinations(
+	w *bytes.Buffer, chain string, m match, comment string, port *view.ServicePort, backends []view.Backend,
+) {
 	for i, b := range backends {
 		remember := ""
 		if port.Affinity > 0 {

@@ -50,10 +50,12 @@ func Retire(ctx context.Context, options Options) error {
 	log := cmp.Or(options.Log, slog.Default())
 	switch {
 	case len(kept) > 0:
-		log.Warn("The policy of iptables' FORWARD is DROP: the chain "+forwardChain+" accepts what is forwarded for Services; "+
-			"restart the agent if the policy or these rules change", "of", kept)
+		log.Warn("The policy of iptables' FORWARD chain is DROP, kept the chain "+forwardChain+
+			" that accepts forwarded traffic of Services; restart the agent if the policy or these rules change",
+			"programs", kept)
 	case err == nil && mayDrop():
-		log.Error("The policy of iptables' FORWARD is DROP, and there are no iptables commands to accept what is forwarded for Services: install them, or accept it by other rules")
+		log.Error("The policy of iptables' FORWARD chain is DROP, and there are no iptables commands to accept " +
+			"forwarded traffic of Services; install them, or accept the traffic by other rules")
 	}
 	return err
 }

@@ -52,7 +52,7 @@ func locked(err error) bool { return strings.Contains(err.Error(), "xtables lock
 // lockAdvice adds advice to an error about the xtables lock, and returns other errors as they are.
 func lockAdvice(err error) error {
 	if locked(err) {
-		return fmt.Errorf("%w; find and stop the program that keeps /run/xtables.lock locked", err)
+		return fmt.Errorf("%w; stop the program that holds /run/xtables.lock", err)
 	}
 	return err
 }
@@ -74,7 +74,7 @@ func (e *rejectedError) Error() string {
 	if e.line == "" {
 		return e.command.Error()
 	}
-	return fmt.Sprintf("%v: the line is %q", e.command, e.line)
+	return fmt.Sprintf("%v: line %q", e.command, e.line)
 }
 
 func (e *rejectedError) Unwrap() error { return e.command }

@@ -59,7 +59,8 @@ func (d *dialect) setNode(node view.Node) {
 	for _, p := range node.NodePorts {
 		if model.FamilyOf(p.Addr()) == d.family {
 			d.nodePorts = append(d.nodePorts, p.Masked())
-			d.localnet = d.localnet || d.family == model.IPv4 && node.LocalhostNodePorts && p.Overlaps(netip.MustParsePrefix(d.loopback))
+			d.localnet = d.localnet ||
+				d.family == model.IPv4 && node.LocalhostNodePorts && p.Overlaps(netip.MustParsePrefix(d.loopback))
 		}
 	}
 }

@@ -159,7 +159,7 @@ func TestFamilyFails(t *testing.T) {
 		require.Contains(t, saved("iptables-nft"), "/newer:")
 		_, err = runCommand(t.Context(), nil, "iptables-nft", "-t", "nat", "-F", vipsChain)
 		require.NoError(t, err)
-		reason, err := p.compare(t.Context())
+		reason, err := p.readBack(t.Context())
 		require.NoError(t, err)
 		require.Contains(t, reason, "IPv4: table nat: the chain SLICECAST-VIPS was changed")
 

@@ -19,6 +19,13 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
+// servicePorts are Service ports, of which nil ones are to be removed. plans are what was written
+// of Service ports, and nil if nothing was.
+type (
+	servicePorts = map[view.ServicePortID]*view.ServicePort
+	plans        = map[view.ServicePortID]*plan
+)
+
 // kernelFamily is one IP family's rules: what they should be, and what the kernel holds of them.
 //
 // Invariants:
@@ -38,10 +45,10 @@ type kernelFamily struct {
 	// next.
 	held *saved
 
-	ports map[view.ServicePortID]*plan
+	ports plans
 	// changed holds the Service ports that are not written yet, as they were before. nil means that a
 	// Service port is new.
-	changed map[view.ServicePortID]*plan
+	changed plans
 	// refused are the Service ports that the kernel refused the last time they were wanted. It
 	// survives reset.
 	refused map[view.ServicePortID]bool
@@ -59,8 +66,10 @@ type kernelFamily struct {
 // reset sets the wanted state to a node without Services.
 func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
-	f.ports, f.changed = map[view.ServicePortID]*plan{}, map[view.ServicePortID]*plan{}
-	byAddress := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[netip.Addr, frontend] {
+	f.ports, f.changed = plans{}, plans{}
+	byAddress := func(
+		t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend),
+	) *tree[netip.Addr, frontend] {
 		return newTree(t, name, addressBit, f.matchAddress, netip.Addr.Compare, weight, rules)
 	}
 	f.vips = byAddress(nat, vipsChain, natWeight, f.natRules)
@@ -68,9 +77,12 @@ func (f *kernelFamily) reset(node view.Node) {
 	f.rejectVIPs = byAddress(filter, rejectChain, filterWeight, f.filterRules)
 	f.hairpins = newTree(nat, hairpinChain, addressBit, f.matchAddress, netip.Addr.Compare,
 		func(hairpin) int { return 1 }, f.hairpinRules)
-	f.nodePorts, f.rejectNodePorts = map[model.Protocol]*tree[uint16, frontend]{}, map[model.Protocol]*tree[uint16, frontend]{}
+	f.nodePorts = map[model.Protocol]*tree[uint16, frontend]{}
+	f.rejectNodePorts = map[model.Protocol]*tree[uint16, frontend]{}
 	for _, p := range protocols {
-		byPort := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[uint16, frontend] {
+		byPort := func(
+			t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend),
+		) *tree[uint16, frontend] {
 			return newTree(t, name+"-"+p.String(), portBit, matchPorts(p), cmp.Compare[uint16], weight, rules)
 		}
 		f.nodePorts[p] = byPort(nat, nodePortsChain, natWeight, f.natRules)
@@ -82,7 +94,8 @@ func (f *kernelFamily) reset(node view.Node) {
 func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	before := f.ports[id]
 	if before != nil {
-		f.index(before, (*tree[netip.Addr, frontend]).remove, (*tree[uint16, frontend]).remove, (*tree[netip.Addr, hairpin]).remove)
+		f.index(before, (*tree[netip.Addr, frontend]).remove, (*tree[uint16, frontend]).remove,
+			(*tree[netip.Addr, hairpin]).remove)
 		delete(f.ports, id)
 	}
 	if port != nil {
@@ -195,7 +208,7 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 			return err
 		}
 		x.done()
-		f.log.Debug("wrote rules", "family", f.family, "bytes", len(text), "duration", time.Since(start))
+		f.log.Debug("Wrote rules", "family", f.family, "bytes", len(text), "duration", time.Since(start))
 	}
 	return nil
 }
@@ -239,7 +252,7 @@ func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 // replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that
 // the kernel refuses. Such a Service port stays as the last Replace or Apply programmed it, if one
 // did.
-func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[view.ServicePortID]*view.ServicePort) error {
+func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports servicePorts) error {
 	last := f.ports
 	f.reset(node)
 	for id, port := range ports {
@@ -265,9 +278,9 @@ func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[vi
 // stay as they were.
 func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	if f.held == nil {
-		return errors.New("what the kernel holds is not known: call Replace first")
+		return errors.New("the kernel's state is unknown: call Replace first")
 	}
-	last, ports := map[view.ServicePortID]*plan{}, map[view.ServicePortID]*view.ServicePort{}
+	last, ports := plans{}, servicePorts{}
 	for _, c := range changes {
 		last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
 		f.set(c.ID(), c.After)
@@ -288,8 +301,8 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 // their last state. It first tries the Service ports that the kernel refused before, because it
 // most likely lacks something and refuses them again. So the others are searched only if more are
 // refused.
-func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
-	rest, again := maps.Clone(ports), map[view.ServicePortID]*view.ServicePort{}
+func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports servicePorts, last plans) error {
+	rest, again := maps.Clone(ports), servicePorts{}
 	for id, port := range ports {
 		if f.refused[id] {
 			again[id] = port
@@ -319,7 +332,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 }
 
 // setBack sets rejected Service ports back to their last state.
-func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.ServicePortID]*plan) {
+func (f *kernelFamily) setBack(rejected []*programmer.PortError, last plans) {
 	for _, r := range rejected {
 		f.set(r.ID, last[r.ID].wanted())
 		f.refused[r.ID] = true
@@ -328,7 +341,7 @@ func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.S
 
 // writeOrSearch is write. If the kernel rejects the rules, it finds the Service ports at fault,
 // sets them back, and writes the rest.
-func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
+func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports servicePorts, last plans) error {
 	err := f.write(ctx, all)
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
@@ -359,8 +372,8 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 // those that were there before. If the kernel accepts none, they stay in their last state. bad
 // holds the Service ports that were rejected one by one, which is either none or all. why is the
 // kernel's reason.
-func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, bad []*programmer.PortError,
-	last map[view.ServicePortID]*plan, why error,
+func (f *kernelFamily) writeSome(
+	ctx context.Context, ports servicePorts, bad []*programmer.PortError, last plans, why error,
 ) error {
 	ids := slices.SortedFunc(maps.Keys(ports), func(a, b view.ServicePortID) int {
 		if old := last[a] != nil; old != (last[b] != nil) {
@@ -384,28 +397,17 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 	if err := try(len(ids)); err == nil {
 		return nil // the cause has passed
 	}
-	fits, tooMany := 0, len(ids)
-	for tooMany-fits > 1+len(ids)/100 {
-		middle := (fits + tooMany) / 2
-		switch err := try(middle); {
-		case err == nil:
-			fits = middle
-		case errors.As(err, new(*rejectedError)):
-			tooMany = middle
-			if err := f.load(ctx); err != nil {
-				return err
-			}
-		default:
-			return err
-		}
+	fits, err := f.searchCount(ctx, len(ids), try)
+	if err != nil {
+		return err
 	}
 	if fits > 0 || len(bad) == 0 {
 		bad = nil
 		for _, id := range ids[fits:] {
-			bad = append(bad, &programmer.PortError{ID: id, Err: fmt.Errorf("the kernel takes the rules of %d of %d Service ports: %w", fits, len(ids), why)})
+			bad = append(bad, &programmer.PortError{ID: id, Err: fmt.Errorf(
+				"the kernel accepts the rules of only %d of %d Service ports: %w", fits, len(ids), why)})
 		}
 	}
-	var err error
 	if fits > 0 {
 		err = try(fits)
 	} else {
@@ -418,9 +420,29 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 	return joinPortErrors(bad)
 }
 
+// searchCount returns about how many Service ports the kernel accepts, given that it rejects all of
+// them. try writes the first count of them.
+func (f *kernelFamily) searchCount(ctx context.Context, all int, try func(count int) error) (fits int, err error) {
+	for tooMany := all; tooMany-fits > 1+all/100; {
+		middle := (fits + tooMany) / 2
+		switch err := try(middle); {
+		case err == nil:
+			fits = middle
+		case errors.As(err, new(*rejectedError)):
+			tooMany = middle
+			if err := f.load(ctx); err != nil {
+				return 0, err
+			}
+		default:
+			return 0, err
+		}
+	}
+	return fits, nil
+}
+
 // findRejected returns the Service ports that the kernel refuses. If it refuses an ordinary one,
 // too, the Service ports are not at fault, and findRejected returns the kernel's reason.
-func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
+func (f *kernelFamily) findRejected(ctx context.Context, ports servicePorts) ([]*programmer.PortError, error) {
 	if err := f.checkOrdinary(ctx); err != nil {
 		return nil, err
 	}
@@ -430,14 +452,14 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 // checkOrdinary returns an error if the kernel refuses an ordinary Service port.
 func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	if err := f.check(ctx, []*view.ServicePort{programmer.Ordinary(f.family)}); err != nil {
-		return fmt.Errorf("an ordinary Service port, tried by itself, can't be programmed either: %w", err)
+		return fmt.Errorf("the kernel refuses even an ordinary Service port: %w", err)
 	}
 	return nil
 }
 
 // search returns the Service ports that the kernel refuses, given that it accepts rules at all. It
 // tries their rules in chains that nothing refers to, in halves.
-func (f *kernelFamily) search(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
+func (f *kernelFamily) search(ctx context.Context, ports servicePorts) ([]*programmer.PortError, error) {
 	var bad []*programmer.PortError
 	var halve func([]*view.ServicePort) error
 	halve = func(ports []*view.ServicePort) error {

@@ -61,84 +61,111 @@ var forwardHook = hook{filter, "-A FORWARD -j " + forwardChain}
 // protocols are in the order of their rules.
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
+// part is a part of a fixed chain: the target of all packets that any of the matches matches.
+type part struct {
+	target  string
+	matches []match
+}
+
+// anyPacket matches every packet.
+var anyPacket = []match{{}}
+
+// only returns the match of packets that have one property.
+func only(property string) []match { return []match{{more: property}} }
+
+// putParts adds a chain that consists of these parts to the transaction.
+func putParts(x *transaction, t table, name string, parts ...part) {
+	x.put(t, name, func(w *bytes.Buffer) {
+		for _, p := range parts {
+			for _, m := range p.matches {
+				w.WriteString(m.rule(name, p.target))
+			}
+		}
+	})
+}
+
 // fixedChains adds the chains that do not depend on any Service.
 func (d *dialect) fixedChains(x *transaction) {
-	// part is a part of a chain: the target of all packets that any of the matches matches.
-	type part struct {
-		target  string
-		matches []match
+	d.dispatchChains(x)
+	d.nodeChains(x)
+	d.postroutingChains(x)
+	d.filterChains(x)
+	if d.localnet {
+		putLocalnet(x)
 	}
-	chain := func(t table, name string, parts ...part) {
-		x.put(t, name, func(w *bytes.Buffer) {
-			for _, p := range parts {
-				for _, m := range p.matches {
-					w.WriteString(m.rule(name, p.target))
-				}
-			}
-		})
-	}
-	all := []match{{}}
-	only := func(m string) []match { return []match{{more: m}} }
+}
 
-	// The mark is set before it is known whether the packet is for a Service, because most traffic to
-	// Services needs it, and cleared if the packet is not. So Service ports need no rule for it. A
-	// mark that was set before is left alone.
-	chain(nat, servicesChain,
+// dispatchChains adds the chains in nat that lead packets to the trees of frontends.
+//
+// The mark is set before it is known whether the packet is for a Service, because most traffic to
+// Services needs it, and cleared if the packet is not. So Service ports need no rule for it. A mark
+// that was set before is left alone.
+func (d *dialect) dispatchChains(x *transaction) {
+	putParts(x, nat, servicesChain,
 		part{"-g " + dispatchChain, only("-m mark " + d.marked())},
-		part{"-j " + nonLocalChain, all},
-		part{"-j " + dispatchChain, all},
-		part{d.mark(false), all})
+		part{"-j " + nonLocalChain, anyPacket},
+		part{"-j " + dispatchChain, anyPacket},
+		part{d.mark(false), anyPacket})
 	if len(d.pods) > 0 {
-		chain(nat, nonLocalChain, part{"-j RETURN", d.pods}, part{d.mark(true), all})
+		putParts(x, nat, nonLocalChain, part{"-j RETURN", d.pods}, part{d.mark(true), anyPacket})
 	} else {
-		chain(nat, nonLocalChain)
+		putParts(x, nat, nonLocalChain)
 	}
-	chain(nat, dispatchChain,
-		part{"-j " + vipsChain, all},
-		part{d.mark(true), all},
-		part{"-j " + externalChain, all},
+	putParts(x, nat, dispatchChain,
+		part{"-j " + vipsChain, anyPacket},
+		part{d.mark(true), anyPacket},
+		part{"-j " + externalChain, anyPacket},
 		part{"-j " + nodeChain, d.toNode(nat)})
+}
 
+// nodeChains adds the chains of both tables that lead packets for the node to the trees of
+// nodePorts.
+func (d *dialect) nodeChains(x *transaction) {
 	var prefixes []match
 	for _, p := range d.nodePorts {
 		prefixes = append(prefixes, to(p))
 	}
-	chain(nat, nodeChain, part{"-g " + nodePortsChain, prefixes})
-	chain(filter, nodeChain, part{"-g " + rejectNodePortsChain, prefixes})
+	putParts(x, nat, nodeChain, part{"-g " + nodePortsChain, prefixes})
+	putParts(x, filter, nodeChain, part{"-g " + rejectNodePortsChain, prefixes})
 	var nodePorts, rejects []part
 	for _, p := range protocols {
 		one := []match{{protocol: "-p " + lower(p)}}
 		nodePorts = append(nodePorts, part{"-g " + nodePortsChain + "-" + p.String(), one})
 		rejects = append(rejects, part{"-g " + rejectChain + "-" + p.String(), one})
 	}
-	chain(nat, nodePortsChain, nodePorts...)
-	chain(filter, rejectNodePortsChain, rejects...)
+	putParts(x, nat, nodePortsChain, nodePorts...)
+	putParts(x, filter, rejectNodePortsChain, rejects...)
+}
 
-	// An unmarked packet may still be a hairpin, if it was translated. The mark is cleared because the
-	// packet may come by again, for example inside a tunnel's packet.
-	chain(nat, postroutingChain,
+// postroutingChains adds the chain that masquerades.
+//
+// An unmarked packet may still be a hairpin, if it was translated. The mark is cleared because the
+// packet may come by again, for example inside a tunnel's packet.
+func (d *dialect) postroutingChains(x *transaction) {
+	putParts(x, nat, postroutingChain,
 		part{"-j " + hairpinChain, only("-m mark ! " + d.marked() + " -m conntrack --ctstate DNAT")},
 		part{"-j RETURN", only("-m mark ! " + d.marked())},
-		part{d.mark(false), all},
-		part{d.masquerade(), all})
+		part{d.mark(false), anyPacket},
+		part{d.masquerade(), anyPacket})
+}
 
-	// A packet that conntrack finds invalid would pass untranslated. It may be a pod's reply to a
-	// client that knows only the Service's address. The client would reset the connection.
+// filterChains adds the chains in filter that accept traffic of Services, or lead to the trees of
+// what is refused.
+//
+// A packet that conntrack finds invalid would pass untranslated. It may be a pod's reply to a
+// client that knows only the Service's address. The client would reset the connection.
+func (d *dialect) filterChains(x *transaction) {
 	invalid := only("-m conntrack --ctstate INVALID")
 	if d.liberal {
 		invalid = nil
 	}
-	chain(filter, forwardChain,
+	putParts(x, filter, forwardChain,
 		part{"-j DROP", invalid},
 		part{"-j ACCEPT", d.accepted()},
 		part{"-j " + rejectChain, only("-m conntrack --ctstate NEW")})
-	chain(filter, inputChain,
-		part{"-j " + rejectChain, all},
+	putParts(x, filter, inputChain,
+		part{"-j " + rejectChain, anyPacket},
 		part{"-j " + nodeChain, d.toNode(filter)})
-
-	if d.localnet {
-		putLocalnet(x)
-	}
 }
 
 // accepted returns matches of Services' traffic that is accepted whatever FORWARD's policy is.

@@ -71,12 +71,12 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 		options.MasqueradeMark = DefaultMasqueradeMark
 	}
 	if bits.OnesCount32(options.MasqueradeMark) != 1 {
-		return nil, fmt.Errorf("masquerade mark 0x%x: it must be one bit", options.MasqueradeMark)
+		return nil, fmt.Errorf("masquerade mark is 0x%x: use a single bit", options.MasqueradeMark)
 	}
 	switch options.Variant {
 	case DefaultVariant, NFT, Legacy:
 	default:
-		return nil, fmt.Errorf("iptables variant %q: it must be %q, %q or empty", options.Variant, NFT, Legacy)
+		return nil, fmt.Errorf("iptables variant is %q: use %q, %q or the empty string", options.Variant, NFT, Legacy)
 	}
 	if options.Log == nil {
 		options.Log = slog.Default()
@@ -89,12 +89,15 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			_, err = t.save(context.Background(), "-t", nat.String())
 		}
 		if absent(err) {
-			options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", family, "err", err)
+			options.Log.Warn("This node does not support an IP family, its Services are not programmed",
+				"family", family, "err", err)
 			missing = append(missing, fmt.Errorf("no iptables for %v: %w", family, err))
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("iptables for %v: %w; run as root with CAP_NET_ADMIN, or choose another programmer or variant", family, err)
+			return nil, fmt.Errorf("iptables for %v: %w; run as root with CAP_NET_ADMIN, or use another programmer "+
+				"or variant",
+				family, err)
 		}
 		p.families[family] = &kernelFamily{
 			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
@@ -102,10 +105,11 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			log:     options.Log,
 			refused: map[view.ServicePortID]bool{},
 		}
-		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
+		options.Log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
-		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or choose another programmer or variant", errors.Join(missing...))
+		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or use another programmer or variant",
+			errors.Join(missing...))
 	}
 	return p, nil
 }
@@ -137,7 +141,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	})
 	if p.alone {
 		if err := p.removeOtherVariant(ctx); err != nil {
-			p.log.Error("Rules of another run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup, which stops Services until the agent runs again",
+			p.log.Error("Cannot remove the rules in the other variant of iptables, which may misdirect traffic; "+
+				"remove them with slicecast-agent cleanup, which interrupts Services until the agent runs again",
 				"err", err)
 		}
 	}
@@ -236,7 +241,9 @@ func (p *Programmer) routeLocalnet() {
 		return
 	}
 	if err := nodeport.SetRouteLocalnet(); err != nil {
-		p.log.Error("NodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
+		p.log.Error("NodePorts on loopback addresses do not work; run the agent with --init-only in a privileged "+
+			"init container",
+			"err", err)
 	}
 }
 
@@ -253,7 +260,7 @@ func RouteLocalnet(ctx context.Context, options Options) error {
 		return nil
 	}
 	if err := f.guardLocalnet(ctx); err != nil {
-		return fmt.Errorf("keep others from loopback addresses: %w", err)
+		return fmt.Errorf("guard loopback addresses: %w", err)
 	}
 	return nodeport.SetRouteLocalnet()
 }

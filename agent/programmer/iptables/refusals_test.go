@@ -153,10 +153,10 @@ func TestRefusedAgain(t *testing.T) {
 	c.requireFresh(t)
 }
 
-// TestKernelTakesNoServicePort asserts that a family counts as failed if the kernel lacks something
-// that every Service port needs, however many there are. What the kernel holds stays as it is, even
-// if the agent restarts.
-func TestKernelTakesNoServicePort(t *testing.T) {
+// TestKernelRefusesEveryServicePort asserts that a family counts as failed if the kernel lacks
+// something that every Service port needs, however many there are. What the kernel holds stays as
+// it is, even if the agent restarts.
+func TestKernelRefusesEveryServicePort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
 		noDNAT := func(input []byte) string {
@@ -286,7 +286,7 @@ func TestLimit(t *testing.T) {
 			errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("abcdefghijklmnopqrst")))
 			require.True(t, ok)
 			require.Len(t, errs, 8)
-			require.ErrorContains(t, errs[0], "the kernel takes the rules of 12 of 20 Service ports")
+			require.ErrorContains(t, errs[0], "the kernel accepts the rules of only 12 of 20 Service ports")
 			require.ErrorContains(t, errs[0], "Memory allocation problem")
 			require.Equal(t, "abcdefghijkl", programmed())
 		}

@@ -35,7 +35,7 @@ func (p *Programmer) stamp() stamp {
 	var s stamp
 	for family, f := range p.families {
 		if err := f.tool.stamp(family, &s); err != nil {
-			p.log.Debug("No stamp of the tables", "family", family, "err", err)
+			p.log.Debug("Cannot read the stamp of the tables", "family", family, "err", err)
 			p.watch.unreadable++
 			return stamp{generation: p.watch.unreadable << 16}
 		}

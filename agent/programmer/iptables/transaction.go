@@ -54,7 +54,8 @@ func newTransaction(held chainHashes) *transaction {
 	x := &transaction{held: held}
 	for t := range x.parts {
 		p := &x.parts[t]
-		p.declare, p.put, p.written, p.removed = map[string]bool{}, map[string]bool{}, map[string]uint64{}, map[string]bool{}
+		p.declare, p.put = map[string]bool{}, map[string]bool{}
+		p.written, p.removed = map[string]uint64{}, map[string]bool{}
 	}
 	return x
 }
@@ -109,7 +110,11 @@ func (x *transaction) unhook(h hook) {
 // text returns the input for iptables-restore --noflush. It is empty if there is nothing to do.
 func (x *transaction) text() []byte {
 	var out bytes.Buffer
-	out.Grow(x.parts[nat].rules.Len() + x.parts[filter].rules.Len() + 40*(len(x.parts[nat].declare)+len(x.parts[filter].declare)))
+	size := 0
+	for t := range x.parts {
+		size += x.parts[t].rules.Len() + 40*len(x.parts[t].declare)
+	}
+	out.Grow(size)
 	for t := range x.parts {
 		p := &x.parts[t]
 		if len(p.declare) == 0 && len(p.unhook) == 0 {

@@ -54,17 +54,17 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 			return
 		case <-ticker.C:
 		}
-		if time.Now().Before(next) || !p.suspicious() {
+		if time.Now().Before(next) || !p.noticeChanges() {
 			continue
 		}
 		start := time.Now()
-		reason, err := p.compare(ctx)
+		reason, err := p.readBack(ctx)
 		next = time.Now().Add(readShare * time.Since(start))
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			p.log.Warn("Can't tell whether others have changed the rules of Services; trying again", "err", err)
+			p.log.Warn("Cannot check whether others have changed the rules, trying again", "err", err)
 			next = time.Now().Add(time.Minute)
 		case reason != "":
 			lost(reason)
@@ -72,25 +72,25 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	}
 }
 
-// suspicious reports whether others may have changed something.
-func (p *Programmer) suspicious() bool {
+// noticeChanges checks the stamps, and reports whether others may have changed something.
+func (p *Programmer) noticeChanges() bool {
 	if !p.mu.TryLock() {
 		return false // rules are being written; check later
 	}
 	defer p.mu.Unlock()
-	return p.suspiciousLocked()
+	return p.noticeChangesLocked()
 }
 
-func (p *Programmer) suspiciousLocked() bool {
+func (p *Programmer) noticeChangesLocked() bool {
 	if p.stamp() != p.watch.last {
 		p.watch.trusted = false
 	}
 	return !p.watch.trusted
 }
 
-// compare reads the rules and returns what others changed. It returns "" if they changed nothing,
+// readBack reads the rules and returns what others changed. It returns "" if they changed nothing,
 // or if this Programmer changed something meanwhile.
-func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
+func (p *Programmer) readBack(ctx context.Context) (reason string, err error) {
 	p.mu.Lock()
 	before, operations, families := p.stamp(), p.watch.operations, maps.Clone(p.families)
 	// A family without held has a Replace due anyway, and its tables may be out of order.
@@ -133,12 +133,12 @@ func (f *kernelFamily) difference(found saved) string {
 			if hash, ok := found.chains[t][chain]; !ok {
 				return fmt.Sprintf("table %v: the chain %s is gone", t, chain)
 			} else if hash != f.held.chains[t][chain] {
-				return fmt.Sprintf("table %v: the chain %s was changed", t, chain)
+				return fmt.Sprintf("table %v: the chain %s has changed", t, chain)
 			}
 		}
 		for chain := range found.chains[t] {
 			if _, ok := f.held.chains[t][chain]; !ok {
-				return fmt.Sprintf("table %v: there is a chain %s, which should not be", t, chain)
+				return fmt.Sprintf("table %v: there is an unexpected chain %s", t, chain)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func TestWatch(t *testing.T) {
 			{"one hook", ip6 + " -t nat -D POSTROUTING -j SLICECAST-POSTROUTING", "IPv6: table nat: the rule \"-A POSTROUTING"},
 			{"one chain", ip4 + " -t nat -F SLICECAST-DISPATCH", "IPv4: table nat: the chain SLICECAST-DISPATCH was changed"},
 			{"one rule", ip6 + " -D SLICECAST-REJECT 1", "IPv6: table filter: the chain SLICECAST-REJECT was changed"},
-			{"another's chain", ip4 + " -N SLICECAST-ELSE", "IPv4: table filter: there is a chain SLICECAST-ELSE"},
+			{"another's chain", ip4 + " -N SLICECAST-ELSE", "IPv4: table filter: there is an unexpected chain SLICECAST-ELSE"},
 			{"another ruleset", "printf '" + foreign + "' | " + ip4 + "-restore", "IPv4: table nat: the rule"},
 			{"nf_tables", "nft flush ruleset", "IPv"},
 		} {
@@ -142,13 +142,13 @@ func TestWatchIsCheap(t *testing.T) {
 	})
 }
 
-// suspiciousIn calls suspiciousLocked in the host's namespace, once nobody else holds the lock.
+// suspiciousIn calls noticeChangesLocked in the host's namespace, once nobody else holds the lock.
 func (h *inHost) suspiciousIn(t *testing.T) (is bool) {
 	t.Helper()
 	require.NoError(t, h.host.Do(func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		is = h.suspiciousLocked()
+		is = h.noticeChangesLocked()
 		return nil
 	}))
 	return is

@@ -39,7 +39,8 @@ func (p *Programmer) Replace(_ context.Context, state view.State) error {
 		backends += port.Cluster.Len() + port.Local.Len()
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s", len(state.Ports), backends,
+	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s",
+		len(state.Ports), backends,
 		pods(state.Node.Pods), nodePorts(state.Node))
 	if len(state.Node.ServiceCIDRs) > 0 {
 		fmt.Fprintf(&b, "; cluster IPs are in %s", join(state.Node.ServiceCIDRs))
@@ -55,7 +56,8 @@ func (p *Programmer) Replace(_ context.Context, state view.State) error {
 func (p *Programmer) Apply(_ context.Context, changes []view.Change) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "apply: %d service ports\n", len(changes))
-	for _, c := range slices.SortedFunc(slices.Values(changes), func(a, b view.Change) int { return compareIDs(a.ID(), b.ID()) }) {
+	compare := func(a, b view.Change) int { return compareIDs(a.ID(), b.ID()) }
+	for _, c := range slices.SortedFunc(slices.Values(changes), compare) {
 		switch {
 		case c.Before == nil:
 			writePort(&b, "+ ", c.After)
@@ -93,7 +95,7 @@ func pods(d view.PodDetector) string {
 	case len(d.Prefixes) > 0:
 		return join(d.Prefixes)
 	}
-	return "not told apart"
+	return "not recognized"
 }
 
 func nodePorts(n view.Node) string {

@@ -84,11 +84,11 @@ cleanup: nothing was programmed
 func TestNode(t *testing.T) {
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	for want, node := range map[string]view.Node{
-		"pods are not told apart; node ports are on 0.0.0.0/0, ::/0 and localhost\n": {NodePorts: all, LocalhostNodePorts: true},
-		"pods are not told apart; node ports are on no address\n":                    {},
+		"pods are not recognized; node ports are on 0.0.0.0/0, ::/0 and localhost\n": {NodePorts: all, LocalhostNodePorts: true},
+		"pods are not recognized; node ports are on no address\n":                    {},
 		"pods are behind cni0; node ports are on 0.0.0.0/0, ::/0\n":                  {NodePorts: all, Pods: view.PodDetector{Interface: "cni0"}},
 		"pods are behind veth*; node ports are on 0.0.0.0/0, ::/0\n":                 {NodePorts: all, Pods: view.PodDetector{InterfacePrefix: "veth"}},
-		"pods are not told apart; node ports are on 0.0.0.0/0, ::/0; cluster IPs are in 10.96.0.0/16, fd00:10:96::/112\n": {
+		"pods are not recognized; node ports are on 0.0.0.0/0, ::/0; cluster IPs are in 10.96.0.0/16, fd00:10:96::/112\n": {
 			NodePorts: all, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
 		},
 	} {

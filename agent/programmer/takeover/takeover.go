@@ -136,11 +136,14 @@ func (p *Programmer) lost(state view.State) error {
 			serves, err := o.Serves(family)
 			switch {
 			case err != nil:
-				return &programmer.FamilyError{Family: family, Err: fmt.Errorf("the programmer lacks it, and whether %s has served it is not known: %w", o.Name, err)}
+				return &programmer.FamilyError{Family: family, Err: fmt.Errorf(
+					"the programmer does not support it, and it is not known whether %s has served it: %w",
+					o.Name, err)}
 			case serves:
-				return &programmer.FamilyError{Family: family, Err: fmt.Errorf("the programmer lacks it, and %s, whose rules stay for that, has served it; "+
-					"the agent's log has from its start what is missing: install it or load its kernel module and restart the agent, "+
-					"choose the former programmer, or give the family up with slicecast-agent cleanup", o.Name)}
+				return &programmer.FamilyError{Family: family, Err: fmt.Errorf(
+					"the programmer does not support it, but %s has served it, so its rules stay: install what the "+
+						"agent's log reports as missing at the start and restart the agent, use the former "+
+						"programmer, or remove the rules with slicecast-agent cleanup", o.Name)}
 			}
 		}
 	}
@@ -196,13 +199,14 @@ func (p *Programmer) clean(ctx context.Context) {
 		switch {
 		case errors.Is(err, programmer.ErrDraining):
 			if left[len(left)-1].draining = true; !o.draining {
-				p.log.Info("The node is programmed otherwise now; what leads connections that are still open is removed when they have ended", "programmer", o.Name)
+				p.log.Info("Took over from another programmer, whose rules stay until open connections end",
+					"programmer", o.Name)
 			}
 		case err != nil:
-			p.log.Error("What another programmer has left on this node can't be removed, and may lead connections astray. It is tried again",
-				"programmer", o.Name, "in", retryAfter, "err", err)
+			p.log.Error("Cannot remove the rules of another programmer, which may misdirect connections; trying again",
+				"programmer", o.Name, "retry_after", retryAfter, "err", err)
 		case o.draining:
-			p.log.Info("What was left of another programmer is removed", "programmer", o.Name)
+			p.log.Info("Removed the rules of another programmer", "programmer", o.Name)
 		}
 	}
 	p.others = left

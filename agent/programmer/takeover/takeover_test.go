@@ -87,7 +87,7 @@ func take(o *other) (f *fake, p *Programmer, log func() string) {
 	}
 }
 
-func TestOthersGoOnceAllIsProgrammed(t *testing.T) {
+func TestOthersAreRemovedOnceEverythingIsProgrammed(t *testing.T) {
 	o := &other{}
 	f, p, _ := take(o)
 	f.err = errors.New("the kernel has no memory")
@@ -162,9 +162,9 @@ func TestPatienceOfWatch(t *testing.T) {
 	})
 }
 
-// TestOthersGoWithAnApply asserts that the others' rules go as soon as an Apply has programmed the
+// TestApplyRemovesOthers asserts that the others' rules go as soon as an Apply has programmed the
 // last of what a Replace could not, and that they stay after an Apply of something else.
-func TestOthersGoWithAnApply(t *testing.T) {
+func TestApplyRemovesOthers(t *testing.T) {
 	o := &other{}
 	f, p, _ := take(o)
 	port := func(name string) *view.ServicePort {
@@ -197,10 +197,10 @@ func TestOthersGoWithAnApply(t *testing.T) {
 	}
 }
 
-// TestFamilyThatIsOut asserts that the others' rules stay as long as nothing of an IP family is
-// programmed, whatever happens to the other family. The time for single Service ports begins only
-// after that.
-func TestFamilyThatIsOut(t *testing.T) {
+// TestFailedFamilyKeepsOthers asserts that the others' rules stay as long as nothing of an IP
+// family is programmed, whatever happens to the other family. The time for single Service ports
+// begins only after that.
+func TestFailedFamilyKeepsOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &other{}
 		f, p, _ := take(o)
@@ -239,10 +239,10 @@ func TestFamilyThatIsOut(t *testing.T) {
 	})
 }
 
-// TestFamilyThatIsLeftOut asserts that a family counts as failed, and that the others' rules stay,
+// TestUnsupportedFamily asserts that a family counts as failed, and that the others' rules stay,
 // if Services want the family, one of the others served it and the programmer lacks it. A family
 // that none of the others served is no fault.
-func TestFamilyThatIsLeftOut(t *testing.T) {
+func TestUnsupportedFamily(t *testing.T) {
 	four := &view.ServicePort{ID: view.ServicePortID{Port: "four", Family: model.IPv4}}
 	six := &view.ServicePort{ID: view.ServicePortID{Port: "six", Family: model.IPv6}}
 	wanted := func(ports ...*view.ServicePort) view.State {
@@ -290,9 +290,9 @@ func TestFamilyThatIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestPrimaryFamilyThatIsLeftOut asserts that the programmer's own reason counts for a family that
+// TestUnsupportedPrimaryFamily asserts that the programmer's own reason counts for a family that
 // another programmer has served. Here the node's primary family is missing.
-func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
+func TestUnsupportedPrimaryFamily(t *testing.T) {
 	o := &other{}
 	f, p, _ := take(o)
 	f.lacks = model.IPv4
@@ -306,15 +306,15 @@ func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
 	require.Zero(t, o.tried())
 }
 
-// TestTriedAgain asserts that Watch removes later what could not be removed at first, because of an
-// error or of open connections.
-func TestTriedAgain(t *testing.T) {
+// TestRemovalIsRetried asserts that Watch removes later what could not be removed at first, because
+// of an error or of open connections.
+func TestRemovalIsRetried(t *testing.T) {
 	for name, c := range map[string]struct {
 		err        error
 		says, ends string
 	}{
 		"failure":  {errors.New("no lock"), "level=ERROR", ""},
-		"draining": {programmer.ErrDraining, "level=INFO", "What was left of another programmer is removed"},
+		"draining": {programmer.ErrDraining, "level=INFO", "Removed the rules of another programmer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
