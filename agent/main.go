@@ -1,10 +1,8 @@
-// Command slicecast-agent programs a node's kernel with where Services lead. It follows a
+// Command slicecast-agent programs a node's kernel so that Services are reached. It follows a
 // slicecast-server or, standalone, a Kubernetes API server or a directory of manifests.
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
 
 	"github.com/slicecast/slicecast/agent/app"
@@ -13,11 +11,5 @@ import (
 
 func main() {
 	app.UseOneCPU()
-	ctx, stop := daemon.SignalContext(context.Background())
-	_, err := daemon.Execute(ctx, app.NewCommand())
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "slicecast-agent:", err)
-		os.Exit(1)
-	}
+	os.Exit(daemon.Main(app.NewCommand()))
 }

@@ -69,7 +69,7 @@ func serving(t *testing.T, args ...string) (*process, pb.DistributionService_Str
 		"--source=file", "--manifests=" + t.TempDir(), "--bind-address=127.0.0.1:0", "--insecure-plaintext", "--log-format=json",
 	}, args...)...)
 	address := p.until("Listening").Address
-	p.until("Synced with the source: serving")
+	p.until("Synced with the source, serving")
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
@@ -90,11 +90,11 @@ func TestSIGTERMDrainsAndExitsWith0(t *testing.T) {
 		require.NoError(t, err)
 		drained = m.GetDrain() != nil
 	}
-	p.until("Server ended")
+	p.until("Server stopped")
 	require.NoError(t, p.cmd.Wait())
 }
 
-func TestASecondSignalEndsTheServerAtOnce(t *testing.T) {
+func TestSecondSignalEndsTheServerAtOnce(t *testing.T) {
 	p, _ := serving(t, "--drain-window=1h", "--shutdown-grace-period=1h")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	p.until("Draining")
@@ -116,14 +116,14 @@ func TestASecondSignalEndsTheServerAtOnce(t *testing.T) {
 	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
 }
 
-func TestWrongFlagsAreSaid(t *testing.T) {
+func TestInvalidFlagsAreReported(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "--source=file")
 	cmd.Env = append(os.Environ(), asServer+"=1")
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit)
 	require.Equal(t, 1, exit.ExitCode())
-	require.Contains(t, string(out), "slicecast-server: --source=file needs a directory: add --manifests=DIRECTORY")
+	require.Contains(t, string(out), "slicecast-server: --source=file requires --manifests: set it to a directory")
 }
 
 func TestVersion(t *testing.T) {

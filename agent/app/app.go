@@ -17,7 +17,6 @@ import (
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/reconcile"
-	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -26,6 +25,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
@@ -44,15 +44,17 @@ func NewCommand() *cobra.Command {
 	o := &Options{}
 	c := &cobra.Command{
 		Use:   "slicecast-agent",
-		Short: "Program this node's kernel with where Services lead",
-		Long: `slicecast-agent keeps this node's kernel programmed with where Services lead. It follows a slicecast-server (--servers,
---server-service) or, standalone, a Kubernetes API server (--source=kube) or a directory of manifests (--source=file).
+		Short: "Program the kernel of this node for the Services of the cluster",
+		Long: `slicecast-agent programs the kernel of this node so that Services are reached, as kube-proxy does. It follows a
+slicecast-server (--servers, --server-service). Without a server, it is standalone and follows a Kubernetes API server
+(--source=kube) or a directory of manifests (--source=file).
 
-What it has programmed stays when it ends, so that an update or a crash interrupts nothing; "slicecast-agent cleanup" removes it.`,
+Its rules stay in the kernel when it stops, so that an upgrade or a crash interrupts no traffic. To remove them, run
+"slicecast-agent cleanup".`,
 		Version:           daemon.Version(),
 		Args:              cobra.NoArgs,
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints errors
+		SilenceErrors:     true, // main prints the error
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.MigrateFile != "" {
@@ -82,7 +84,8 @@ type feed interface {
 	Run(ctx context.Context) error
 }
 
-// Run runs an agent until ctx ends. The printer writes to out.
+// Run runs an agent until ctx ends. The printer writes to out. Errors name the flags, or the fields
+// of the configuration file, that they are about.
 func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -95,88 +98,107 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		o.prepareKernel(ctx, logger)
 		return nil
 	}
-	if err := o.validate(); err != nil {
+	a, err := newAgent(&o, logger, out)
+	if err != nil {
 		return o.named(err)
+	}
+	return a.run(ctx)
+}
+
+// agent has the parts of an agent.
+type agent struct {
+	options    *Options
+	logger     *slog.Logger
+	registry   daemon.Registry
+	programmer *chosen
+	cache      *client.Cache
+	checkpoint *client.Checkpoint // nil if the agent keeps none
+	feed       feed
+	reconciler *reconcile.Reconciler
+	flows      *conntrack.Cleaner
+	health     *health.Server
+	displaced  *prometheus.CounterVec // of the ports for health checks and metrics
+}
+
+// newAgent connects the parts of an agent. Nothing runs yet.
+func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
 	}
 	viewOptions, err := o.Node.view(o.NodeName)
 	if err != nil {
-		return o.named(err)
+		return nil, err
 	}
-	registry := o.Registry
-	if registry == nil {
-		registry = daemon.NewRegistry()
+	a := &agent{options: o, logger: logger, registry: o.Registry, cache: client.NewCache()}
+	if a.registry == nil {
+		a.registry = daemon.NewRegistry()
 	}
-	p, err := o.choose(logger, out)
-	if err != nil {
-		return o.named(err)
+	if a.programmer, err = o.choose(logger, out); err != nil {
+		return nil, err
 	}
-	p.observe(registry)
-	viewOptions.Schedulers = p.schedulers()
-	cache := client.NewCache()
-	checkpoint, err := o.openCheckpoint(cache, logger, registry)
-	if err != nil {
-		return err
+	a.programmer.observe(a.registry)
+	viewOptions.Schedulers = a.programmer.schedulers()
+	if a.checkpoint, err = a.openCheckpoint(); err != nil {
+		return nil, err
 	}
-	f, err := o.newFeed(cache, p.name, logger, registry)
-	if err != nil {
-		return err
+	if a.feed, err = a.newFeed(); err != nil {
+		return nil, err
 	}
-	displaced := bounded.NewDisplaced(registry, "agent")
-	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
-	// The health server queries the reconciler, and the reconciler tells it what to answer. So its
-	// field Programming is set later.
-	healthServer := health.New(health.Options{
-		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
-		Displaced: displaced,
+	a.displaced = bounded.NewDisplaced(a.registry, "agent")
+	a.flows = conntrack.New(conntrack.Options{Logger: logger, Registerer: a.registry})
+	a.health = health.New(health.Options{
+		Node: a.cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Displaced: a.displaced,
+		Logger: logger, Registerer: a.registry,
 	})
 	options := reconcile.Options{
-		Cache: cache, View: view.New(viewOptions), Programmer: p.Programmer, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
-		Logger: logger, Registerer: registry,
+		Cache: a.cache, View: view.New(viewOptions), Programmer: a.programmer.Programmer, Reporter: a.feed,
+		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Logger: logger, Registerer: a.registry,
 	}
-	if p.name != programmerPrinter { // the printer leaves the machine alone
+	if a.programmer.name != programmerPrinter { // the printer leaves the machine alone
 		o.Node.tune(logger)
-		options.Flows, options.Health = flows, healthServer
+		options.Flows, options.Health = a.flows, a.health
 	}
-	r := reconcile.New(options)
-	healthServer.Programming = r
+	a.reconciler = reconcile.New(options)
+	return a, nil
+}
 
+// run runs the agent until ctx ends.
+func (a *agent) run(ctx context.Context) error {
+	o := a.options
 	g, ctx := errgroup.WithContext(ctx)
-	if err := o.serveMetrics(ctx, g, registry, displaced, logger); err != nil {
+	if err := a.serveMetrics(ctx, g); err != nil {
 		return err
 	}
-	servers, _ := f.(*client.Client) // nil if standalone
-	err = o.serveStatus(ctx, g, status.Options{
-		Programmer: p.name, ProgrammerReason: p.reason, Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r,
-	})
-	if err != nil {
+	if err := a.serveStatus(ctx, g); err != nil {
 		return err
 	}
-	if checkpoint != nil {
-		g.Go(func() error { checkpoint.Run(ctx); return nil })
+	if a.checkpoint != nil {
+		g.Go(func() error { a.checkpoint.Run(ctx); return nil })
 	}
-	g.Go(func() error { return f.Run(ctx) })
-	g.Go(func() error { r.Run(ctx); return nil })
-	g.Go(func() error { flows.Run(ctx); return nil })
-	g.Go(func() error { healthServer.Run(ctx); return nil })
+	g.Go(func() error { return a.feed.Run(ctx) })
+	g.Go(func() error { a.reconciler.Run(ctx); return nil })
+	g.Go(func() error { a.flows.Run(ctx); return nil })
+	g.Go(func() error { a.health.Run(ctx, a.reconciler); return nil })
 	if !o.Node.AllowExternalIPs {
-		logger.Info("External IPs of Services are not served on this node (--allow-service-external-ips=false)")
+		a.logger.Info("External IPs of Services are not served, because --allow-service-external-ips is false")
 	}
-	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", p.name, "reason", p.reason, "standalone", o.standalone())
+	a.logger.Info("Agent started", "version", daemon.Version(), "node", o.NodeName, "programmer", a.programmer.name,
+		"reason", a.programmer.reason, "standalone", o.standalone())
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	logger.Info("Stopped; what was programmed stays")
+	a.logger.Info("Agent stopped, its rules stay in the kernel")
 	return nil
 }
 
 // openCheckpoint opens the checkpoint and restores the cache from it. It returns nil if the agent
 // keeps no checkpoint.
-func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (*client.Checkpoint, error) {
-	if o.Checkpoint == "" {
+func (a *agent) openCheckpoint() (*client.Checkpoint, error) {
+	if a.options.Checkpoint == "" {
 		return nil, nil
 	}
 	checkpoint, err := client.OpenCheckpoint(client.CheckpointOptions{
-		Path: o.Checkpoint, NodeName: o.NodeName, Cache: cache, Logger: logger, Registerer: registry,
+		Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Logger: a.logger, Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--checkpoint: %w", err)
@@ -184,10 +206,10 @@ func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, regis
 	return checkpoint, nil
 }
 
-// newFeed returns the feed. programmer is the name that is reported to the servers.
-func (o *Options) newFeed(cache *client.Cache, programmer string, logger *slog.Logger, registry daemon.Registry) (feed, error) {
+func (a *agent) newFeed() (feed, error) {
+	o := a.options
 	if o.standalone() {
-		src, err := o.newSource(logger, registry)
+		src, err := a.newSource()
 		if err != nil {
 			return nil, err
 		}
@@ -195,52 +217,57 @@ func (o *Options) newFeed(cache *client.Cache, programmer string, logger *slog.L
 		if err != nil {
 			return nil, err
 		}
-		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName}, nil
+		return &client.Local{Source: src, Store: s, Cache: a.cache, NodeName: o.NodeName}, nil
 	}
-	dial, err := o.dialOptions(logger)
+	dial, err := o.Credentials.DialOptions(a.logger)
 	if err != nil {
 		return nil, err
 	}
-	servers, err := o.discovery(logger)
+	servers, err := o.discovery(a.logger)
 	if err != nil {
 		return nil, err
 	}
 	return client.New(client.Options{
-		Servers: servers, ServerName: client.ServerName(o.ServerName, o.Servers), NodeName: o.NodeName, Version: daemon.Version(), Programmer: programmer, DialOptions: dial,
-		Cache: cache, Observe: observer(logger, cache), Logger: logger, Registerer: registry,
+		Servers: servers, ServerName: client.ServerName(o.Credentials.ServerName, o.Servers), DialOptions: dial,
+		NodeName: o.NodeName, Version: daemon.Version(), Programmer: a.programmer.name,
+		Cache: a.cache, Observe: observer(a.logger, a.cache), Logger: a.logger, Registerer: a.registry,
 	}), nil
 }
 
-func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (source.Source, error) {
+// newSource returns the source of a standalone agent.
+func (a *agent) newSource() (source.Source, error) {
+	o := a.options
 	if o.Source == "file" {
-		return file.New(file.Options{Directory: o.Manifests, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
+		return file.New(file.Options{
+			Directory: o.Manifests, ServiceProxyName: o.ProxyName, Log: a.logger, Metrics: a.registry,
+		})
 	}
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
+	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: a.logger, Metrics: a.registry})
 }
 
-// serveMetrics serves metrics if --metrics-bind-address is given.
-func (o *Options) serveMetrics(
-	ctx context.Context, g *errgroup.Group, registry daemon.Registry, displaced *prometheus.CounterVec, logger *slog.Logger,
-) error {
+// serveMetrics serves metrics, to clients with a certificate, if --metrics-bind-address is set.
+func (a *agent) serveMetrics(ctx context.Context, g *errgroup.Group) error {
+	o := a.options
 	if o.MetricsBindAddress == "" {
 		return nil
 	}
-	config, err := o.metricsTLS(logger)
+	files, err := tlsfiles.Follow(tlsfiles.Files{
+		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
+	}, a.logger)
 	if err != nil {
-		return err
+		return fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
 	}
 	l, err := daemon.Listen("metrics-bind-address", o.MetricsBindAddress)
 	if err != nil {
 		return err
 	}
-	port := bounded.NewPort("metrics", bounded.Metrics, logger, displaced)
-	g.Go(func() error {
-		return daemon.ServeHTTP(ctx, tls.NewListener(port.Listener(l), config), port.Server(daemon.MetricsHandler(registry)))
-	})
+	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
+	config := files.Server(tls.RequireAndVerifyClientCert, "http/1.1")
+	g.Go(func() error { return port.Serve(ctx, l, config, daemon.MetricsHandler(a.registry)) })
 	return nil
 }
 
@@ -253,18 +280,20 @@ func observer(logger *slog.Logger, cache *client.Cache) func(*wire.Response, int
 		if u == nil || !logger.Enabled(context.Background(), slog.LevelDebug) {
 			return
 		}
-		logger.Debug("Update", "shard", u.Shard, "from", u.From, "sequence", u.To, "full", u.Full, "bytes", size,
+		logger.Debug("Received update", "shard", u.Shard, "from", u.From, "sequence", u.To, "full", u.Full, "bytes", size,
 			"services", len(u.Services), "slices", len(u.Slices), "deltas", len(u.Deltas), "removed", len(u.Removed))
 		for _, d := range u.Deltas {
 			slice := cache.Slice(u.Shard, d.Key())
 			if slice == nil {
 				continue // the client has requested the slice again
 			}
-			whole, err := wire.EncodeUpdate(&model.Update{Shard: u.Shard, From: u.From, To: u.To, Slices: []*model.Slice{slice}})
+			whole, err := wire.EncodeUpdate(&model.Update{
+				Shard: u.Shard, From: u.From, To: u.To, Slices: []*model.Slice{slice},
+			})
 			if err != nil {
 				continue // a debug line is not worth an error
 			}
-			logger.Debug("Delta", "slice", d.Key().String(), "endpoints_changed", len(d.Endpoints)+len(d.Conditions),
+			logger.Debug("Received delta", "slice", d.Key().String(), "endpoints_changed", len(d.Endpoints)+len(d.Conditions),
 				"endpoints_removed", len(d.Removed), "endpoints", len(slice.Endpoints), "bytes", size, "slice_bytes", len(whole))
 		}
 	}

@@ -161,7 +161,7 @@ func startMetrics(t *testing.T) (address string, get func(certs ...tls.Certifica
 	return address, get, scraper
 }
 
-func TestMetricsWantACertificate(t *testing.T) {
+func TestMetricsRequireACertificate(t *testing.T) {
 	_, get, _ := startMetrics(t)
 	_, err := get()
 	require.ErrorContains(t, err, "certificate required")
@@ -208,7 +208,7 @@ func TestStartErrorsNameTheFlag(t *testing.T) {
 		says string
 	}{
 		"no CA file":             {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
-		"CA file empty":          {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "no certificate in PEM form"},
+		"CA file empty":          {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "contains no PEM certificate"},
 		"no manifests":           {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
 		"no address":             {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
 		"no kubeconfig":          {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},

@@ -40,9 +40,9 @@ func serveManifests(t *testing.T, dir string) (address string, stop func()) {
 	}
 }
 
-// TestWithoutServersTheCheckpointIsProgrammed asserts that an agent that reaches no server programs
+// TestCheckpointIsProgrammedWithoutServers asserts that an agent that reaches no server programs
 // what the previous agent knew, and reports that this is old.
-func TestWithoutServersTheCheckpointIsProgrammed(t *testing.T) {
+func TestCheckpointIsProgrammedWithoutServers(t *testing.T) {
 	dir, checkpoint := t.TempDir(), filepath.Join(t.TempDir(), "checkpoint")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "web.yaml"), fmt.Appendf(nil, manifest, 8080), 0o600))
 	address, stopServer := serveManifests(t, dir)

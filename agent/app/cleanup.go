@@ -23,26 +23,27 @@ func newCleanupCommand() *cobra.Command {
 	var kubeProxys bool
 	c := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove everything that agents have programmed on this node, and their checkpoint; or what kube-proxy has",
-		Long: `cleanup removes everything that agents have programmed on this node, in whichever way, and their checkpoint. Do so when no agent
-runs and something else serves the node's Services.
+		Short: "Remove the rules and the checkpoint of agents from this node, or the rules of kube-proxy",
+		Long: `cleanup removes all rules that agents have programmed on this node, whichever programmer they used, and their
+checkpoint. Run it when no agent runs on the node and something else serves the node's Services. If an agent runs, cleanup
+fails. From within a container, it may not see a running agent.
 
-While an agent runs on the node it is refused, as far as that can be seen from here: from within a container it may not be.
-
-With --kube-proxy it removes what kube-proxy has programmed instead, in whichever mode, and leaves alone what is the kubelet's or
-Slicecast's. Do so when kube-proxy is gone and the agent has programmed the node; connections go on. While a kube-proxy runs on the
-node it is refused.`,
+With --kube-proxy, cleanup instead removes all rules that kube-proxy has programmed, in any of its modes. It keeps those of
+the kubelet and of Slicecast. Run it when kube-proxy is stopped and the agent has programmed the node. Established
+connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if kubeProxys {
 				if checkpoint != "" {
-					return errors.New("--kube-proxy and --checkpoint exclude each other: kube-proxy has no checkpoint")
+					return errors.New("--kube-proxy and --checkpoint exclude each other: remove --checkpoint, " +
+						"because kube-proxy has none")
 				}
 				return kubeproxy.Cleanup(c.Context())
 			}
 			if process := runningAgent(); process != "" {
-				return fmt.Errorf("an agent runs in this network (process %s), which would program everything again: stop it before", process)
+				return fmt.Errorf("an agent runs on this node (process %s) and would program its rules again: stop "+
+					"it first", process)
 			}
 			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()), ipvs.Cleanup(c.Context()))
 			if checkpoint != "" {
@@ -53,8 +54,9 @@ node it is refused.`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
-	c.Flags().BoolVar(&kubeProxys, "kube-proxy", false, "remove what kube-proxy has programmed, and nothing else")
+	c.Flags().StringVar(&checkpoint, "checkpoint", "",
+		"Path of the checkpoint, as the agents were started with. It is removed, too.")
+	c.Flags().BoolVar(&kubeProxys, "kube-proxy", false, "Remove the rules of kube-proxy, and nothing else.")
 	return c
 }
 
@@ -68,7 +70,8 @@ func runningAgent() string {
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		programsNothing := func(argument string) bool {
-			return slices.Contains([]string{"status", "cleanup", "--init-only", "--programmer=printer"}, argument) || strings.HasPrefix(argument, "--migrate-config")
+			return slices.Contains([]string{"status", "cleanup", "--init-only", "--programmer=printer"}, argument) ||
+				strings.HasPrefix(argument, "--migrate-config")
 		}
 		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), programsNothing) {
 			return filepath.Base(process)

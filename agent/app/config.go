@@ -66,8 +66,8 @@ func (o *Options) named(err error) error {
 	return fmt.Errorf("--config=%s: %s", o.ConfigFile, text)
 }
 
-// migrateConfig converts kube-proxy's configuration and writes the result to out. It lists for the
-// user what was not carried over or differs.
+// migrateConfig converts kube-proxy's configuration and writes the result to out. It tells the user
+// which fields were not carried over, and what differs.
 func (o *Options) migrateConfig(in io.Reader, out, user io.Writer) error {
 	var content []byte
 	var err error

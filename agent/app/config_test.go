@@ -93,15 +93,15 @@ func TestConfigFileErrors(t *testing.T) {
 	o := parse(t, "--config="+path)
 	err = o.named(o.validate())
 	require.ErrorContains(t, err, "iptables.masqueradeBit is 32")
-	require.ErrorContains(t, err, "detectLocalMode=BridgeInterface needs --pod-bridge-interface")
+	require.ErrorContains(t, err, "detectLocalMode=BridgeInterface requires --pod-bridge-interface")
 	require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &bytes.Buffer{}), "--config="+path+": ")
 	o = parse(t, "--config="+path, "--iptables-masquerade-bit=33", "--detect-local-mode=NodeCIDR")
 	require.EqualError(t, o.named(o.validate()), "--iptables-masquerade-bit is 33: use 0 to 31", "the file is not to blame")
 }
 
-// TestEveryFlagIsInTheFile asserts that each flag has a field in the configuration file, except for
+// TestEveryFlagHasAField asserts that each flag has a field in the configuration file, except for
 // the flags about files and --init-only, and that each field belongs to a flag.
-func TestEveryFlagIsInTheFile(t *testing.T) {
+func TestEveryFlagHasAField(t *testing.T) {
 	fields := map[string]string{}
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {
@@ -166,7 +166,7 @@ func TestMigrateConfig(t *testing.T) {
 	o := parse(t, "--config="+migrated, "--server-service=a/b", "--ca-file=ca", "--token-file=t")
 	require.NoError(t, o.validate())
 	o = parse(t, "--config="+migrated)
-	require.ErrorContains(t, o.validate(), "nothing to follow")
+	require.ErrorContains(t, o.validate(), "no source of Services")
 
 	_, _, err = run(filepath.Join(t.TempDir(), "none"))
 	require.ErrorContains(t, err, "--migrate-config")

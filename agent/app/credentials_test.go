@@ -40,9 +40,9 @@ func serveHealth(t *testing.T, ca *testca.CA, name string) string {
 	return listener.Addr().String()
 }
 
-// TestServersAreKnownByNameAndCA asserts that --server-name and --ca-file decide which servers are
-// accepted, and that the CA file is read again for each connection.
-func TestServersAreKnownByNameAndCA(t *testing.T) {
+// TestServersAreVerifiedByNameAndCA asserts that --server-name and --ca-file decide which servers
+// are accepted, and that the CA file is read again for each connection.
+func TestServersAreVerifiedByNameAndCA(t *testing.T) {
 	const name = "slicecast-server.test"
 	dir := t.TempDir()
 	ours, err := testca.New()
@@ -59,7 +59,7 @@ func TestServersAreKnownByNameAndCA(t *testing.T) {
 	options := func(serverName string) []grpc.DialOption {
 		o := parse(t, "--servers="+address, "--ca-file="+caFile, "--server-name="+serverName,
 			"--client-cert-file="+cert, "--client-key-file="+key)
-		dial, err := o.dialOptions(slog.New(slog.DiscardHandler))
+		dial, err := o.Credentials.DialOptions(slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		if serverName != "" { // the client does the same
 			dial = append(dial, grpc.WithAuthority(serverName))

@@ -57,11 +57,11 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	defer cancel()
 	list, err := f.list(ctx)
 	if err != nil {
-		err = fmt.Errorf("look up the endpoints of Service %v: %w", f.service, err)
+		err = fmt.Errorf("list the EndpointSlices of Service %v: %w", f.service, err)
 		if len(f.known) == 0 {
 			return nil, err
 		}
-		f.log.Warn("Using the servers that were found before", "err", err)
+		f.log.Warn("Cannot look up the servers, using those of the last lookup", "err", err)
 		return f.known, nil
 	}
 	var found []client.Server
@@ -69,7 +69,8 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 		found = append(found, client.Server{Address: address})
 	}
 	if len(found) == 0 {
-		return f.known, fmt.Errorf("no ready endpoint of Service %v has a port named %s: is slicecast-server running?", f.service, serverPortName)
+		return f.known, fmt.Errorf("no ready endpoint of Service %v has a port named %s: "+
+			"check that slicecast-server runs", f.service, serverPortName)
 	}
 	f.known = found
 	return found, nil

@@ -64,7 +64,7 @@ func TestFinder(t *testing.T) {
 
 	down = true
 	_, err := f.servers(t.Context())
-	require.ErrorContains(t, err, "look up the endpoints of Service system/server")
+	require.ErrorContains(t, err, "list the EndpointSlices of Service system/server")
 	down = false
 	found, err := f.servers(t.Context())
 	require.NoError(t, err)

@@ -16,9 +16,9 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 )
 
-// TestWhatIsMigratedIsTaken asserts that every configuration that kube-proxy accepts is migrated to
-// one that the agent accepts.
-func TestWhatIsMigratedIsTaken(t *testing.T) {
+// TestMigratedConfigurationsAreValid asserts that every configuration that kube-proxy accepts is
+// migrated to one that the agent accepts.
+func TestMigratedConfigurationsAreValid(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.yaml")
 	some := func(list ...any) *rapid.Generator[any] { return rapid.SampledFrom(list) }
 	duration := func(longest time.Duration) *rapid.Generator[any] {

@@ -46,38 +46,69 @@ type NodeOptions struct {
 }
 
 func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.DetectLocalMode, "detect-local-mode", string(view.ByClusterCIDR),
-		"how traffic of pods is told from other traffic: ClusterCIDR (--cluster-cidr), NodeCIDR (the Node's podCIDRs), BridgeInterface (--pod-bridge-interface) or InterfaceNamePrefix (--pod-interface-name-prefix). "+
-			"Other traffic to a cluster IP is masqueraded; where none is told, such traffic keeps its source")
-	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "for --detect-local-mode=ClusterCIDR: the addresses of the cluster's pods, for each IP family")
-	fs.StringVar(&o.PodBridgeInterface, "pod-bridge-interface", "", "for --detect-local-mode=BridgeInterface: the bridge that pods' traffic comes in by")
-	fs.StringVar(&o.PodInterfaceNamePrefix, "pod-interface-name-prefix", "",
-		"for --detect-local-mode=InterfaceNamePrefix: what the names of the interfaces begin with that pods' traffic comes in by")
+	o.addDetectionFlags(fs)
+	o.addServiceFlags(fs)
+	o.addConntrackFlags(fs)
+}
 
+func (o *NodeOptions) addDetectionFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.DetectLocalMode, "detect-local-mode", string(view.ByClusterCIDR),
+		"Mode to detect traffic from pods: ClusterCIDR (--cluster-cidr), NodeCIDR (the Node's podCIDRs), "+
+			"BridgeInterface (--pod-bridge-interface) or InterfaceNamePrefix (--pod-interface-name-prefix). Other "+
+			"traffic to cluster IPs is masqueraded. If the mode has no value for an IP family, no traffic to its "+
+			"cluster IPs is masqueraded.")
+	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
+		"Comma-separated CIDRs of the pods of the cluster, for --detect-local-mode=ClusterCIDR.")
+	fs.StringVar(&o.PodBridgeInterface, "pod-bridge-interface", "",
+		"Name of the bridge that pods' traffic arrives through, for --detect-local-mode=BridgeInterface.")
+	fs.StringVar(&o.PodInterfaceNamePrefix, "pod-interface-name-prefix", "",
+		"Prefix of the names of the interfaces that pods' traffic arrives through, for "+
+			"--detect-local-mode=InterfaceNamePrefix.")
+}
+
+func (o *NodeOptions) addServiceFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.AllowExternalIPs, "allow-service-external-ips", true,
-		"serve Services on their externalIPs, which anybody may choose who may write a Service; if false, they are left out, and each Service that has some is named in the log and status")
-	fs.BoolVar(&o.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs, that of pods too")
-	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31; with --programmer=ipvs, of conntrack's mark")
+		"Serve Services on their externalIPs. Anyone who may write a Service can choose any address for it. If false, "+
+			"externalIPs are ignored.")
+	fs.BoolVar(&o.MasqueradeAll, "masquerade-all", false,
+		"Masquerade all traffic to cluster IPs, including that of pods.")
+	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14,
+		"Bit (0 to 31) of the packet mark that marks packets to be masqueraded. With --programmer=ipvs, it is a bit "+
+			"of the conntrack mark.")
 	fs.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
-		"where NodePorts are: CIDRs, for the node's addresses in them, primary, for the first InternalIP of each family in the Node's status, localhost, or all. "+
-			"A family without any is not restricted, but with primary it has none. The default is primary")
+		"Comma-separated list of the addresses that have NodePorts: CIDRs, which stand for the node's addresses in "+
+			"them; primary, the Node's first InternalIP of each IP family; localhost; or all. An IP family without "+
+			"an entry has NodePorts on all addresses or, if primary is in the list, on none. If empty, it is primary.")
 	localhost := fs.VarPF(optional{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",
-		"have NodePorts as kube-proxy's mode iptables does: on all of the node's addresses unless --nodeport-addresses says otherwise and, if true, over IPv4 on loopback too")
+		"If set, NodePorts are on all addresses of the node, as in kube-proxy's mode iptables, unless "+
+			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.")
 	localhost.NoOptDefVal = "true"
 
 	fs.DurationVar(&o.SyncPeriod, "iptables-sync-period", config.DefaultSyncPeriod,
-		"how often all of the kernel's rules are compared with what they should be, whichever the programmer; 0: only at the start, after errors, and when others were seen to change them")
+		"Interval at which all rules are compared with what they should be, with every programmer. With 0, that "+
+			"happens only at the start, after errors, and after others have changed the rules.")
 	fs.DurationVar(&o.MinSyncPeriod, "iptables-min-sync-period", 0,
-		"least time from one programming of the kernel to the next, whichever the programmer, in which changes gather; 0: they are programmed at once")
+		"Minimum interval between two updates of the kernel, with every programmer. With 0, changes are programmed "+
+			"at once.")
+}
 
+func (o *NodeOptions) addConntrackFlags(fs *pflag.FlagSet) {
 	c := &o.Conntrack
-	fs.IntVar(&c.MaxPerCore, "conntrack-max-per-core", 32<<10, "how many connections the kernel may track, for each CPU of the machine, up to a million; 0: as it is")
-	fs.IntVar(&c.Min, "conntrack-min", 128<<10, "how many connections the kernel may track at least, whatever --conntrack-max-per-core leads to, unless that is 0")
-	fs.DurationVar(&c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", 24*time.Hour, "after how long an idle TCP connection is forgotten; 0: as it is")
-	fs.DurationVar(&c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", time.Hour, "after how long a TCP connection in CLOSE_WAIT is forgotten; 0: as it is")
-	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "have TCP packets with sequence numbers out of the window not count as invalid")
-	fs.DurationVar(&c.UDPTimeout, "conntrack-udp-timeout", 0, "after how long a UDP flow without an answer is forgotten; 0: as it is")
-	fs.DurationVar(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", 0, "after how long an idle UDP flow with answers is forgotten; 0: as it is")
+	fs.IntVar(&c.MaxPerCore, "conntrack-max-per-core", 32<<10,
+		"Maximum number of connections to track per CPU core, up to 1000000 (0 to leave the limit as it is and ignore "+
+			"--conntrack-min).")
+	fs.IntVar(&c.Min, "conntrack-min", 128<<10,
+		"Minimum number of connections to track, regardless of --conntrack-max-per-core.")
+	fs.DurationVar(&c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", 24*time.Hour,
+		"Idle timeout of established TCP connections (0 to leave it as it is).")
+	fs.DurationVar(&c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", time.Hour,
+		"Timeout of TCP connections in the CLOSE_WAIT state (0 to leave it as it is).")
+	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false,
+		"Do not treat TCP packets outside the window as invalid.")
+	fs.DurationVar(&c.UDPTimeout, "conntrack-udp-timeout", 0,
+		"Idle timeout of UDP flows without a reply (0 to leave it as it is).")
+	fs.DurationVar(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", 0,
+		"Idle timeout of UDP flows with replies (0 to leave it as it is).")
 }
 
 // validate returns an error that names the flags that are wrong, and says what to do.
@@ -97,15 +128,17 @@ func (o *NodeOptions) validateDetection() error {
 		isMode := o.DetectLocalMode == string(f.mode)
 		switch {
 		case isMode && f.value == "":
-			return fmt.Errorf("--detect-local-mode=%s needs %s", f.mode, f.name)
+			return fmt.Errorf("--detect-local-mode=%s requires %s: set it", f.mode, f.name)
 		case !isMode && f.value != "":
-			return fmt.Errorf("%s is for --detect-local-mode=%s: leave it out", f.name, f.mode)
+			return fmt.Errorf("%s requires --detect-local-mode=%s: set it, or remove %s", f.name, f.mode, f.name)
 		case len(f.value) >= unix.IFNAMSIZ:
-			return fmt.Errorf("%s is %q, longer than the %d characters of an interface's name", f.name, f.value, unix.IFNAMSIZ-1)
+			return fmt.Errorf("%s is %q: use at most %d characters, as for names of interfaces",
+				f.name, f.value, unix.IFNAMSIZ-1)
 		}
 	}
 	if len(o.ClusterCIDRs) > 0 && o.DetectLocalMode != string(view.ByClusterCIDR) {
-		return fmt.Errorf("--cluster-cidr is for --detect-local-mode=%s: leave it out", view.ByClusterCIDR)
+		return fmt.Errorf("--cluster-cidr requires --detect-local-mode=%s: set it, or remove --cluster-cidr",
+			view.ByClusterCIDR)
 	}
 	return nil
 }
@@ -116,18 +149,19 @@ func (o *NodeOptions) validateTimes() error {
 	case o.MasqueradeBit < 0 || o.MasqueradeBit > 31:
 		return fmt.Errorf("--iptables-masquerade-bit is %d: use 0 to 31", o.MasqueradeBit)
 	case o.SyncPeriod < 0 || o.MinSyncPeriod < 0:
-		return errors.New("--iptables-sync-period and --iptables-min-sync-period can't be less than 0")
+		return errors.New("--iptables-sync-period or --iptables-min-sync-period is negative: use 0 or more")
 	case o.SyncPeriod > 0 && o.MinSyncPeriod > o.SyncPeriod:
-		return fmt.Errorf("--iptables-min-sync-period is %v, longer than --iptables-sync-period, which is %v", o.MinSyncPeriod, o.SyncPeriod)
+		return fmt.Errorf("--iptables-min-sync-period is %v, longer than --iptables-sync-period (%v): decrease it",
+			o.MinSyncPeriod, o.SyncPeriod)
 	case c.MaxPerCore < 0 || c.Min < 0:
-		return errors.New("--conntrack-max-per-core and --conntrack-min can't be less than 0")
+		return errors.New("--conntrack-max-per-core or --conntrack-min is negative: use 0 or more")
 	}
 	for name, d := range map[string]time.Duration{
 		"tcp-timeout-established": c.TCPEstablishedTimeout, "tcp-timeout-close-wait": c.TCPCloseWaitTimeout,
 		"udp-timeout": c.UDPTimeout, "udp-timeout-stream": c.UDPStreamTimeout,
 	} {
 		if d < 0 || d%time.Second != 0 {
-			return fmt.Errorf("--conntrack-%s is %v: give whole seconds, or 0 to leave it as it is", name, d)
+			return fmt.Errorf("--conntrack-%s is %v: use whole seconds, or 0 to leave the timeout as it is", name, d)
 		}
 	}
 	return nil
@@ -143,7 +177,8 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 	switch v.DetectLocal {
 	case view.ByClusterCIDR, view.ByNodeCIDR, view.ByBridgeInterface, view.ByInterfaceNamePrefix:
 	default:
-		return v, fmt.Errorf("--detect-local-mode is %q: use ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix", o.DetectLocalMode)
+		return v, fmt.Errorf("--detect-local-mode is %q: use ClusterCIDR, NodeCIDR, BridgeInterface or "+
+			"InterfaceNamePrefix", o.DetectLocalMode)
 	}
 	var err error
 	if v.ClusterCIDRs, err = parsePrefixes(o.ClusterCIDRs); err != nil {
@@ -169,19 +204,19 @@ func parsePrefixes(list []string) ([]netip.Prefix, error) {
 	for _, s := range list {
 		p, ok := source.ParsePrefix(s)
 		if !ok {
-			return nil, fmt.Errorf("%q is no CIDR: give an address and the bits of its prefix, such as 10.128.0.0/14", s)
+			return nil, fmt.Errorf("%q is not a CIDR: use an address and a prefix length, such as 10.128.0.0/14", s)
 		}
 		out = append(out, p)
 	}
 	return out, nil
 }
 
-// tune applies the settings of the kernel's connection tracking. An error is only logged, because a
-// node without Services would be worse than one with its old settings.
+// tune sets the kernel parameters of connection tracking. An error is only logged, because a node
+// without Services would be worse than one with its old parameters.
 func (o *NodeOptions) tune(logger *slog.Logger) {
 	if err := o.Conntrack.Apply(logger); err != nil {
-		logger.Error("Settings of connection tracking can't be made; they stay as they are. Run the agent once with --init-only in a privileged "+
-			"container before, or set --conntrack-max-per-core and the timeouts to 0", "err", err)
+		logger.Error("Cannot set the kernel parameters of connection tracking; run the agent with --init-only in a "+
+			"privileged init container, or set --conntrack-max-per-core and the timeouts to 0", "err", err)
 	}
 }
 

@@ -1,5 +1,4 @@
-// Package app is the agent as a command. It defines the flags, and connects feed, cache, view and
-// programmer.
+// Package app implements the slicecast-agent command: its flags, and the agent that they configure.
 package app
 
 import (
@@ -12,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/slicecast/slicecast/internal/clientflags"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -35,12 +35,7 @@ type Options struct {
 	ProxyName     string
 	Checkpoint    string
 
-	CAFile            string
-	ServerName        string
-	TokenFile         string
-	ClientCertFile    string
-	ClientKeyFile     string
-	InsecurePlaintext bool
+	Credentials clientflags.Options
 
 	Programmer         string
 	ProgrammerFallback bool
@@ -67,53 +62,72 @@ type Options struct {
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ConfigFile, "config", "",
-		"file with settings, see docs/configuration.md; flags that are given win over it. It is read once, at the start")
+		"Path to the configuration file, which docs/configuration.md describes. Flags on the command line override "+
+			"it. It is read once, at the start.")
 	fs.StringVar(&o.MigrateFile, "migrate-config", "",
-		"kube-proxy's configuration file (- for standard input), to make one for --config of: it is written to standard output, what could not be carried over is named, and that is all")
+		"Path to the configuration file of kube-proxy, or - for standard input. The agent converts it to a file for "+
+			"--config on standard output, reports what cannot be carried over, and exits.")
 	fs.BoolVar(&o.InitOnly, "init-only", false,
-		"make the settings of the kernel that are asked for (connection tracking, NodePorts on loopback addresses, IPVS), which takes a privileged container, and end")
+		"Set the kernel parameters that the other flags require (connection tracking, NodePorts on loopback "+
+			"addresses, IPVS), which needs a privileged container, and exit.")
 	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
-		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
-
-	fs.StringSliceVar(&o.Servers, "servers", nil,
-		"where to find the first slicecast-server, which names the others: host:port, several with commas; a host name stands for all addresses it has in DNS. "+
-			"Without this and --server-service the agent is standalone")
-	fs.StringVar(&o.ServerService, "server-service", "",
-		"namespace/name of the slicecast-server's Service, whose endpoints are looked up through the Kubernetes API; its virtual IP is not used")
-	fs.StringVar(&o.Source, "source", "", "standalone: where state comes from, kube or file")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig for --server-service and --source=kube; the default is the pod's ServiceAccount")
-	fs.StringVar(&o.Manifests, "manifests", "", "directory of Kubernetes manifests for --source=file")
-	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
-		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
-
-	fs.StringVar(&o.Checkpoint, "checkpoint", "",
-		"file that keeps what the servers have sent, so that a restart costs only what has changed, and an agent without servers programs what it knew; none by default")
-
-	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
-	fs.StringVar(&o.ServerName, "server-name", "", "name that the certificate of every server must have; the default is the host of its address, and for a server that another one names that one's")
-	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
-	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; followed when it changes")
-	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
-	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS: anyone on the path can read and redirect traffic")
-
+		"Name of this machine's Node. If empty, it is $NODE_NAME, or else the host name in lower case.")
+	o.addFeedFlags(fs)
+	o.Credentials.AddFlags(fs, "")
 	fs.StringVar(&o.Programmer, "programmer", programmerAuto,
-		"what to program: nftables, iptables or ipvs; auto, which is nftables where the kernel has it and else iptables; or printer, which only prints. "+
-			"What another one has left on the node is removed when all is programmed")
+		"How the kernel is programmed: nftables, iptables, ipvs, auto (nftables if the kernel supports it, or else "+
+			"iptables), or printer (only print). The rules of an earlier programmer are removed once the new ones "+
+			"are complete.")
 	fs.BoolVar(&o.ProgrammerFallback, "programmer-fallback", true,
-		"where the kernel lacks what --programmer needs, use the next one of ipvs, nftables, iptables; the log, metrics and status say why. If false, that is an error")
-	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto", "iptables commands to use: auto (what iptables is on this machine), nft or legacy")
+		"Use the next one of ipvs, nftables and iptables if the kernel lacks what --programmer requires. The reason "+
+			"is in the log, the metrics and the status. If false, that is an error.")
+	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto",
+		"Variant of the iptables commands: auto (that of the command iptables), nft or legacy.")
 	o.IPVS.addFlags(fs)
 	o.Node.addFlags(fs)
-
-	fs.StringVar(&o.StatusSocket, "status-socket", "",
-		"path of a unix socket for this user only, for the status command and grpcurl; none by default")
-	fs.StringSliceVar(&o.HealthzAddresses, "healthz-bind-address", nil,
-		"addresses for /healthz, /livez and /readyz over plain HTTP, open to all; one that is taken is tried again. None by default; kube-proxy has 0.0.0.0:10256, which load balancers may ask")
-	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
-	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address; followed when it changes")
-	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "private key (PEM) of --metrics-cert-file")
-	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "", "CA certificates (PEM) that clients of /metrics must have theirs from; followed when it changes")
+	o.addListenerFlags(fs)
 	o.Log.AddFlags(fs)
+}
+
+func (o *Options) addFeedFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&o.Servers, "servers", nil,
+		"Comma-separated addresses (host:port) of slicecast-servers to connect to first. They name the other "+
+			"servers. A host name stands for all of its addresses in DNS. Without this flag and --server-service, "+
+			"the agent is standalone.")
+	fs.StringVar(&o.ServerService, "server-service", "",
+		"Service (namespace/name) of the slicecast-servers. Its endpoints are looked up through the Kubernetes API; "+
+			"its cluster IP is not used.")
+	fs.StringVar(&o.Source, "source", "", "Where a standalone agent gets its state from: kube or file.")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
+		"Path to the kubeconfig file for --server-service and --source=kube. If empty, the in-cluster configuration "+
+			"is used.")
+	fs.StringVar(&o.Manifests, "manifests", "", "Path to the directory of manifests for --source=file.")
+	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
+		"Value of the label service.kubernetes.io/service-proxy-name of the Services that a standalone agent serves. "+
+			"If empty, it serves the Services without the label.")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "",
+		"Path of the file that keeps the state from the servers. With it, a restarted agent receives only what has "+
+			"changed, and an agent that reaches no server programs the last known state. If empty, nothing is kept.")
+}
+
+func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.StatusSocket, "status-socket", "",
+		"Path of a Unix socket for the status command and grpcurl. Only the agent's own user can open it. "+
+			"If empty, there is no such socket.")
+	fs.StringSliceVar(&o.HealthzAddresses, "healthz-bind-address", nil,
+		"Comma-separated addresses (host:port) to serve /healthz, /livez and /readyz on, over HTTP without "+
+			"authentication. An address that is in use is tried again. If empty, they are not served. Load balancers "+
+			"may check kube-proxy's address, 0.0.0.0:10256.")
+	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
+		"Address (host:port) to serve /metrics on, over TLS to clients with a certificate. If empty, metrics are not "+
+			"served.")
+	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "",
+		"Path to the PEM file with the certificate for --metrics-bind-address. The file is reloaded when it changes.")
+	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "",
+		"Path to the PEM file with the private key of --metrics-cert-file. The file is reloaded when it changes.")
+	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "",
+		"Path to the PEM file with the CA certificates that the client certificates for /metrics are verified "+
+			"against. The file is reloaded when it changes.")
 }
 
 // complete sets what depends on the machine.
@@ -121,7 +135,7 @@ func (o *Options) complete() error {
 	if o.NodeName == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return fmt.Errorf("no --node-name, and the machine's name can't be read: %w", err)
+			return fmt.Errorf("--node-name is not set, and the host name cannot be read: %w", err)
 		}
 		o.NodeName = strings.ToLower(name)
 	}
@@ -130,7 +144,8 @@ func (o *Options) complete() error {
 
 // validate returns an error that names the flags that are wrong, and says what to do.
 func (o *Options) validate() error {
-	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateHealthz(), o.validateMetrics())
+	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateHealthz(),
+		o.validateMetrics())
 }
 
 func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerService == "" }
@@ -139,23 +154,27 @@ func (o *Options) validateFeed() error {
 	_, isService := model.ParseServiceKey(o.ServerService)
 	switch {
 	case len(o.Servers) > 0 && o.ServerService != "":
-		return errors.New("--servers and --server-service are both given: use one of them")
+		return errors.New("--servers and --server-service exclude each other: remove one of them")
 	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
-		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: remove " +
+			"them, or remove --servers and --server-service")
 	case o.standalone() && o.Checkpoint != "":
-		return errors.New("--checkpoint is for an agent with servers: leave it out, or give --servers or --server-service")
+		return errors.New("--checkpoint requires --servers or --server-service: set one of them, or remove " +
+			"--checkpoint")
 	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
-		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
+		return errors.New("--kubeconfig requires --server-service or --source=kube: set one of them, or remove " +
+			"--kubeconfig")
 	case o.ServerService != "" && !isService:
-		return fmt.Errorf("--server-service is %q: give namespace/name", o.ServerService)
+		return fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
 	case !o.standalone():
 		return o.validateServers()
 	case o.Source == "":
-		return errors.New("nothing to follow: give --servers or --server-service, or --source=kube or --source=file to run standalone")
+		return errors.New("no source of Services: set --servers or --server-service, or set --source to run without " +
+			"a server")
 	case o.Source != "kube" && o.Source != "file":
 		return fmt.Errorf("--source is %q: use kube or file", o.Source)
 	case (o.Source == "file") != (o.Manifests != ""):
-		return errors.New("--source=file and --manifests go together")
+		return errors.New("--source=file and --manifests must be set together")
 	}
 	return source.ValidateProxyName(o.ProxyName)
 }
@@ -163,29 +182,19 @@ func (o *Options) validateFeed() error {
 func (o *Options) validateServers() error {
 	for _, s := range o.Servers {
 		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
-			return fmt.Errorf("--servers has %q: give host:port", s)
+			return fmt.Errorf("--servers contains %q: use host:port", s)
 		}
 	}
 	return nil
 }
 
 func (o *Options) validateCredentials() error {
-	tls := o.CAFile != "" || o.ServerName != "" || o.TokenFile != "" || o.ClientCertFile != "" || o.ClientKeyFile != ""
 	switch {
-	case o.standalone() && (tls || o.InsecurePlaintext):
-		return errors.New("--ca-file, --server-name, --token-file, --client-cert-file, --client-key-file and --insecure-plaintext are about servers: give --servers or --server-service too")
-	case o.standalone():
-		return nil
-	case o.InsecurePlaintext && tls:
-		return errors.New("--insecure-plaintext excludes --ca-file, --server-name, --token-file, --client-cert-file and --client-key-file")
-	case o.InsecurePlaintext:
-		return nil
-	case o.CAFile == "":
-		return errors.New("--ca-file is missing: give the CA of the server's certificate (or --insecure-plaintext on a machine of your own)")
-	case (o.ClientCertFile == "") != (o.ClientKeyFile == ""):
-		return errors.New("--client-cert-file and --client-key-file go together")
-	case o.ClientCertFile == "" && o.TokenFile == "":
-		return errors.New("the server must know who this is: give --token-file, or --client-cert-file and --client-key-file")
+	case !o.standalone():
+		return o.Credentials.Validate()
+	case o.Credentials.IsSet():
+		return errors.New("--ca-file, --server-name, --token-file, --client-cert-file, --client-key-file and " +
+			"--insecure-plaintext require --servers or --server-service: set one of them, or remove these flags")
 	}
 	return nil
 }
@@ -203,7 +212,7 @@ func (o *Options) validateProgrammer() error {
 func (o *Options) validateHealthz() error {
 	for _, a := range o.HealthzAddresses {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" {
-			return fmt.Errorf("--healthz-bind-address has %q: give host:port", a)
+			return fmt.Errorf("--healthz-bind-address contains %q: use host:port", a)
 		}
 	}
 	return nil
@@ -213,7 +222,8 @@ func (o *Options) validateMetrics() error {
 	files := []string{o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
 	given := len(files) - len(slices.DeleteFunc(slices.Clone(files), func(s string) bool { return s != "" }))
 	if o.MetricsBindAddress != "" && given < len(files) || o.MetricsBindAddress == "" && given > 0 {
-		return errors.New("--metrics-bind-address, --metrics-cert-file, --metrics-key-file and --metrics-client-ca-file go together")
+		return errors.New("--metrics-bind-address, --metrics-cert-file, --metrics-key-file and " +
+			"--metrics-client-ca-file must be set together")
 	}
 	return nil
 }

@@ -75,8 +75,8 @@ func TestNodePortKeywords(t *testing.T) {
 	}
 }
 
-// TestRangesAreReadAsKubeProxyReadsThem covers spellings that a migrated configuration may contain.
-func TestRangesAreReadAsKubeProxyReadsThem(t *testing.T) {
+// TestCIDRsAreParsedAsInKubeProxy covers spellings that a migrated configuration may contain.
+func TestCIDRsAreParsedAsInKubeProxy(t *testing.T) {
 	o := parse(t, "--source=kube", "--cluster-cidr=::ffff:10.0.0.0/104,fd00::1/48", "--nodeport-addresses=192.168.000.07/24")
 	v, err := o.Node.view("node-1")
 	require.NoError(t, err)
@@ -89,22 +89,22 @@ func TestInvalidOptions(t *testing.T) {
 		args []string
 		says string
 	}{
-		"nothing":             {nil, "--servers or --server-service, or --source"},
-		"both ways":           {[]string{"--servers=a:1", "--server-service=a/b"}, "use one of them"},
+		"nothing":             {nil, "set --servers or --server-service, or set --source"},
+		"both ways":           {[]string{"--servers=a:1", "--server-service=a/b"}, "remove one of them"},
 		"source with servers": {[]string{"--servers=a:1", "--source=kube", "--insecure-plaintext"}, "without servers"},
-		"server":              {[]string{"--servers=a:1,b", "--insecure-plaintext"}, `--servers has "b"`},
+		"server":              {[]string{"--servers=a:1,b", "--insecure-plaintext"}, `--servers contains "b"`},
 		"service":             {[]string{"--server-service=name", "--insecure-plaintext"}, "namespace/name"},
 		"half a service":      {[]string{"--server-service=/name", "--insecure-plaintext"}, "namespace/name"},
 		"source":              {[]string{"--source=etcd"}, `--source is "etcd"`},
 		"file without folder": {[]string{"--source=file"}, "--manifests"},
 		"folder without file": {[]string{"--source=kube", "--manifests=x"}, "--source=file"},
-		"no CA":               {[]string{"--servers=a:1", "--token-file=t"}, "--ca-file is missing"},
-		"no identity":         {[]string{"--servers=a:1", "--ca-file=ca"}, "--token-file, or --client-cert-file"},
-		"half a certificate":  {[]string{"--servers=a:1", "--ca-file=ca", "--client-cert-file=c"}, "go together"},
+		"no CA":               {[]string{"--servers=a:1", "--token-file=t"}, "--ca-file is not set"},
+		"no identity":         {[]string{"--servers=a:1", "--ca-file=ca"}, "set --token-file, or --client-cert-file"},
+		"half a certificate":  {[]string{"--servers=a:1", "--ca-file=ca", "--client-cert-file=c"}, "must be set together"},
 		"plaintext and TLS":   {[]string{"--servers=a:1", "--ca-file=ca", "--insecure-plaintext"}, "excludes"},
-		"TLS standalone":      {[]string{"--source=kube", "--ca-file=ca"}, "about servers"},
-		"checkpoint alone":    {[]string{"--source=kube", "--checkpoint=c"}, "--checkpoint is for an agent with servers"},
-		"kubeconfig":          {[]string{"--source=file", "--manifests=x", "--kubeconfig=k"}, "--kubeconfig is for"},
+		"TLS standalone":      {[]string{"--source=kube", "--ca-file=ca"}, "require --servers or --server-service"},
+		"checkpoint alone":    {[]string{"--source=kube", "--checkpoint=c"}, "--checkpoint requires --servers or --server-service"},
+		"kubeconfig":          {[]string{"--source=file", "--manifests=x", "--kubeconfig=k"}, "--kubeconfig requires"},
 		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use auto, nftables, iptables, ipvs or printer"},
 		"scheduler":           {[]string{"--source=kube", "--ipvs-scheduler=best"}, "use one of rr, wrr,"},
 		"IPVS timeout":        {[]string{"--source=kube", "--ipvs-udp-timeout=1500ms"}, "--ipvs-udp-timeout is 1.5s"},
@@ -114,19 +114,19 @@ func TestInvalidOptions(t *testing.T) {
 		"CIDR":                {[]string{"--source=kube", "--cluster-cidr=10.0.0.0"}, "--cluster-cidr"},
 		"health":              {[]string{"--source=kube", "--healthz-bind-address=127.0.0.1"}, "host:port"},
 		"detection":           {[]string{"--source=kube", "--detect-local-mode=Guess"}, `--detect-local-mode is "Guess"`},
-		"bridge missing":      {[]string{"--source=kube", "--detect-local-mode=BridgeInterface"}, "needs --pod-bridge-interface"},
-		"bridge unused":       {[]string{"--source=kube", "--pod-bridge-interface=br0"}, "leave it out"},
-		"prefix missing":      {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix"}, "needs --pod-interface-name-prefix"},
+		"bridge missing":      {[]string{"--source=kube", "--detect-local-mode=BridgeInterface"}, "requires --pod-bridge-interface"},
+		"bridge unused":       {[]string{"--source=kube", "--pod-bridge-interface=br0"}, "--pod-bridge-interface requires --detect-local-mode=BridgeInterface"},
+		"prefix missing":      {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix"}, "requires --pod-interface-name-prefix"},
 		"prefix too long":     {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=0123456789abcdef"}, "15 characters"},
-		"CIDR unused":         {[]string{"--source=kube", "--detect-local-mode=NodeCIDR", "--cluster-cidr=10.0.0.0/8"}, "--cluster-cidr is for"},
-		"mapped too wide":     {[]string{"--source=kube", "--cluster-cidr=::ffff:10.0.0.0/8"}, `"::ffff:10.0.0.0/8" is no CIDR`},
+		"CIDR unused":         {[]string{"--source=kube", "--detect-local-mode=NodeCIDR", "--cluster-cidr=10.0.0.0/8"}, "--cluster-cidr requires"},
+		"mapped too wide":     {[]string{"--source=kube", "--cluster-cidr=::ffff:10.0.0.0/8"}, `"::ffff:10.0.0.0/8" is not a CIDR`},
 		"NodePorts":           {[]string{"--source=kube", "--nodeport-addresses=192.168.0.2"}, "--nodeport-addresses"},
-		"no keyword":          {[]string{"--source=kube", "--nodeport-addresses=primary,secondary"}, `--nodeport-addresses: "secondary" is no CIDR`},
-		"negative period":     {[]string{"--source=kube", "--iptables-sync-period=-1s"}, "less than 0"},
+		"no keyword":          {[]string{"--source=kube", "--nodeport-addresses=primary,secondary"}, `--nodeport-addresses: "secondary" is not a CIDR`},
+		"negative period":     {[]string{"--source=kube", "--iptables-sync-period=-1s"}, "is negative"},
 		"periods":             {[]string{"--source=kube", "--iptables-sync-period=1s", "--iptables-min-sync-period=2s"}, "longer than --iptables-sync-period"},
-		"negative table":      {[]string{"--source=kube", "--conntrack-min=-1"}, "less than 0"},
+		"negative table":      {[]string{"--source=kube", "--conntrack-min=-1"}, "is negative"},
 		"half seconds":        {[]string{"--source=kube", "--conntrack-udp-timeout=1500ms"}, "--conntrack-udp-timeout is 1.5s"},
-		"metrics without TLS": {[]string{"--source=kube", "--metrics-bind-address=:1"}, "go together"},
+		"metrics without TLS": {[]string{"--source=kube", "--metrics-bind-address=:1"}, "must be set together"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, c.args...)

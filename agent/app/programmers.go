@@ -56,15 +56,22 @@ type IPVSOptions struct {
 }
 
 func (o *IPVSOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Scheduler, "ipvs-scheduler", ipvs.DefaultScheduler, "for --programmer=ipvs: what chooses the backends of all Services: "+strings.Join(ipvs.Schedulers(), ", "))
+	fs.StringVar(&o.Scheduler, "ipvs-scheduler", ipvs.DefaultScheduler,
+		"Scheduler that chooses the backends of Services, for --programmer=ipvs: "+strings.Join(ipvs.Schedulers(), ", ")+".")
 	fs.BoolVar(&o.StrictARP, "ipvs-strict-arp", false,
-		"for --programmer=ipvs: leave it to others to answer ARP requests for Services' addresses (arp_ignore 1, arp_announce 2), as MetalLB needs it")
+		"Leave it to others, such as MetalLB, to answer ARP requests for Services' addresses, by setting arp_ignore "+
+			"to 1 and arp_announce to 2, for --programmer=ipvs.")
 	fs.StringSliceVar(&o.ExcludeCIDRs, "ipvs-exclude-cidrs", nil,
-		"for --programmer=ipvs: CIDRs where virtual services of others stay theirs, also for the address and port of a Service with session affinity")
-	fs.DurationVar(&o.TCPTimeout, "ipvs-tcp-timeout", 0, "for --programmer=ipvs: after how long an idle TCP connection is forgotten; 0: as it is")
-	fs.DurationVar(&o.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "for --programmer=ipvs: after how long a TCP connection is forgotten that has seen a FIN; 0: as it is")
-	fs.DurationVar(&o.UDPTimeout, "ipvs-udp-timeout", 0, "for --programmer=ipvs: after how long an idle UDP flow is forgotten; 0: as it is")
-	fs.DurationVar(&o.DrainLimit, "ipvs-drain-limit", ipvs.DefaultDrainLimit, "for --programmer=ipvs: how long TCP connections to a backend that is gone may last")
+		"Comma-separated CIDRs in which the agent never takes over virtual services of others, even for the address "+
+			"and port of a Service with session affinity, for --programmer=ipvs.")
+	fs.DurationVar(&o.TCPTimeout, "ipvs-tcp-timeout", 0,
+		"Idle timeout of TCP connections, for --programmer=ipvs (0 to leave it as it is).")
+	fs.DurationVar(&o.TCPFinTimeout, "ipvs-tcpfin-timeout", 0,
+		"Timeout of TCP connections after a FIN, for --programmer=ipvs (0 to leave it as it is).")
+	fs.DurationVar(&o.UDPTimeout, "ipvs-udp-timeout", 0,
+		"Idle timeout of UDP flows, for --programmer=ipvs (0 to leave it as it is).")
+	fs.DurationVar(&o.DrainLimit, "ipvs-drain-limit", ipvs.DefaultDrainLimit,
+		"Maximum time that TCP connections to a removed backend may last, for --programmer=ipvs.")
 }
 
 func (o *IPVSOptions) validate() error {
@@ -76,11 +83,11 @@ func (o *IPVSOptions) validate() error {
 	}
 	for name, d := range map[string]time.Duration{"tcp": o.TCPTimeout, "tcpfin": o.TCPFinTimeout, "udp": o.UDPTimeout} {
 		if d < 0 || d%time.Second != 0 {
-			return fmt.Errorf("--ipvs-%s-timeout is %v: give whole seconds, or 0 to leave it as it is", name, d)
+			return fmt.Errorf("--ipvs-%s-timeout is %v: use whole seconds, or 0 to leave the timeout as it is", name, d)
 		}
 	}
 	if o.DrainLimit <= 0 {
-		return fmt.Errorf("--ipvs-drain-limit is %v: give some time", o.DrainLimit)
+		return fmt.Errorf("--ipvs-drain-limit is %v: use a positive duration", o.DrainLimit)
 	}
 	return nil
 }
@@ -103,7 +110,9 @@ func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
 }
 
 // choose returns the first of the candidates for which newProgrammer succeeds.
-func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error)) (*chosen, error) {
+func choose(
+	wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error),
+) (*chosen, error) {
 	names, asked := candidates[wanted], "--programmer="+wanted
 	if !fallback && wanted != programmerAuto {
 		names = names[:1]
@@ -112,7 +121,7 @@ func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer fun
 	for _, name := range names {
 		p, err := newProgrammer(name)
 		if err != nil {
-			missing = append(missing, fmt.Errorf("%s can't be used: %w", name, err))
+			missing = append(missing, fmt.Errorf("%s cannot be used: %w", name, err))
 			continue
 		}
 		c := &chosen{p, name, asked}
@@ -120,17 +129,19 @@ func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer fun
 		case len(missing) > 0:
 			c.reason = fmt.Sprintf("%s, but %s", asked, oneLine(errors.Join(missing...)))
 		case wanted == programmerAuto:
-			c.reason = asked + ", and the kernel has all that it needs"
+			c.reason = asked + ", and the kernel supports it"
 		}
 		if len(missing) > 0 && wanted != programmerAuto {
-			logger.Warn("The node is programmed otherwise than it was to be; --programmer-fallback=false makes this an error",
+			logger.Warn("Using another programmer than configured; set --programmer-fallback=false to make this an "+
+				"error",
 				"programmer", name, "reason", c.reason)
 		}
 		return c, nil
 	}
 	err := errors.Join(missing...)
 	if len(names) < len(candidates[wanted]) {
-		err = fmt.Errorf("%w; with --programmer-fallback the node would get another one: %s", err, strings.Join(candidates[wanted][1:], ", "))
+		err = fmt.Errorf("%w; set --programmer-fallback to use another programmer: %s", err,
+			strings.Join(candidates[wanted][1:], ", "))
 	}
 	return nil, fmt.Errorf("%s: %w", asked, err)
 }
@@ -151,13 +162,15 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 	}
 	p, err := iptables.New(o.iptables(logger))
 	return o.takeOver(name, p, err, logger, takeover.Other{
-		Name: "iptables' other variant", Cleanup: p.RetireOtherVariant, Serves: p.OtherVariantServes,
+		Name: "the other variant of iptables", Cleanup: p.RetireOtherVariant, Serves: p.OtherVariantServes,
 	})
 }
 
 // takeOver returns p, extended to remove what the other programmers have left once p has completed
 // its work. more are others that only p has. If err is not nil, takeOver returns it.
-func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger, more ...takeover.Other) (programmer.Programmer, error) {
+func (o *Options) takeOver(
+	name string, p programmer.Monitor, err error, logger *slog.Logger, more ...takeover.Other,
+) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +178,9 @@ func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger 
 		{Name: programmerNFTables, Cleanup: nftables.Cleanup, Serves: nftables.Serves},
 		// If the other programmers lack an IP family, the kernel lacks it. So iptables cannot have served
 		// it either.
-		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error { return iptables.Retire(ctx, o.iptables(logger)) }},
+		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error {
+			return iptables.Retire(ctx, o.iptables(logger))
+		}},
 		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step, Serves: ipvs.Serves},
 	}
 	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
@@ -201,8 +216,10 @@ func (c *chosen) schedulers() []string {
 
 // observe exports the choice as a metric.
 func (c *chosen) observe(registerer prometheus.Registerer) {
-	promauto.With(registerer).NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "programmer_info",
-		Help: "1 for what programs the kernel, and why it is that."}, []string{"programmer", "reason"}).WithLabelValues(c.name, c.reason).Set(1)
+	promauto.With(registerer).NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "slicecast", Subsystem: "agent", Name: "programmer_info",
+		Help: "Always 1, with the programmer in use and the reason for its choice as labels.",
+	}, []string{"programmer", "reason"}).WithLabelValues(c.name, c.reason).Set(1)
 }
 
 // prepareKernel applies the settings of the kernel that the programmer needs and that only a
@@ -227,6 +244,7 @@ func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 		err = iptables.RouteLocalnet(ctx, o.iptables(logger))
 	}
 	if err != nil {
-		logger.Error("Settings of the kernel for the programmer can't be made: NodePorts on loopback addresses, or Services with IPVS, will not work", "err", err)
+		logger.Error("Cannot set the kernel parameters that the programmer needs; NodePorts on loopback addresses, "+
+			"or Services with IPVS, will not work", "err", err)
 	}
 }

@@ -30,18 +30,18 @@ func TestChoice(t *testing.T) {
 		reason   string
 		warns    bool
 	}{
-		{"auto", true, "nftables iptables ipvs", "nftables", "--programmer=auto, and the kernel has all that it needs", false},
-		{"auto", false, "iptables", "iptables", "--programmer=auto, but nftables can't be used: no nftables here; nor this", false},
-		{"auto", true, "", "", "--programmer=auto: nftables can't be used: no nftables here\nnor this\niptables can't be used", false},
+		{"auto", true, "nftables iptables ipvs", "nftables", "--programmer=auto, and the kernel supports it", false},
+		{"auto", false, "iptables", "iptables", "--programmer=auto, but nftables cannot be used: no nftables here; nor this", false},
+		{"auto", true, "", "", "--programmer=auto: nftables cannot be used: no nftables here\nnor this\niptables cannot be used", false},
 		{"nftables", true, "nftables iptables", "nftables", "--programmer=nftables", false},
-		{"nftables", true, "iptables", "iptables", "--programmer=nftables, but nftables can't be used: no nftables here", true},
-		{"nftables", false, "iptables", "", "with --programmer-fallback the node would get another one: iptables", false},
+		{"nftables", true, "iptables", "iptables", "--programmer=nftables, but nftables cannot be used: no nftables here", true},
+		{"nftables", false, "iptables", "", "set --programmer-fallback to use another programmer: iptables", false},
 		{"iptables", true, "nftables iptables", "iptables", "--programmer=iptables", false},
-		{"iptables", true, "nftables", "", "iptables can't be used", false},
+		{"iptables", true, "nftables", "", "iptables cannot be used", false},
 		{"ipvs", false, "ipvs", "ipvs", "--programmer=ipvs", false},
-		{"ipvs", true, "nftables iptables", "nftables", "--programmer=ipvs, but ipvs can't be used: no ipvs here", true},
-		{"ipvs", true, "iptables", "iptables", "ipvs can't be used: no ipvs here; nor this; nftables can't be used", true},
-		{"ipvs", false, "nftables", "", "another one: nftables, iptables", false},
+		{"ipvs", true, "nftables iptables", "nftables", "--programmer=ipvs, but ipvs cannot be used: no ipvs here", true},
+		{"ipvs", true, "iptables", "iptables", "ipvs cannot be used: no ipvs here; nor this; nftables cannot be used", true},
+		{"ipvs", false, "nftables", "", "another programmer: nftables, iptables", false},
 		{"printer", true, "printer", "printer", "--programmer=printer", false},
 	} {
 		t.Run(fmt.Sprint(c.wanted, " ", c.fallback, " of ", c.has), func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestChoice(t *testing.T) {
 			registry := prometheus.NewRegistry()
 			got.observe(registry)
 			require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(fmt.Sprintf(
-				"# HELP slicecast_agent_programmer_info 1 for what programs the kernel, and why it is that.\n# TYPE slicecast_agent_programmer_info gauge\n"+
+				"# HELP slicecast_agent_programmer_info Always 1, with the programmer in use and the reason for its choice as labels.\n# TYPE slicecast_agent_programmer_info gauge\n"+
 					"slicecast_agent_programmer_info{programmer=%q,reason=%q} 1\n", got.name, got.reason))))
 		})
 	}
@@ -92,7 +92,7 @@ func TestProbesLeaveNothing(t *testing.T) {
 				return err
 			}
 			if wanted == programmerIPVS && got.name != wanted { // this machine may lack IPVS
-				require.Contains(t, got.reason, "--programmer=ipvs, but ipvs can't be used: this node has no IPVS (kernel module ip_vs)")
+				require.Contains(t, got.reason, "--programmer=ipvs, but ipvs cannot be used: this node has no IPVS (kernel module ip_vs)")
 				wanted = programmerNFTables
 			}
 			require.Equal(t, candidates[wanted][0], got.name)

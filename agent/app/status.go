@@ -14,6 +14,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/show"
@@ -24,8 +25,9 @@ import (
 // make the agent listen there.
 const defaultStatusSocket = "/run/slicecast/agent.sock"
 
-// serveStatus answers the status command if --status-socket is given.
-func (o *Options) serveStatus(ctx context.Context, g *errgroup.Group, what status.Options) error {
+// serveStatus answers the status command if --status-socket is set.
+func (a *agent) serveStatus(ctx context.Context, g *errgroup.Group) error {
+	o := a.options
 	if o.StatusSocket == "" {
 		return nil
 	}
@@ -33,8 +35,11 @@ func (o *Options) serveStatus(ctx context.Context, g *errgroup.Group, what statu
 	if err != nil {
 		return fmt.Errorf("--status-socket: %w", err)
 	}
-	what.NodeName, what.Version, what.Source = o.NodeName, daemon.Version(), o.Source
-	service := status.New(what)
+	servers, _ := a.feed.(*client.Client) // nil if standalone
+	service := status.New(status.Options{
+		NodeName: o.NodeName, Version: daemon.Version(), Programmer: a.programmer.name, ProgrammerReason: a.programmer.reason,
+		Source: o.Source, Client: servers, Checkpoint: a.checkpoint, Cache: a.cache, Reconciler: a.reconciler,
+	})
 	g.Go(func() error { return service.Serve(ctx, l) })
 	return nil
 }
@@ -45,18 +50,18 @@ func newStatusCommand() *cobra.Command {
 	o := &show.Options{}
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show what a running agent has, from whom, and what of it this node's kernel has",
+		Short: "Show the state of the agent on this node: what it received, and what the kernel holds",
 		Example: `  slicecast-agent status --watch
   slicecast-agent status --status-socket=/run/slicecast/agent.sock -o json`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
-		SilenceErrors: true, // main prints errors
+		SilenceErrors: true, // main prints the error
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
 				return err
 			}
 			if _, err := os.Stat(socket); err != nil {
-				return fmt.Errorf("--status-socket: %w; start the agent with --status-socket=%s, or name the one that it has", err, socket)
+				return fmt.Errorf("--status-socket: %w; use the path that the agent was started with", err)
 			}
 			conn, err := show.Dial("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 			if err != nil {
@@ -67,15 +72,17 @@ func newStatusCommand() *cobra.Command {
 			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
 				s, err := client.GetStatus(ctx, &pb.AgentDebugServiceGetStatusRequest{})
 				if grpcstatus.Code(err) == codes.Unavailable {
-					return nil, fmt.Errorf("no answer on %s: %s; is the agent running?", socket, grpcstatus.Convert(err).Message())
+					return nil, fmt.Errorf("no answer from %s: %s; check that the agent runs",
+						socket, grpcstatus.Convert(err).Message())
 				}
 				return &statusReport{s, shards}, err
 			})
 		},
 	}
 	o.AddFlags(c.Flags())
-	c.Flags().StringVar(&socket, "status-socket", defaultStatusSocket, "path of the agent's socket, as it was started with --status-socket")
-	c.Flags().BoolVar(&shards, "shards", false, "show the shards too")
+	c.Flags().StringVar(&socket, "status-socket", defaultStatusSocket, "Path of the agent's socket, as the agent was "+
+		"started with.")
+	c.Flags().BoolVar(&shards, "shards", false, "Show the shards, too.")
 	return c
 }
 
@@ -97,7 +104,8 @@ func (r *statusReport) since(t *timestamppb.Timestamp) string {
 
 // Print implements show.Report.
 func (r *statusReport) Print(out *show.Page) {
-	out.Row("Agent", fmt.Sprintf("of node %s, version %s, up %s", r.GetNodeName(), r.GetVersion(), r.since(r.GetStartTime())))
+	out.Row("Agent", fmt.Sprintf("of node %s, version %s, up %s",
+		r.GetNodeName(), r.GetVersion(), r.since(r.GetStartTime())))
 	r.printServer(out)
 	size := r.GetSize()
 	state := fmt.Sprintf("%d Services, %d slices, %d endpoints in %d shards, epoch %016x",
@@ -111,7 +119,7 @@ func (r *statusReport) Print(out *show.Page) {
 		out.Row("Checkpoint", fmt.Sprintf("written %s ago", r.since(t)))
 	}
 	if len(r.GetFailures()) > 0 {
-		out.Title("%d Services of which something can't be programmed; the rest is", len(r.GetFailures()))
+		out.Title("Services that are not completely programmed: %d", len(r.GetFailures()))
 		out.Row("SERVICE", "SINCE", "REASON")
 		for _, f := range r.GetFailures() {
 			out.Row(f.GetService().GetNamespace()+"/"+f.GetService().GetName(), r.since(f.GetSince()), f.GetReason())
@@ -121,7 +129,8 @@ func (r *statusReport) Print(out *show.Page) {
 		out.Title("Shards")
 		out.Row("SHARD", "SEQUENCE", "PROGRAMMED", "DIGEST")
 		for _, s := range r.GetShards() {
-			out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), fmt.Sprint(s.GetProgrammedSequence()), show.Hash(s.GetDigest()))
+			out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), fmt.Sprint(s.GetProgrammedSequence()),
+				show.Hash(s.GetDigest()))
 		}
 	}
 }
@@ -132,7 +141,8 @@ func (r *statusReport) printServer(out *show.Page) {
 		out.Row("Source", r.GetSource()+", standalone")
 		return
 	case s != nil:
-		out.Row("Server", fmt.Sprintf("%s at %s, version %s, in sync for %s", s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince())))
+		out.Row("Server", fmt.Sprintf("%s at %s, version %s, in sync for %s",
+			s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince())))
 	default:
 		text := "none for " + r.since(r.GetStaleSince())
 		if r.GetLastError() != "" {
@@ -155,11 +165,12 @@ func (r *statusReport) printKernel(out *show.Page) {
 	case r.GetProgrammingError() != "":
 		text = fmt.Sprintf("%s; tried %s ago", r.GetProgrammingError(), r.since(r.GetProgrammingTime()))
 	default:
-		text = fmt.Sprintf("%d Service ports, programmed %s ago in %s", r.GetServicePorts(), r.since(r.GetProgrammingTime()),
+		text = fmt.Sprintf("%d Service ports, programmed %s ago in %s",
+			r.GetServicePorts(), r.since(r.GetProgrammingTime()),
 			show.Age(r.GetProgrammingDuration().AsDuration()))
 	}
 	if r.GetByCheckpoint() {
-		text += ", by the checkpoint, which may be out of date"
+		text += ", from the checkpoint, which may be out of date"
 	}
 	if n := r.GetLagSequences(); n > 0 {
 		text += fmt.Sprintf(", %d changes behind", n)

@@ -86,8 +86,8 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 	for _, c := range []struct{ args, says string }{
-		{"--status-socket=" + missing, "start the agent with --status-socket=" + missing},
-		{"--status-socket=" + dead, "no answer on " + dead},
+		{"--status-socket=" + missing, missing + ": no such file or directory; use the path that the agent was started with"},
+		{"--status-socket=" + dead, "no answer from " + dead},
 		{"-o yaml", "use table or json"},
 	} {
 		_, err := runStatus(t, strings.Fields(c.args)...)
@@ -123,7 +123,7 @@ Kernel      iptables: 1100 Service ports, programmed 1.23s ago in 15.6ms, 2 chan
 Programmer  iptables: --programmer=iptables
 Checkpoint  written 9s ago
 
-1 Services of which something can't be programmed; the rest is
+Services that are not completely programmed: 1
 SERVICE      SINCE  REASON
 default/web  1m0s   default/web:http/TCP/IPv4: no such set
 `, "\n"+printed(t, r))
@@ -131,7 +131,7 @@ default/web  1m0s   default/web:http/TCP/IPv4: no such set
 	r.Server, r.StaleSince, r.LastError = nil, ago(time.Minute), "10.0.0.1:8472: connection refused"
 	r.Failures, r.ByCheckpoint, r.ProgrammingError = nil, true, "nothing of IPv6 is programmed: out of memory"
 	require.Contains(t, printed(t, r), "\nServer      none for 1m0s: 10.0.0.1:8472: connection refused\n")
-	require.Contains(t, printed(t, r), "\nKernel      iptables: nothing of IPv6 is programmed: out of memory; tried 1.23s ago, by the checkpoint, which may be out of date, 2 changes behind\n")
+	require.Contains(t, printed(t, r), "\nKernel      iptables: nothing of IPv6 is programmed: out of memory; tried 1.23s ago, from the checkpoint, which may be out of date, 2 changes behind\n")
 	r.ProgrammingTime = nil
 	require.Contains(t, printed(t, r), "iptables: not programmed yet by this agent")
 }

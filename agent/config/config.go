@@ -144,7 +144,8 @@ func Parse(content []byte) (*Agent, error) {
 // unknown or repeated.
 func decode(content []byte, out any, apiVersion, kind string) (strict []error, err error) {
 	if len(content) > maxFile {
-		return nil, fmt.Errorf("it has %d bytes, more than %d: is it the right file?", len(content), maxFile)
+		return nil, fmt.Errorf("the file has %d bytes, more than the maximum of %d: check that it is the right file",
+			len(content), maxFile)
 	}
 	if err := single(content); err != nil {
 		return nil, err
@@ -161,7 +162,8 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 		return nil, readable(err)
 	}
 	if head.APIVersion != apiVersion || head.Kind != kind {
-		return nil, fmt.Errorf("it is apiVersion %q, kind %q, and should be apiVersion: %s, kind: %s", head.APIVersion, head.Kind, apiVersion, kind)
+		return nil, fmt.Errorf("apiVersion is %q and kind is %q: use apiVersion: %s and kind: %s",
+			head.APIVersion, head.Kind, apiVersion, kind)
 	}
 	if _, err := yaml.YAMLToJSONStrict(content); err != nil {
 		strict = append(strict, err)
@@ -177,11 +179,11 @@ func readable(err error) error {
 		return err
 	}
 	if wrong.Field == "" {
-		return fmt.Errorf("it is %s: give apiVersion, kind, and the fields", wrong.Value)
+		return fmt.Errorf("the document is of type %s: use an object with apiVersion and kind", wrong.Value)
 	}
 	hint := ""
 	if wrong.Type.Kind() == reflect.String {
-		hint = ": write it in quotes, and a time with its unit, such as 30s"
+		hint = ": use quotes, and for a duration a unit, such as 30s"
 	}
 	return fmt.Errorf("%s: have %s, want %s%s", wrong.Field, wrong.Value, wrong.Type, hint)
 }
@@ -190,7 +192,7 @@ func readable(err error) error {
 // and silently ignore the others.
 func single(content []byte) error {
 	d := yamlv3.NewDecoder(bytes.NewReader(content))
-	for said := 0; ; {
+	for count := 0; ; {
 		var document yamlv3.Node
 		if err := d.Decode(&document); errors.Is(err, io.EOF) {
 			return nil
@@ -200,8 +202,8 @@ func single(content []byte) error {
 		if len(document.Content) == 1 && document.Content[0].Tag == "!!null" {
 			continue // nothing, or only comments, beside a separator
 		}
-		if said++; said > 1 {
-			return errors.New("it has more than one YAML document: put all into the first, and leave out what begins with ---")
+		if count++; count > 1 {
+			return errors.New("the file has more than one YAML document: put all fields into one document, without ---")
 		}
 	}
 }

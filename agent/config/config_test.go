@@ -9,7 +9,7 @@ import (
 
 const head = "apiVersion: slicecast.io/v1alpha1\nkind: AgentConfiguration\n"
 
-func TestSettingsAreTheFieldsThatAreGiven(t *testing.T) {
+func TestSettingsReturnsTheFieldsThatAreSet(t *testing.T) {
 	a, err := Parse([]byte(head + `
 nodeName: node-1
 servers: [a:1, b:1]
@@ -44,18 +44,18 @@ func TestErrorsNameTheField(t *testing.T) {
 		"twice":            {head + "nodeName: a\nnodeName: b", `key "nodeName" already set`},
 		"wrong type":       {head + "iptables: {masqueradeBit: many}", "iptables.masqueradeBit"},
 		"a text for many":  {head + "servers: a:1", "servers"},
-		"no duration":      {head + "iptables: {syncPeriod: 30}", "iptables.syncPeriod: have number, want string: write it in quotes, and a time with its unit, such as 30s"},
+		"no duration":      {head + "iptables: {syncPeriod: 30}", "iptables.syncPeriod: have number, want string: use quotes, and for a duration a unit, such as 30s"},
 		"another kind":     {"apiVersion: slicecast.io/v1alpha1\nkind: ServerConfiguration", "kind: AgentConfiguration"},
 		"another version":  {"apiVersion: slicecast.io/v9\nkind: AgentConfiguration", "apiVersion: slicecast.io/v1alpha1"},
 		"kube-proxy's":     {"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration", "apiVersion: slicecast.io/v1alpha1"},
 		"empty":            {"", "apiVersion: slicecast.io/v1alpha1"},
-		"a list":           {"[1]", "it is array: give apiVersion"},
+		"a list":           {"[1]", "the document is of type array: use an object with apiVersion"},
 		"no YAML":          {"{", "yaml"},
 		"two documents":    {head + "---\nnodeName: b", "more than one YAML document"},
 		"two, on a line":   {head + "--- {nodeName: b}", "more than one YAML document"},
 		"two, ended":       {head + "...\n# more\n--- # and\nnodeName: b", "more than one YAML document"},
 		"a second broken":  {head + "---\n{", "yaml"},
-		"something larger": {strings.Repeat("#", maxFile+1), "is it the right file"},
+		"something larger": {strings.Repeat("#", maxFile+1), "check that it is the right file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(c.content))

@@ -112,9 +112,9 @@ func document(t *testing.T, mode, path string, value any) string {
 	return proxy + string(b)
 }
 
-// TestNothingIsLostInSilence asserts that a value other than the default, for any field of
+// TestNoFieldIsLostSilently asserts that a value other than the default, for any field of
 // kube-proxy's configuration, is either carried over or reported.
-func TestNothingIsLostInSilence(t *testing.T) {
+func TestNoFieldIsLostSilently(t *testing.T) {
 	fields := map[string][]any{}
 	fieldValues(t, "", reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), fields)
 	require.Greater(t, len(fields), 50)

@@ -87,17 +87,23 @@ type Migrated struct {
 	Lost, Notes []Note
 }
 
+// unknownField is the reason for fields that kube-proxy does not have, or has only in later
+// versions.
+const unknownField = "there is no such field"
+
 // reasons says why fields, or all fields of a section, are not carried over.
 var reasons = map[string]string{
-	"bindAddress":                 "the node's addresses are those of its Node object",
-	"bindAddressHardFail":         "a port that is taken is logged, counted and tried again, and stops nothing",
-	"clientConnection":            "an agent with servers reads nothing from the API server; with source: kube, give clientConnection.kubeconfig",
-	"configSyncPeriod":            "nothing is polled",
-	"conntrack":                   "it is not known here",
-	"enableProfiling":             "there is no profiling endpoint",
-	"logging":                     "logging.level is debug, info, warn or error, and logging.format text or json",
-	"metricsBindAddress":          "metrics are served over TLS only: give metricsBindAddress with metricsCertFile, metricsKeyFile and metricsClientCAFile",
-	"oomScoreAdj":                 "the agent does not change its own; set it where it is started",
+	"bindAddress":         "the node's addresses are those of its Node object",
+	"bindAddressHardFail": "a port that is in use is logged, counted and tried again; the agent runs on",
+	"clientConnection": "an agent with servers does not use the API server; with source: kube, set " +
+		"clientConnection.kubeconfig",
+	"configSyncPeriod": "the agent does not poll",
+	"conntrack":        unknownField,
+	"enableProfiling":  "there is no profiling endpoint",
+	"logging":          "logging.level is debug, info, warn or error, and logging.format is text or json",
+	"metricsBindAddress": "metrics are served over TLS only: set metricsBindAddress, metricsCertFile, " +
+		"metricsKeyFile and metricsClientCAFile",
+	"oomScoreAdj":                 "the agent does not change its own OOM score; set it where the agent is started",
 	"portRange":                   "kube-proxy does not use it either",
 	"showHiddenMetricsForVersion": "there are no hidden metrics",
 	"windowsRunAsService":         "there is no agent for Windows",
@@ -110,10 +116,12 @@ const gateAllowServiceExternalIPs = "AllowServiceExternalIPs"
 // gateReasons says why the other feature gates that change how kube-proxy serves Services on Linux
 // (1.33 to 1.37) are not carried over.
 var gateReasons = map[string]string{
-	"PreferSameTrafficDistribution": "hints for nodes are always followed, as in kube-proxy 1.35 and later, which lock this gate",
-	"MultiCIDRServiceAllocator":     "the cluster's ServiceCIDRs are followed wherever they can be seen, as in kube-proxy 1.34 and later, which lock this gate",
-	"KubeProxyNFTablesLocalhostNodePorts": "NodePorts on loopback addresses are a matter of iptables.localhostNodePorts and nodePortAddresses here, whichever " +
-		"the programmer",
+	"PreferSameTrafficDistribution": "node hints are always followed, as in kube-proxy 1.35 and later, which lock " +
+		"this gate",
+	"MultiCIDRServiceAllocator": "ServiceCIDRs are followed where the cluster has them, as in kube-proxy 1.34 and " +
+		"later, which lock this gate",
+	"KubeProxyNFTablesLocalhostNodePorts": "iptables.localhostNodePorts and nodePortAddresses decide about NodePorts " +
+		"on loopback addresses, with every programmer",
 }
 
 // zeroIsDefault contains kube-proxy's fields for which 0 or false means the same as no value. A
@@ -131,8 +139,8 @@ var zeroIsDefault = map[string]bool{
 
 // syncPeriodReason says why syncPeriod is not carried over. In kube-proxy, it serves other
 // purposes.
-const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +
-	"compared with the kernel nonetheless"
+const syncPeriodReason = "the agent notices when others change its rules; iptables.syncPeriod is the interval at " +
+	"which it also compares all rules with the kernel"
 
 // Migrate converts kube-proxy's configuration to one with which Services behave the same. The
 // result does not say where Services come from.
@@ -145,7 +153,8 @@ func Migrate(content []byte) (*Migrated, error) {
 	if err := yaml.Unmarshal(content, &given); err != nil {
 		return nil, err
 	}
-	m := &migration{in: in, given: given, out: Migrated{Agent: &Agent{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}}}}
+	agent := &Agent{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}}
+	m := &migration{in: in, given: given, out: Migrated{Agent: agent}}
 	m.take("apiVersion", "kind")
 	if err := m.mode(); err != nil {
 		return nil, err
@@ -190,7 +199,8 @@ func (m *migration) mode() error {
 	m.take("mode")
 	if m.in.Mode == "" {
 		m.in.Mode = modeIPTables
-		m.note("mode", "kube-proxy's default is iptables; here it is nftables where the kernel has it, and programmer: iptables is the other one")
+		m.note("mode", "kube-proxy's default is iptables; the agent's is nftables if the kernel supports it, and "+
+			"iptables otherwise")
 	} else {
 		m.out.Agent.Programmer = &m.in.Mode
 	}
@@ -206,7 +216,7 @@ func (m *migration) mode() error {
 	case modeNFTables:
 		used, timed, section = &m.in.NFTables, &m.in.NFTables, modeNFTables
 	default:
-		return fmt.Errorf("mode is %q: there is an agent for iptables, ipvs and nftables only", m.in.Mode)
+		return fmt.Errorf("mode is %q: only iptables, ipvs and nftables can be converted", m.in.Mode)
 	}
 	out := &IPTables{MasqueradeBit: used.MasqueradeBit}
 	m.take(section+".masqueradeBit", section+".masqueradeAll", m.in.Mode+".minSyncPeriod")
@@ -218,7 +228,8 @@ func (m *migration) mode() error {
 	}
 	if timed.MinSyncPeriod.Duration > DefaultSyncPeriod {
 		out.SyncPeriod = &timed.MinSyncPeriod
-		m.note("iptables.syncPeriod", "it is "+timed.MinSyncPeriod.Duration.String()+" here, as it can't be shorter than minSyncPeriod")
+		m.note("iptables.syncPeriod", "it is set to "+timed.MinSyncPeriod.Duration.String()+
+			", because it cannot be shorter than minSyncPeriod")
 	}
 	if m.in.Mode == modeIPTables {
 		localhost := m.in.IPTables.LocalhostNodePorts == nil || *m.in.IPTables.LocalhostNodePorts
@@ -242,7 +253,8 @@ func (m *migration) ipvs() {
 		m.take("ipvs.scheduler")
 		out.Scheduler = &in.Scheduler
 	default:
-		m.lose("ipvs.scheduler", fmt.Sprintf("there is no %s here; it is %s, or one of %s", in.Scheduler, ipvs.DefaultScheduler, strings.Join(ipvs.Schedulers(), ", ")))
+		m.lose("ipvs.scheduler", fmt.Sprintf("%s is not supported; the default is %s, and the choice is %s",
+			in.Scheduler, ipvs.DefaultScheduler, strings.Join(ipvs.Schedulers(), ", ")))
 	}
 	if len(in.ExcludeCIDRs) > 0 {
 		out.ExcludeCIDRs = in.ExcludeCIDRs
@@ -274,7 +286,8 @@ func (m *migration) wholeSeconds(field string, d *metav1.Duration) *metav1.Durat
 		return d
 	}
 	whole := &metav1.Duration{Duration: d.Duration.Truncate(time.Second)}
-	m.note(field, "it is "+whole.Duration.String()+" here: the kernel has whole seconds, and kube-proxy leaves out the rest, too")
+	m.note(field, "it is set to "+whole.Duration.String()+", because the kernel has whole seconds; kube-proxy "+
+		"truncates it, too")
 	return whole
 }
 
@@ -286,12 +299,12 @@ func (m *migration) nodePorts() {
 	if len(addresses) == 0 && m.in.Mode != modeNFTables {
 		addresses = []string{"0.0.0.0/0", "::/0"}
 		m.note("nodePortAddresses", "kube-proxy has NodePorts on all of the node's addresses in mode "+m.in.Mode+
-			"; Slicecast's default, and the better choice, is primary")
+			"; the agent's default is primary, which is safer")
 	}
 	m.out.Agent.NodePortAddresses = addresses
 	if len(addresses) == 0 || slices.Contains(addresses, "primary") {
-		m.note("nodePortAddresses", "with primary, kube-proxy has NodePorts on all addresses of an IP family in which the Node has none; here there are "+
-			"none in such a family, unless 0.0.0.0/0 or ::/0 is in the list, too")
+		m.note("nodePortAddresses", "in an IP family in which the Node has no address, primary means all addresses "+
+			"for kube-proxy, and none for the agent, unless 0.0.0.0/0 or ::/0 is in the list, too")
 	}
 }
 
@@ -340,7 +353,7 @@ func (m *migration) featureGates() {
 		case gateReasons[gate] != "":
 			m.lose(field, gateReasons[gate])
 		default:
-			m.lose(field, "there are no feature gates")
+			m.lose(field, "the agent has no feature gates")
 		}
 	}
 }
@@ -384,7 +397,8 @@ func (m *migration) others() {
 	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
 		"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout")
 	if saysNothing(m.given["metricsBindAddress"], false) {
-		m.note("metricsBindAddress", "kube-proxy serves metrics on 127.0.0.1:10249; here "+reasons["metricsBindAddress"])
+		m.note("metricsBindAddress",
+			"kube-proxy serves metrics on 127.0.0.1:10249; the agent's "+reasons["metricsBindAddress"])
 	}
 }
 
@@ -431,7 +445,7 @@ func (m *migration) reason(section, field string) string {
 	case reasons[section] != "":
 		return reasons[section]
 	}
-	return "it is not known here"
+	return unknownField
 }
 
 // saysNothing reports whether a value is empty, or is 0 or false if zeroToo is set. Files that
@@ -441,7 +455,12 @@ func saysNothing(v any, zeroToo bool) bool {
 	case nil:
 		return true
 	case map[string]any:
-		return !slices.ContainsFunc(slices.Collect(maps.Values(v)), func(inner any) bool { return !saysNothing(inner, zeroToo) })
+		for _, inner := range v {
+			if !saysNothing(inner, zeroToo) {
+				return false
+			}
+		}
+		return true
 	case []any:
 		return len(v) == 0
 	}
@@ -455,8 +474,8 @@ func (m *Migrated) YAML() ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	b.WriteString("# Made of kube-proxy's configuration by slicecast-agent --migrate-config. Add where Services come from: servers or serverService\n" +
-		"# and tls, or source.\n")
+	b.WriteString("# Converted from kube-proxy's configuration by slicecast-agent --migrate-config. Add where " +
+		"Services come from:\n# servers or serverService with tls, or source.\n")
 	for _, l := range m.Lost {
 		fmt.Fprintf(&b, "# Not carried over: %s.\n", l)
 	}

@@ -36,7 +36,7 @@ func migrated(t *testing.T, content string) (fields string, lost, notes map[stri
 	return strings.Join(all, " "), said(m.Lost), said(m.Notes)
 }
 
-func TestMigrateKubeadms(t *testing.T) {
+func TestMigrateKubeadmConfiguration(t *testing.T) {
 	content, err := os.ReadFile("testdata/kubeadm.yaml")
 	require.NoError(t, err)
 	fields, lost, notes := migrated(t, string(content))
@@ -127,11 +127,11 @@ func TestMigrate(t *testing.T) {
 func TestPrimaryNodePortsAreNoted(t *testing.T) {
 	for _, content := range []string{"mode: nftables", "mode: ipvs\nnodePortAddresses: [primary]", "mode: nftables\nnodePortAddresses: [127.0.0.0/8, primary]"} {
 		_, _, notes := migrated(t, proxy+content)
-		require.Contains(t, notes["nodePortAddresses"], "in which the Node has none", content)
+		require.Contains(t, notes["nodePortAddresses"], "in which the Node has no address", content)
 	}
 	for _, content := range []string{"", "mode: nftables\nnodePortAddresses: [all]"} {
 		_, _, notes := migrated(t, proxy+content)
-		require.NotContains(t, notes["nodePortAddresses"], "in which the Node has none", content)
+		require.NotContains(t, notes["nodePortAddresses"], "in which the Node has no address", content)
 	}
 	// This syntax exists since Kubernetes 1.37.
 	fields, lost, _ := migrated(t, proxy+"nodePortAddresses: [primary, localhost, 10.0.0.0/8]")
@@ -139,7 +139,7 @@ func TestPrimaryNodePortsAreNoted(t *testing.T) {
 	require.Empty(t, lost)
 }
 
-func TestChangesOfTimesAreNoted(t *testing.T) {
+func TestChangedDurationsAreNoted(t *testing.T) {
 	_, _, notes := migrated(t, proxy+"mode: ipvs\nipvs: {udpTimeout: 1500ms}")
 	require.Contains(t, notes["ipvs.udpTimeout"], "1s")
 	_, _, notes = migrated(t, proxy+"conntrack: {tcpEstablishedTimeout: 1500ms, udpStreamTimeout: 20s}\niptables: {minSyncPeriod: 2h}")
@@ -154,7 +154,7 @@ func TestMigratedNotes(t *testing.T) {
 	require.Len(t, lost, 1)
 }
 
-func TestNotToBeMigrated(t *testing.T) {
+func TestMigrateErrors(t *testing.T) {
 	for content, says := range map[string]string{
 		head:                             "apiVersion: kubeproxy.config.k8s.io/v1alpha1",
 		proxy + "mode: kernelspace":      "kernelspace",

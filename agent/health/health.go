@@ -53,9 +53,8 @@ type Programming interface {
 	LastProgrammed(family model.Family) time.Time
 }
 
-// Options configure a Server. Programming and Node are required.
+// Options configure a Server. Node is required.
 type Options struct {
-	Programming Programming
 	// Node returns this machine's Node, with Deleting set if it was deleted; nil means that no Node is
 	// known.
 	Node func() *model.Node
@@ -97,8 +96,11 @@ func New(o Options) *Server {
 		Options: o, wake: make(chan struct{}, 1), retry: retryInterval,
 		nodePort:    bounded.NewPort("health", bounded.Health, o.Logger, o.Displaced),
 		servicePort: bounded.NewPort("service_health", bounded.ServiceHealth, o.Logger, o.Displaced),
-		failures: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "health_listen_errors_total",
-			Help: "Tries to open a port for health checks that failed, most likely as another program has it."}),
+		failures: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: "agent", Name: "health_listen_errors_total",
+			Help: "Number of failed attempts to open a port for health checks, most likely because another program " +
+				"uses it.",
+		}),
 	}
 }
 
@@ -114,9 +116,11 @@ func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.
 	}
 }
 
-// Run answers health checks until ctx ends.
-func (s *Server) Run(ctx context.Context) {
-	l := listeners{Server: s, open: make(map[listenerKey]*http.Server), failed: make(map[listenerKey]bool)}
+// Run answers health checks until ctx ends, from what programming says.
+func (s *Server) Run(ctx context.Context, programming Programming) {
+	l := listeners{
+		handlers: handlers{s, programming}, open: make(map[listenerKey]*http.Server), failed: make(map[listenerKey]bool),
+	}
 	defer l.close()
 	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
@@ -145,15 +149,21 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
+// handlers answers the requests of health checks.
+type handlers struct {
+	*Server
+	programming Programming
+}
+
 // health returns the node's health. As with kube-proxy, a node is healthy while there is nothing to
 // program yet, because what an earlier agent programmed is still there. After the first change, the
 // time limit applies.
-func (s *Server) health() nodeHealth {
+func (s handlers) health() nodeHealth {
 	maxPending := max(minPending, 2*s.MinSyncPeriod)
 	h := nodeHealth{CurrentTime: time.Now(), Healthy: true, Status: make(map[string]familyHealth)}
-	for _, family := range s.Programming.Families() {
-		last := s.Programming.LastProgrammed(family)
-		since, pending := s.Programming.Pending(family)
+	for _, family := range s.programming.Families() {
+		last := s.programming.LastProgrammed(family)
+		since, pending := s.programming.Pending(family)
 		f := familyHealth{LastUpdated: last, Healthy: !pending || h.CurrentTime.Sub(since) < maxPending}
 		h.Status[family.String()] = f
 		h.Healthy = h.Healthy && f.Healthy
@@ -165,7 +175,7 @@ func (s *Server) health() nodeHealth {
 }
 
 // nodeHandler returns the handler for /healthz, /livez and /readyz.
-func (s *Server) nodeHandler() http.Handler {
+func (s handlers) nodeHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		h, node := s.health(), s.Node()
@@ -178,8 +188,8 @@ func (s *Server) nodeHandler() http.Handler {
 		h.answer(w, h.Healthy)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		for _, family := range s.Programming.Families() {
-			if s.Programming.LastProgrammed(family).IsZero() {
+		for _, family := range s.programming.Families() {
+			if s.programming.LastProgrammed(family).IsZero() {
 				http.Error(w, fmt.Sprintf("%v is not programmed yet", family), http.StatusServiceUnavailable)
 				return
 			}
@@ -209,7 +219,7 @@ type serviceHealth struct {
 }
 
 // serviceHandler returns the handler for a Service in one family. It ignores the path.
-func (s *Server) serviceHandler(id view.HealthCheckID) http.HandlerFunc {
+func (s handlers) serviceHandler(id view.HealthCheckID) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
 		count := s.checks[id].LocalEndpoints

@@ -106,11 +106,11 @@ func (l *log) count(what string) int {
 func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
 	t.Helper()
 	k, l := &kernel{last: time.Now(), last6: time.Now(), node: &model.Node{Name: "node1"}}, &log{}
-	s := New(Options{Programming: k, Node: k.Node, Addresses: addresses, Logger: slog.New(slog.NewTextHandler(l, nil))})
+	s := New(Options{Node: k.Node, Addresses: addresses, Logger: slog.New(slog.NewTextHandler(l, nil))})
 	s.retry = 100 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { s.Run(ctx) })
+	running.Go(func() { s.Run(ctx, k) })
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
@@ -251,10 +251,10 @@ func (idle) Run(ctx context.Context, _ source.Sink) error {
 	return nil
 }
 
-// TestNodeThatIsDeleted asserts that load balancers leave a node whose Node is deleted, even if
+// TestDeletedNode asserts that load balancers leave a node whose Node is deleted, even if
 // nobody has seen it being deleted, and come back when the Node is created again. The kubelet does
 // not restart the agent.
-func TestNodeThatIsDeleted(t *testing.T) {
+func TestDeletedNode(t *testing.T) {
 	st, err := store.New(store.Options{})
 	require.NoError(t, err)
 	local := &client.Local{Source: idle{}, Store: st, Cache: client.NewCache(), NodeName: "node1"}
@@ -265,10 +265,10 @@ func TestNodeThatIsDeleted(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 	}()
-	s, _, _ := start(t)
+	s, k, _ := start(t)
 	answers := func(path string) int {
 		w := httptest.NewRecorder()
-		s.nodeHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		(handlers{s, k}).nodeHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		return w.Code
 	}
 	becomes := func(status int) {
@@ -318,8 +318,8 @@ func TestHealthOfEachFamily(t *testing.T) {
 			}
 			require.Equal(t, map[string]familyHealth{
 				"IPv4": {LastUpdated: last, Healthy: true}, "IPv6": {LastUpdated: c.last, Healthy: c.livez == http.StatusOK},
-			}, s.health().Status)
-			require.Equal(t, slices.MaxFunc([]time.Time{last, c.last}, time.Time.Compare), s.health().LastUpdated)
+			}, (handlers{s, k}).health().Status)
+			require.Equal(t, slices.MaxFunc([]time.Time{last, c.last}, time.Time.Compare), (handlers{s, k}).health().LastUpdated)
 		})
 	}
 }
@@ -448,8 +448,8 @@ func TestPortsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreTaken asserts that a port in use is logged once and tried again.
-func TestPortsThatAreTaken(t *testing.T) {
+// TestPortsInUse asserts that a port in use is logged once and tried again.
+func TestPortsInUse(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:10256")
 	require.NoError(t, err)
 	another, err := net.Listen("tcp4", "127.0.0.1:31801")
@@ -470,9 +470,9 @@ func TestPortsThatAreTaken(t *testing.T) {
 	require.Equal(t, 2, log.count("level=INFO"))
 }
 
-// TestChangesThatGatherAreNoFault asserts that a node that collects changes for longer than a
+// TestMinSyncPeriodRaisesTheLimit asserts that a node that collects changes for longer than a
 // minute is healthy while it does.
-func TestChangesThatGatherAreNoFault(t *testing.T) {
+func TestMinSyncPeriodRaisesTheLimit(t *testing.T) {
 	for _, c := range []struct {
 		minSync, waited time.Duration
 		healthy         bool
@@ -484,7 +484,7 @@ func TestChangesThatGatherAreNoFault(t *testing.T) {
 		{time.Hour, 130 * time.Minute, false},
 	} {
 		k := &kernel{last: time.Now(), last6: time.Now(), since: time.Now().Add(-c.waited)}
-		s := New(Options{Programming: k, Node: k.Node, MinSyncPeriod: c.minSync})
+		s := handlers{New(Options{Node: k.Node, MinSyncPeriod: c.minSync}), k}
 		require.Equal(t, c.healthy, s.health().Healthy, c)
 	}
 }

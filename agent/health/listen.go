@@ -27,7 +27,7 @@ type listenerKey struct {
 
 // listeners are the listeners that are open now. Only the goroutine of Server.Run uses them.
 type listeners struct {
-	*Server
+	handlers
 	open    map[listenerKey]*http.Server
 	failed  map[listenerKey]bool // for these, a failure was logged already
 	lost    bool                 // the addresses could not be read, which was logged already
@@ -40,7 +40,8 @@ func (l *listeners) update(ctx context.Context) {
 	if err != nil {
 		l.failures.Inc()
 		if !l.lost {
-			l.Logger.Error("Can't tell on which addresses health checks are to be answered; ports that are open stay", "err", err)
+			l.Logger.Error("Cannot read the node's addresses, no ports for health checks are opened or closed",
+				"err", err)
 		}
 		l.lost = true
 		return
@@ -124,14 +125,15 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 		l.failures.Inc()
 		if !l.failed[key] {
 			l.failed[key] = true
-			l.Logger.Error("Can't listen for health checks, which load balancers take for an unhealthy node; it is tried again until "+
-				"the port is free", "for", key.subject(), "address", key.address, "err", err)
+			l.Logger.Error("Cannot listen for health checks, so load balancers consider the node unhealthy; trying "+
+				"again",
+				"for", key.subject(), "address", key.address, "err", err)
 		}
 		return
 	}
 	if l.failed[key] {
 		delete(l.failed, key)
-		l.Logger.Info("Health checks are answered now", "for", key.subject(), "address", key.address)
+		l.Logger.Info("Listening for health checks", "for", key.subject(), "address", key.address)
 	}
 	port := l.nodePort
 	if key.check != (view.HealthCheckID{}) {

@@ -24,8 +24,8 @@ import (
 // remove. If something cannot be removed, Cleanup still removes the rest.
 func Cleanup(ctx context.Context) error {
 	if where := running(ctx); where != "" {
-		return fmt.Errorf("kube-proxy runs on this node (%s) and would put back what is removed: end it first, e.g. with "+
-			"kubectl -n kube-system delete daemonset kube-proxy", where)
+		return fmt.Errorf("kube-proxy runs on this node (%s) and would put back what is removed: end it first, e.g. "+
+			"with kubectl -n kube-system delete daemonset kube-proxy", where)
 	}
 	return errors.Join(
 		ipvs.CleanupKubeProxy(ctx),

@@ -114,7 +114,7 @@ func saved(t *testing.T, host *testenv.Host, variant string) string {
 	return b.String()
 }
 
-func TestOthersStay(t *testing.T) {
+func TestCleanupKeepsTheRulesOfOthers(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			host := testenv.NewNetwork(t).AddNode("a").Host
@@ -140,7 +140,7 @@ func TestOthersStay(t *testing.T) {
 	}
 }
 
-func TestRefusedWhileKubeProxyRuns(t *testing.T) {
+func TestCleanupFailsWhileKubeProxyRuns(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	a, b := network.AddNode("a").Host, network.AddNode("b").Host
 	sleep, err := exec.LookPath("sleep")
@@ -177,7 +177,7 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	}
 	const mode = "127.0.0.1:10249"
 	stop := answers(mode, "/proxyMode", "nftables")
-	require.ErrorContains(t, cleanup(t, a), "says that it is in mode nftables")
+	require.ErrorContains(t, cleanup(t, a), "reports the mode nftables")
 	stop()
 	stop = answers(mode, "/proxyMode", "something else")
 	require.NoError(t, cleanup(t, a))
@@ -185,7 +185,7 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	const health = "127.0.0.1:10256"
 	const healthy = `{"lastUpdated":"2026-01-01T00:00:00Z","currentTime":"2026-01-01T00:00:01.5Z","nodeEligible":true,"healthy":false}`
 	stop = answers(health, "/healthz", healthy)
-	require.ErrorContains(t, cleanup(t, a), "127.0.0.1:10256/healthz answers as it does")
+	require.ErrorContains(t, cleanup(t, a), "127.0.0.1:10256/healthz answers like kube-proxy")
 	stop()
 	stop = answers(health, "/", healthy)
 	require.NoError(t, cleanup(t, a), "it is our agent")

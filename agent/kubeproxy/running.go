@@ -38,11 +38,11 @@ func running(ctx context.Context) string {
 		return "process " + filepath.Base(processes[0])
 	}
 	if _, mode := ask(ctx, modeURL); slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(mode)) {
-		return fmt.Sprintf("%s says that it is in mode %s", modeURL, mode)
+		return fmt.Sprintf("%s reports the mode %s", modeURL, strings.TrimSpace(mode))
 	}
 	if _, health := ask(ctx, healthURL); isHealth(health) {
 		if status, _ := ask(ctx, readyURL); status == http.StatusNotFound {
-			return healthURL + " answers as it does"
+			return healthURL + " answers like kube-proxy"
 		}
 	}
 	return ""

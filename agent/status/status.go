@@ -63,11 +63,14 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 }
 
 // GetStatus implements pb.AgentDebugServiceServer.
-func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusRequest) (*pb.AgentDebugServiceGetStatusResponse, error) {
+func (s *Service) GetStatus(
+	context.Context, *pb.AgentDebugServiceGetStatusRequest,
+) (*pb.AgentDebugServiceGetStatusResponse, error) {
 	// The kernel's positions are read first, so that they are not ahead of the cache's.
 	kernel, cache := s.Reconciler.Status(), s.Cache.Status()
 	out := &pb.AgentDebugServiceGetStatusResponse{
-		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Programmer: s.Programmer, ProgrammerReason: s.ProgrammerReason, Source: s.Source,
+		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Source: s.Source,
+		Programmer: s.Programmer, ProgrammerReason: s.ProgrammerReason,
 		StartTime: timestamppb.New(s.started), Epoch: cache.Epoch, ByCheckpoint: cache.Stale,
 		ResourceVersions: wire.ResourceVersionsToProto(cache.ResourceVersions),
 		Size: &pb.StateSize{
@@ -95,7 +98,8 @@ func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusReque
 	out.ProgrammingError = kernel.Err
 	for _, f := range kernel.Failures {
 		out.Failures = append(out.Failures, &pb.ProgrammingFailure{
-			Service: &pb.ServiceName{Namespace: f.Service.Namespace, Name: f.Service.Name}, Reason: f.Reason, Since: timestamppb.New(f.Since),
+			Service: &pb.ServiceName{Namespace: f.Service.Namespace, Name: f.Service.Name},
+			Reason:  f.Reason, Since: timestamppb.New(f.Since),
 		})
 	}
 	if s.Checkpoint != nil && !s.Checkpoint.Saved().IsZero() {

@@ -103,7 +103,7 @@ func TestInstall(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, strings.ToLower(rules), "slicecast")
 	require.NoError(t, server.terminate())
-	require.Contains(t, server.logs.String(), "Server ended")
+	require.Contains(t, server.logs.String(), "Server stopped")
 }
 
 // requireStatus queries the server and the agent through the sockets in their Pods.

@@ -123,7 +123,7 @@ func TestKustomizationsIncludeEverything(t *testing.T) {
 	}
 }
 
-func TestRightsAreNoMoreThanNeeded(t *testing.T) {
+func TestRBACIsMinimal(t *testing.T) {
 	_, objects := load(t, ".")
 	apply(t, objects)
 	may := func(account, verb, group, resource, in string) bool {
@@ -165,10 +165,10 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
 }
 
-// TestAgentsContainersHaveNoMoreThanTheyNeed requires that the privileged container has no token,
+// TestPrivilegesOfAgentContainersAreMinimal requires that the privileged container has no token,
 // and the other one only two capabilities. Only the privileged one can load modules of the node's
 // kernel.
-func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
+func TestPrivilegesOfAgentContainersAreMinimal(t *testing.T) {
 	_, objects := load(t, ".")
 	spec := template(t, objects, "DaemonSet").Spec
 	require.False(t, *spec.AutomountServiceAccountToken)

@@ -12,6 +12,10 @@
 package bounded
 
 import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -63,7 +67,8 @@ var (
 func NewDisplaced(r prometheus.Registerer, component string) *prometheus.CounterVec {
 	return promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: component, Name: "displaced_connections_total",
-		Help: "Connections to ports of health checks and metrics, and of gRPC without TLS, that were closed to make room for new ones, by port.",
+		Help: "Number of connections that were closed to make room for new ones, by port: health, service_health, " +
+			"metrics, or plaintext (gRPC without TLS).",
 	}, []string{"port"})
 }
 
@@ -112,6 +117,32 @@ func (p *Port) Server(handler http.Handler) *http.Server {
 		ReadTimeout: p.limits.Read, WriteTimeout: p.limits.Write, IdleTimeout: p.limits.Idle,
 		ErrorLog: slog.NewLogLogger(p.logger.Handler(), slog.LevelDebug),
 	}
+}
+
+// Serve answers requests on l within the limits until ctx ends, over TLS unless config is nil. It
+// then closes l. Pending requests have one second to finish.
+func (p *Port) Serve(ctx context.Context, l net.Listener, config *tls.Config, handler http.Handler) error {
+	within := p.Listener(l)
+	if config != nil {
+		within = tls.NewListener(within, config)
+	}
+	server := p.Server(handler)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(within) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := server.Shutdown(shutdown); err != nil {
+		_ = server.Close() // the only error is that of the listener, which Shutdown has closed
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
+	}
+	return nil
 }
 
 type listener struct {
@@ -193,7 +224,7 @@ func (p *Port) removeLocked(c *conn) {
 func (p *Port) displace(c *conn) {
 	p.displaced.Inc()
 	p.warn.Do(func() {
-		p.logger.Warn("Connection closed to make room for a new one; more are only counted for a while",
+		p.logger.Warn("Closed a connection to make room for a new one; logged at most once per interval",
 			"port", p.name, "client", c.RemoteAddr().String(), "interval", logInterval)
 	})
 	_ = c.close() // the client is not told

@@ -1,6 +1,7 @@
 package bounded
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -146,9 +147,9 @@ func TestManyAddresses(t *testing.T) {
 	require.LessOrEqual(t, len(p.addresses), limits.Total)
 }
 
-// TestAddressWithTheMostLoses checks that a client with few connections does not lose them to one
+// TestBusiestAddressIsDisplaced checks that a client with few connections does not lose them to one
 // with many.
-func TestAddressWithTheMostLoses(t *testing.T) {
+func TestBusiestAddressIsDisplaced(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 10})
 	address := serve(t, p, 1)[0]
 	first := client(t, "127.0.0.1")
@@ -162,9 +163,9 @@ func TestAddressWithTheMostLoses(t *testing.T) {
 	require.Equal(t, 1, held(p, "127.0.0.1"))
 }
 
-// TestLongestSilenceLoses checks that the connection of an address that was silent for the longest
-// time is closed, and not the oldest one.
-func TestLongestSilenceLoses(t *testing.T) {
+// TestMostSilentConnectionIsDisplaced checks that the connection of an address that was silent for
+// the longest time is closed, and not the oldest one.
+func TestMostSilentConnectionIsDisplaced(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 3})
 	address := serve(t, p, 1)[0]
 	var clients []*http.Client
@@ -307,4 +308,28 @@ func TestListenerEnds(t *testing.T) {
 	require.NoError(t, l.Close())
 	_, err = newPort(Health).Listener(l).Accept()
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+func TestServeUntilTheContextEnds(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	go func() { ended <- newPort(Health).Serve(ctx, listener, nil, handler) }()
+	ask(t, client(t, "127.0.0.1"), listener.Addr().String())
+
+	cancel() // the idle connection must not delay the end
+	require.NoError(t, <-ended)
+	_, err = net.Dial("tcp", listener.Addr().String())
+	require.Error(t, err)
+}
+
+func TestServeOnAClosedListener(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	err = newPort(Health).Serve(t.Context(), listener, nil, http.NotFoundHandler())
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorContains(t, err, listener.Addr().String())
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,4 +20,16 @@ func Execute(ctx context.Context, root *cobra.Command) (understood bool, err err
 		err = fmt.Errorf("%s; see %s --help", strings.Join(strings.Fields(err.Error()), " "), c.CommandPath())
 	}
 	return understood, err
+}
+
+// Main runs a command until it ends or the first SIGINT or SIGTERM ends its context. It prints the
+// command's error, and returns the exit code of the process.
+func Main(root *cobra.Command) int {
+	ctx, stop := SignalContext(context.Background())
+	defer stop()
+	if _, err := Execute(ctx, root); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", root.Name(), err)
+		return 1
+	}
+	return 0
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestErrorsOfTheCommandLinePointToTheHelp(t *testing.T) {
+func TestUsageErrorsPointToTheHelp(t *testing.T) {
 	failure := errors.New("it failed")
 	for _, c := range []struct {
 		args       []string

@@ -1,38 +1,13 @@
 package daemon
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
-
-// ServeHTTP answers requests on the listener until the context ends, and then closes the listener.
-// Pending requests have one second to finish. If the listener uses TLS, so does the server.
-func ServeHTTP(ctx context.Context, listener net.Listener, server *http.Server) error {
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	select {
-	case err := <-ended:
-		return fmt.Errorf("serve HTTP on %s: %w", listener.Addr(), err)
-	case <-ctx.Done():
-	}
-	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	if err := server.Shutdown(shutdown); err != nil {
-		_ = server.Close() // the only error is that of the listener, which Shutdown has closed
-	}
-	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve HTTP on %s: %w", listener.Addr(), err)
-	}
-	return nil
-}
 
 // HealthHandler answers the usual paths of Kubernetes components. /healthz and /livez always
 // succeed. /readyz succeeds if ready returns nil, and otherwise answers with status 503 and the

@@ -17,6 +17,7 @@ func Listen(flag, address string) (net.Listener, error) {
 	case errors.Is(err, unix.EADDRINUSE):
 		return nil, fmt.Errorf("--%s: another process listens on %s: stop it, or use another address", flag, address)
 	default:
-		return nil, fmt.Errorf("--%s: %w: use an address of this machine and a port, such as 127.0.0.1:8080, or :8080 for all addresses", flag, err)
+		return nil, fmt.Errorf("--%s: %w: use an address of this machine and a port, such as 127.0.0.1:8080, or "+
+			":8080 for all addresses", flag, err)
 	}
 }

@@ -19,8 +19,8 @@ type LogOptions struct {
 
 // AddFlags adds the flags with their defaults.
 func (o *LogOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Level, "log-level", "v", "info", "how much to log: debug, info, warn or error")
-	fs.StringVar(&o.Format, "log-format", "text", "how to log: text or json")
+	fs.StringVarP(&o.Level, "log-level", "v", "info", "Log level: debug, info, warn or error.")
+	fs.StringVar(&o.Format, "log-format", "text", "Log format: text or json.")
 }
 
 // NewLogger returns a logger that writes to w as the options say.

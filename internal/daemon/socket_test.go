@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestOnlyThisUserCanOpenTheSocket(t *testing.T) {
+func TestSocketIsPrivate(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "debug.sock")
 	l, err := ListenSocket(path)

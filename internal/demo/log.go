@@ -59,7 +59,7 @@ func (l *agentLog) take(b []byte) {
 	switch {
 	case m.Level == "WARN" || m.Level == "ERROR":
 		fmt.Fprintf(os.Stderr, "agent: %s %s\n", m.Message, m.Err)
-	case m.Message == "Delta" && l.printing:
+	case m.Message == "Received delta" && l.printing:
 		say("received %d bytes: %d changed, %d removed of %d endpoints in %s (whole slice: %d bytes)",
 			m.Bytes, m.Changed, m.Removed, m.Endpoints, m.Slice, m.Whole)
 	}

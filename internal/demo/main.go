@@ -315,7 +315,7 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	if err := w.edit("fleet.yaml", "10.180.2.77]", "10.180.2.177]"); err != nil {
 		return err
 	}
-	if err := log.wait(ctx, "Delta", "fleet"); err != nil {
+	if err := log.wait(ctx, "Received delta", "fleet"); err != nil {
 		return err
 	}
 	log.print(false)

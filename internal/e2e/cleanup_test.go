@@ -20,7 +20,7 @@ func TestCleanup(t *testing.T) {
 		require.NoError(t, err)
 		before := n.Saved(t)
 		_, err = n.Run(t.Context(), filepath.Join(binaries, agentCommand), "cleanup")
-		require.ErrorContains(t, err, "an agent runs in this network")
+		require.ErrorContains(t, err, "an agent runs on this node")
 		require.Equal(t, before, n.Saved(t))
 		n.agent.Terminate()
 		require.Greater(t, len(n.Saved(t)), 20, "the agent removed its rules when it ended")

@@ -43,8 +43,8 @@ type Options struct {
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Output, "output", "o", "table", "how to print: table or json")
-	fs.BoolVarP(&o.Watch, "watch", "w", false, "print again every 2 s, until interrupted")
+	fs.StringVarP(&o.Output, "output", "o", "table", "Output format: table or json.")
+	fs.BoolVarP(&o.Watch, "watch", "w", false, "Show the state every 2 s until interrupted.")
 }
 
 // Validate returns an error if a flag is wrong.
@@ -60,7 +60,8 @@ func (o *Options) Validate() error {
 func Dial(target string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = interval
-	return grpc.NewClient(target, append(options, grpc.WithNoProxy(), grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry}))...)
+	return grpc.NewClient(target, append(options,
+		grpc.WithNoProxy(), grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry}))...)
 }
 
 // Report is what a status command prints.

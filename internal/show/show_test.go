@@ -77,7 +77,7 @@ func TestJSON(t *testing.T) {
 	require.JSONEq(t, "[]", string(got["none"]))
 }
 
-func TestJSONThatCanNotBe(t *testing.T) {
+func TestJSONErrors(t *testing.T) {
 	bad := []proto.Message{&pb.ObjectKey{Name: "\xff"}}
 	for _, f := range []Field{{Name: "x", Message: bad[0]}, {Name: "x", List: bad}} {
 		_, err := encode([]Field{f})
@@ -95,7 +95,7 @@ func TestFlags(t *testing.T) {
 	require.ErrorContains(t, o.Validate(), "use table or json")
 }
 
-func TestTheFirstErrorEnds(t *testing.T) {
+func TestRunReturnsTheFirstError(t *testing.T) {
 	for _, watch := range []bool{false, true} {
 		o := Options{Output: "table", Watch: watch}
 		err := o.Run(t.Context(), &bytes.Buffer{}, func(context.Context) (Report, error) {
@@ -134,7 +134,7 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errors.New("pipe closed") }
 
-func TestWhatCanNotBePrinted(t *testing.T) {
+func TestPrintErrors(t *testing.T) {
 	o := Options{Output: "table"}
 	err := o.Run(t.Context(), broken{}, func(context.Context) (Report, error) { return keys, nil })
 	require.EqualError(t, err, "print: pipe closed")

@@ -31,7 +31,7 @@ type clientCredentials struct {
 func (c clientCredentials) ClientHandshake(
 	ctx context.Context, authority string, conn net.Conn,
 ) (net.Conn, credentials.AuthInfo, error) {
-	now := c.follower.current()
+	now := c.follower.refresh()
 	config := &tls.Config{
 		// gRPC appends "h2"
 		RootCAs: now.ca, Certificates: now.certificates, MinVersion: tls.VersionTLS13, NextProtos: c.protocols,

@@ -74,7 +74,7 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 		MinVersion: tls.VersionTLS13,
 		NextProtos: protocols,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			now := f.current()
+			now := f.refresh()
 			clientCAs := now.ca
 			if clientCAs == nil {
 				clientCAs = x509.NewCertPool() // nil would mean the system's CAs
@@ -93,20 +93,20 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 	}
 }
 
-// current returns the current content of the files, or the last usable one. It compares the
+// refresh reads the files and returns their content, or the last usable one. It compares the
 // content, because time and size of a file can stay equal when its content changes. Reading the
 // files takes microseconds, little compared to a handshake.
-func (f *Follower) current() *loaded {
+func (f *Follower) refresh() *loaded {
 	have := f.loaded.Load()
 	now, err := f.files.load(have)
 	if err != nil {
 		f.warn.Do(func() {
-			f.log.Warn("TLS files are unusable; using their previous content", "err", err)
+			f.log.Warn("Cannot reload the TLS files, using their previous content", "err", err)
 		})
 		return have
 	}
 	if now != have && f.loaded.CompareAndSwap(have, now) {
-		f.log.Info("TLS files have changed", "certificate", f.files.Certificate, "ca", f.files.CA)
+		f.log.Info("Reloaded the TLS files", "certificate", f.files.Certificate, "ca", f.files.CA)
 	}
 	return now
 }
@@ -120,7 +120,7 @@ func (f Files) load(have *loaded) (*loaded, error) {
 		}
 		var err error
 		if now.pem[i], err = os.ReadFile(path); err != nil {
-			return nil, fmt.Errorf("TLS: %w", err)
+			return nil, fmt.Errorf("read TLS files: %w", err)
 		}
 	}
 	if have != nil && slices.EqualFunc(now.pem[:], have.pem[:], bytes.Equal) {
@@ -133,14 +133,14 @@ func (f Files) load(have *loaded) (*loaded, error) {
 			certificate, err = tls.X509KeyPair(now.pem[0], now.pem[1])
 		}
 		if err != nil {
-			return nil, fmt.Errorf("TLS certificate %q with key %q: %w", f.Certificate, f.PrivateKey, err)
+			return nil, fmt.Errorf("load TLS certificate %q with key %q: %w", f.Certificate, f.PrivateKey, err)
 		}
 		now.certificates = []tls.Certificate{certificate}
 	}
 	if f.CA != "" {
 		var err error
 		if now.ca, err = pool(now.pem[2]); err != nil {
-			return nil, fmt.Errorf("TLS CA %q: %w", f.CA, err)
+			return nil, fmt.Errorf("load CA certificates %q: %w", f.CA, err)
 		}
 	}
 	return now, nil
@@ -165,7 +165,7 @@ func pool(file []byte) (*x509.CertPool, error) {
 		empty = false
 	}
 	if empty {
-		return nil, errors.New("no certificate in PEM form")
+		return nil, errors.New("the file contains no PEM certificate")
 	}
 	return p, nil
 }

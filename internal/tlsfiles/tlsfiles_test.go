@@ -146,8 +146,8 @@ func TestBothEndsFollowTheirFiles(t *testing.T) {
 	client.trust(old)
 	_, err = connect()
 	require.ErrorContains(t, err, "unknown authority", "the client trusts the new CA, which it should not do any more")
-	require.Contains(t, client.logs.String(), "TLS files have changed")
-	require.Contains(t, server.logs.String(), "TLS files have changed")
+	require.Contains(t, client.logs.String(), "Reloaded the TLS files")
+	require.Contains(t, server.logs.String(), "Reloaded the TLS files")
 }
 
 // TestBadFilesChangeNothing requires that a file that is missing, incomplete or does not match its
@@ -181,13 +181,13 @@ func TestBadFilesChangeNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(path, good, 0o600))
 		}
-		require.Equal(t, 1, strings.Count(side.logs.String(), "TLS files are unusable"), side.logs.String())
+		require.Equal(t, 1, strings.Count(side.logs.String(), "Cannot reload the TLS files"), side.logs.String())
 		require.NotContains(t, side.logs.String(), "have changed")
 	}
 }
 
-// TestTheServersNameIsVerified covers servers dialled by name and by address.
-func TestTheServersNameIsVerified(t *testing.T) {
+// TestServerNameIsVerified covers servers dialled by name and by address.
+func TestServerNameIsVerified(t *testing.T) {
 	ca := newCA(t)
 	server, client := newSide(t, serverOf(ca, name, "192.0.2.1"), ca), newSide(t, clientOf(ca, "a"), ca)
 	for authority, want := range map[string]string{
@@ -227,7 +227,7 @@ func TestFollowReportsWhichFileIsBad(t *testing.T) {
 		{Files{Certificate: "/nowhere", PrivateKey: good.PrivateKey}, "/nowhere"},
 		{Files{Certificate: good.Certificate, PrivateKey: other.PrivateKey}, "does not match"},
 		{Files{Certificate: good.Certificate}, "with key"},
-		{Files{Certificate: good.Certificate, PrivateKey: good.PrivateKey, CA: good.PrivateKey}, "no certificate in PEM form"},
+		{Files{Certificate: good.Certificate, PrivateKey: good.PrivateKey, CA: good.PrivateKey}, "contains no PEM certificate"},
 	} {
 		_, err := Follow(test.files, slog.Default())
 		require.ErrorContains(t, err, test.want)

@@ -18,13 +18,13 @@ func NewCommand() *cobra.Command {
 	options := &Options{}
 	command := &cobra.Command{
 		Use:   "slicecast-server",
-		Short: "Streams changes of Kubernetes Services to the agents on the nodes",
-		Long: `slicecast-server watches the Services and EndpointSlices of a cluster once and streams what changes in them to the
-agents on the nodes, over gRPC.
+		Short: "Stream changes of Kubernetes Services to the agents on the nodes",
+		Long: `slicecast-server watches the Services and EndpointSlices of a cluster once, and streams their changes to the agents
+on the nodes, over gRPC.
 
-Agents authenticate by their kubelet's client certificate (--client-ca-file) or by a ServiceAccount token
-(--agent-service-account), and each is served as the node that its credentials name. The organization of a client certificate
-also tells relays (slicecast:relays), observers (slicecast:observers) and operators (system:masters).`,
+An agent authenticates with its kubelet's client certificate (--client-ca-file) or with a ServiceAccount token
+(--agent-service-account). It is served as the node that its credentials name. The organization of a client certificate
+also identifies relays (slicecast:relays), observers (slicecast:observers) and operators (system:masters).`,
 		Args:              cobra.NoArgs,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		Version:           daemon.Version(),

@@ -11,8 +11,8 @@ import (
 	"github.com/slicecast/slicecast/server/h2"
 )
 
-// addTLS serves gRPC over TLS. The lean server serves agents' streams, and grpc-go serves
-// everything else.
+// addTLS adds gRPC over TLS on a listener, whose address it returns. The lean server serves agents'
+// streams, and grpc-go serves everything else.
 func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth.Auth) net.Addr {
 	c := s.config
 	s.lean = h2.New(h2.Options{
@@ -33,9 +33,7 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		NodeAddress: s.store.HasNodeAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, letIn(authentication.Credentials, caller)))
-	s.parts = append(s.parts, part{"TLS", l, func(context.Context, net.Listener) error {
-		return s.mux.Serve()
-	}})
+	s.parts = append(s.parts, part{"TLS", l, func(context.Context) error { return s.mux.Serve() }})
 	return l.Addr()
 }
 

@@ -83,103 +83,145 @@ type Options struct {
 
 // AddFlags adds the flags with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Source, "source", sourceKube,
-		"where the state comes from: kube (a Kubernetes API server), file (a directory of manifests) or upstream (another "+
-			"slicecast-server: this one is its relay)")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
-		"path of the kubeconfig for the API server, for the kube source and for token reviews; default: as a pod of the cluster")
-	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests for the file source; changes in it are followed")
-	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
-		"serve the Services whose label service.kubernetes.io/service-proxy-name has this value; default: those without the label")
-	o.Upstream.AddFlags(fs)
-	fs.StringSliceVar(&o.AdvertiseServers, "advertise-servers", nil,
-		"addresses (host:port) of all servers that agents may connect to, this one included; agents spread over them")
-	fs.StringVar(&o.ServerService, "server-service", "",
-		"namespace/name of the servers' own Service, whose ready endpoints are told to agents as --advertise-servers would be; it must have a cluster IP")
-
-	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "address to serve gRPC on")
-	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "", "server certificate, with its chain, in PEM; followed when it changes")
-	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "", "key of --tls-cert-file, in PEM; followed when it changes")
-	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
-		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, other organizations relays, observers and operators; followed when it changes")
-	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
-		"namespace/name of a ServiceAccount whose tokens, bound to a Pod, let the agent on the Pod's node in; may be given several times")
-	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
-		"namespace/name of a ServiceAccount whose tokens let in relays, which serve agents from this server; may be given several times")
-	fs.StringVar(&o.TokenAudience, "token-audience", "",
-		"audience that the tokens of this server's agents and relays must be for, which no server that feeds it may accept; the default is "+
-			rootAudience+", and "+relayAudience+" with --source=upstream")
-	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
-		"serve without TLS and without asking anybody who they are, also on --metrics-bind-address")
-	fs.StringVar(&o.DebugSocket, "debug-socket", "",
-		"path of a unix socket for local operators: the same gRPC services, in plaintext, for this user only; default: none")
-	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "",
-		"address to serve /healthz, /livez and /readyz on, in plain HTTP for anybody; default: none")
-	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
-		"address to serve /metrics on, with TLS for client certificates of slicecast:observers and system:masters; default: none")
-
-	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all servers and relays")
-	fs.IntVar(&o.Tombstones, "tombstones", store.DefaultTombstones,
-		"removals that each shard remembers; an agent that comes back after more of them compares the shard's content")
-	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
-	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
-		"time over which agents are asked to move to another server when this one stops")
-	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
-		"how long an agent that has seen newer state than this server waits for it to catch up, before it is served nonetheless")
-	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
-		"bytes that may be on their way at a time to agents that need all of the state, or of shards; others of them wait for their turn")
-	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
-		"how long the server waits, when it stops, for calls to end; at least --drain-window")
-
+	o.addSourceFlags(fs)
+	o.addListenerFlags(fs)
+	o.addTuningFlags(fs)
 	o.Log.AddFlags(fs)
 }
 
-// validate returns everything that is wrong with the options.
-func (o *Options) validate() error {
-	var errs []error
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
+func (o *Options) addSourceFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Source, "source", sourceKube,
+		"Where Services and EndpointSlices come from: kube (a Kubernetes API server), file (a directory of "+
+			"manifests), or upstream (other slicecast-servers, which makes this server a relay).")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
+		"Path to the kubeconfig file for the API server, for --source=kube and for TokenReviews. "+
+			"If empty, the in-cluster configuration is used.")
+	fs.StringVar(&o.Manifests, "manifests", "",
+		"Path to the directory of manifests for --source=file. Changes in the directory take effect at once.")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
+		"Value of the label service.kubernetes.io/service-proxy-name of the Services to serve. "+
+			"If empty, the Services without the label are served.")
+	o.Upstream.AddFlags(fs)
+	fs.StringSliceVar(&o.AdvertiseServers, "advertise-servers", nil,
+		"Comma-separated addresses (host:port) of all servers that agents may connect to, including this one. "+
+			"Agents spread over them.")
+	fs.StringVar(&o.ServerService, "server-service", "",
+		"Service (namespace/name) of the servers. Its ready endpoints are advertised to agents, "+
+			"as with --advertise-servers. It must have a cluster IP.")
+}
+
+func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "Address (host:port) to serve gRPC on.")
+	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "",
+		"Path to the PEM file with the server's certificate and its chain. The file is reloaded when it changes.")
+	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "",
+		"Path to the PEM file with the private key of --tls-cert-file. The file is reloaded when it changes.")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
+		"Path to the PEM file with the CA certificates that client certificates are verified against. The "+
+			"organization of a certificate says whether the client is a node (as for kubelets), a relay, an observer "+
+			"or an operator. The file is reloaded when it changes.")
+	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
+		"ServiceAccount (namespace/name) of agents. A token that is bound to a Pod authenticates the agent of the "+
+			"Pod's node. The flag may be repeated.")
+	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
+		"ServiceAccount (namespace/name) of relays, whose tokens authenticate relays of this server. The flag may be "+
+			"repeated.")
+	fs.StringVar(&o.TokenAudience, "token-audience", "",
+		"Audience of the tokens of this server's agents and relays. No server that feeds this one may accept the same "+
+			"audience. If empty, it is "+rootAudience+", or "+relayAudience+" with --source=upstream.")
+	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
+		"Serve gRPC and metrics without TLS and without authentication. Every client is then an operator.")
+	fs.StringVar(&o.DebugSocket, "debug-socket", "",
+		"Path of a Unix socket on which to serve gRPC to operators on this machine, without TLS. Only the server's "+
+			"own user can open it. If empty, there is no such socket.")
+	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "",
+		"Address (host:port) to serve /healthz, /livez and /readyz on, over HTTP without authentication. "+
+			"If empty, they are not served.")
+	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
+		"Address (host:port) to serve /metrics on, over TLS to observers and operators. If empty, metrics are not "+
+			"served.")
+}
+
+func (o *Options) addTuningFlags(fs *pflag.FlagSet) {
+	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards,
+		"Number of shards of the state: a power of two, and the same on all servers and relays.")
+	fs.IntVar(&o.Tombstones, "tombstones", store.DefaultTombstones,
+		"Number of removed objects that each shard remembers. An agent that was away for more removals compares the "+
+			"shard's content with the server.")
+	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat,
+		"Interval at which each stream is sent the digests that clients compare their state with.")
+	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
+		"Period over which agents are asked to move to another server when this server stops.")
+	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
+		"Maximum time that an agent which has seen newer state than this server waits for the server to catch up. "+
+			"After that, it is served nonetheless.")
+	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
+		"Maximum number of bytes that are in flight to agents that need whole shards. Other such agents wait for "+
+			"their turn.")
+	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
+		"Maximum time to wait for calls to end when the server stops. It must be at least --drain-window.")
+}
+
+// problems collects errors.
+type problems []error
+
+// when adds an error if a condition holds.
+func (p *problems) when(holds bool, format string, args ...any) {
+	if holds {
+		*p = append(*p, fmt.Errorf(format, args...))
 	}
-	wrong(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source), "--source is %q: use kube, file or upstream", o.Source)
-	errs = append(errs, o.Upstream.validate(o.Source == sourceUpstream))
-	wrong(o.Source == sourceUpstream && o.ServiceProxyName != "", "--service-proxy-name is for the servers that watch: leave it out on a relay")
-	errs = append(errs, source.ValidateProxyName(o.ServiceProxyName))
-	wrong(len(o.AdvertiseServers) > 0 && o.ServerService != "", "--advertise-servers and --server-service are both given: use one of them")
+}
+
+// validate returns an error for everything that is wrong with the options.
+func (o *Options) validate() error {
+	var p problems
+	p.when(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source),
+		"--source is %q: use kube, file or upstream", o.Source)
+	p.when(o.Source == sourceUpstream && o.ServiceProxyName != "",
+		"--service-proxy-name has no effect on a relay: set it on the servers that feed the relay, and remove it here")
+	p.when(len(o.AdvertiseServers) > 0 && o.ServerService != "",
+		"--advertise-servers and --server-service exclude each other: remove one of them")
 	for _, s := range o.AdvertiseServers {
 		_, _, err := net.SplitHostPort(s)
-		wrong(err != nil, "--advertise-servers: %w: use HOST:PORT", err)
+		p.when(err != nil, "--advertise-servers: %w: use host:port", err)
 	}
-	if _, err := o.serverService(); err != nil {
-		errs = append(errs, err)
-	}
-	wrong(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
-	wrong(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
-	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
-	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
-	wrong(o.Source != sourceKube && o.Kubeconfig != "" && !o.takesTokens(),
-		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
-		"--agent-service-account and --relay-service-account need an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
-	_, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
-	errs = append(errs, err)
-	_, err = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
-	errs = append(errs, err)
-	errs = append(errs, o.validateTLS())
+	p.when(o.Source == sourceFile && o.Manifests == "", "--source=file requires --manifests: set it to a directory")
+	p.when(o.Source != sourceFile && o.Manifests != "", "--manifests requires --source=file: set it, or remove "+
+		"--manifests")
+	p.when(o.Source != sourceKube && o.Kubeconfig != "" && !o.takesTokens(),
+		"--kubeconfig requires --source=kube, --agent-service-account or --relay-service-account: set one of them, or "+
+			"remove --kubeconfig")
+	p.when(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
+		"--agent-service-account and --relay-service-account require an API server that reviews tokens: set "+
+			"--kubeconfig, or use --client-ca-file instead")
+	_, serviceErr := o.serverService()
+	_, agentsErr := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	_, relaysErr := parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	p = append(p, o.Upstream.validate(o.Source == sourceUpstream), source.ValidateProxyName(o.ServiceProxyName),
+		serviceErr, agentsErr, relaysErr, o.validateTLS(), o.validateTuning())
+	return errors.Join(p...)
+}
 
-	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store checks the rest
-	wrong(o.Tombstones <= 0, "--tombstones is %d: use a positive number", o.Tombstones)
-	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
-	wrong(o.HeartbeatInterval > 5*time.Minute, "--heartbeat-interval is %v: use at most 5m, which is all that clients wait for", o.HeartbeatInterval)
-	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
-	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
-		"make it longer, so that streams can end as they are asked to", o.ShutdownGracePeriod, o.DrainWindow)
-	return errors.Join(errs...)
+func (o *Options) validateTuning() error {
+	var p problems
+	p.when(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
+	p.when(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
+	p.when(o.Shards == 0, "--shards is 0: use a power of two") // the store checks the rest
+	p.when(o.Tombstones <= 0, "--tombstones is %d: use a positive number", o.Tombstones)
+	p.when(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
+	p.when(o.HeartbeatInterval > 5*time.Minute,
+		"--heartbeat-interval is %v: use at most 5m, because clients wait no longer for a heartbeat",
+		o.HeartbeatInterval)
+	p.when(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
+	p.when(o.ShutdownGracePeriod < o.DrainWindow,
+		"--shutdown-grace-period is %v, less than --drain-window (%v): increase it, so that streams can end as they "+
+			"are asked to",
+		o.ShutdownGracePeriod, o.DrainWindow)
+	return errors.Join(p...)
 }
 
 func (o *Options) validateTLS() error {
-	given := func(flags map[string]bool) (names []string) {
+	set := func(flags map[string]bool) (names []string) {
 		for name, is := range flags {
 			if is {
 				names = append(names, name)
@@ -188,28 +230,29 @@ func (o *Options) validateTLS() error {
 		slices.Sort(names)
 		return names
 	}
-	files := given(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
-	clients := given(map[string]bool{
+	files := set(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
+	clients := set(map[string]bool{
 		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
 		"--relay-service-account": len(o.RelayServiceAccounts) > 0,
 		"--token-audience":        o.TokenAudience != "",
 	})
 	switch {
 	case o.InsecurePlaintext && len(files)+len(clients) > 0:
-		return fmt.Errorf("--insecure-plaintext means no TLS and no authentication: leave out either it or %s",
+		return fmt.Errorf("--insecure-plaintext means no TLS and no authentication: remove it, or remove %s",
 			strings.Join(append(files, clients...), ", "))
 	case o.InsecurePlaintext:
 		return nil
 	case len(files) == 0:
-		return errors.New("no TLS certificate: add --tls-cert-file and --tls-private-key-file " +
-			"(or, where nobody else can reach the server, --insecure-plaintext)")
+		return errors.New("no TLS certificate: set --tls-cert-file and --tls-private-key-file, or set " +
+			"--insecure-plaintext where nobody else can reach the server")
 	case len(files) == 1:
-		return fmt.Errorf("%s is alone: give both --tls-cert-file and --tls-private-key-file", files[0])
+		return errors.New("--tls-cert-file and --tls-private-key-file must be set together")
 	case o.ClientCAFile == "" && !o.takesTokens():
-		return errors.New("no agent could prove who it is: add --client-ca-file (for client certificates, as kubelets have them) " +
-			"or --agent-service-account=NAMESPACE/NAME (for ServiceAccount tokens)")
+		return errors.New("no agent can authenticate: set --client-ca-file to accept client certificates, such as " +
+			"those of kubelets, or --agent-service-account to accept ServiceAccount tokens")
 	case !o.takesTokens() && o.TokenAudience != "":
-		return errors.New("--token-audience is for tokens: add --agent-service-account=NAMESPACE/NAME or leave it out")
+		return errors.New("--token-audience requires --agent-service-account or --relay-service-account: set one of " +
+			"them, or remove --token-audience")
 	}
 	return nil
 }
@@ -235,7 +278,7 @@ func parseServiceAccounts(flag string, list []string) (accounts []types.Namespac
 	for _, s := range list {
 		key, ok := model.ParseServiceKey(s) // ServiceAccounts are named in the same way
 		if !ok || strings.Contains(s, ":") {
-			err = errors.Join(err, fmt.Errorf("%s is %q: use NAMESPACE/NAME", flag, s))
+			err = errors.Join(err, fmt.Errorf("%s is %q: use namespace/name", flag, s))
 		}
 		accounts = append(accounts, types.NamespacedName(key))
 	}
@@ -305,7 +348,7 @@ func (o *Options) serverService() (model.ServiceKey, error) {
 	}
 	key, ok := model.ParseServiceKey(o.ServerService)
 	if !ok {
-		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use NAMESPACE/NAME", o.ServerService)
+		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
 	}
 	return key, nil
 }

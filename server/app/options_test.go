@@ -36,43 +36,43 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"file source with tokens", [][]string{files,
 			{"--source=file", "--manifests=d", "--kubeconfig=k", "--agent-service-account=a/b"}}, ""},
 
-		{"no TLS", nil, "add --tls-cert-file and --tls-private-key-file"},
-		{"no key", [][]string{{"--tls-cert-file=c"}}, "--tls-cert-file is alone"},
-		{"nobody could come in", [][]string{files}, "add --client-ca-file"},
-		{"plaintext with certificate", [][]string{plain, files}, "leave out either it or --tls-cert-file, --tls-private-key-file"},
-		{"plaintext with client CA", [][]string{plain, {"--client-ca-file=ca"}}, "leave out either it or --client-ca-file"},
-		{"plaintext with tokens", [][]string{plain, {"--agent-service-account=a/b"}}, "leave out either it or --agent-service-account"},
-		{"audience without tokens", [][]string{files, {"--client-ca-file=ca", "--token-audience=x"}}, "--token-audience is for tokens"},
-		{"account without namespace", [][]string{files, {"--agent-service-account=b"}}, `--agent-service-account is "b": use NAMESPACE/NAME`},
-		{"relay's account without namespace", [][]string{files, {"--relay-service-account=b"}}, `--relay-service-account is "b": use NAMESPACE/NAME`},
-		{"plaintext with relays' tokens", [][]string{plain, {"--relay-service-account=a/b"}}, "leave out either it or --relay-service-account"},
-		{"account with too much", [][]string{files, {"--agent-service-account=a/b/c"}}, "use NAMESPACE/NAME"},
+		{"no TLS", nil, "set --tls-cert-file and --tls-private-key-file"},
+		{"no key", [][]string{{"--tls-cert-file=c"}}, "--tls-cert-file and --tls-private-key-file must be set together"},
+		{"nobody could come in", [][]string{files}, "set --client-ca-file"},
+		{"plaintext with certificate", [][]string{plain, files}, "remove it, or remove --tls-cert-file, --tls-private-key-file"},
+		{"plaintext with client CA", [][]string{plain, {"--client-ca-file=ca"}}, "remove it, or remove --client-ca-file"},
+		{"plaintext with tokens", [][]string{plain, {"--agent-service-account=a/b"}}, "remove it, or remove --agent-service-account"},
+		{"audience without tokens", [][]string{files, {"--client-ca-file=ca", "--token-audience=x"}}, "--token-audience requires --agent-service-account"},
+		{"account without namespace", [][]string{files, {"--agent-service-account=b"}}, `--agent-service-account is "b": use namespace/name`},
+		{"relay's account without namespace", [][]string{files, {"--relay-service-account=b"}}, `--relay-service-account is "b": use namespace/name`},
+		{"plaintext with relays' tokens", [][]string{plain, {"--relay-service-account=a/b"}}, "remove it, or remove --relay-service-account"},
+		{"account with too much", [][]string{files, {"--agent-service-account=a/b/c"}}, "use namespace/name"},
 		{"unknown source", [][]string{plain, {"--source=etcd"}}, `--source is "etcd": use kube, file or upstream`},
 		{"relay", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext"}}, ""},
 		{"relay with TLS", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1,b:2", "--upstream-ca-file=c", "--upstream-token-file=t"}}, ""},
-		{"relay of nobody", [][]string{plain, {"--source=upstream", "--upstream-insecure-plaintext"}}, "add --upstream-servers"},
+		{"relay of nobody", [][]string{plain, {"--source=upstream", "--upstream-insecure-plaintext"}}, "requires --upstream-servers"},
 		{"relay of half an address", [][]string{plain, {"--source=upstream", "--upstream-servers=a", "--upstream-insecure-plaintext"}}, "--upstream-servers"},
-		{"relay without CA", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-token-file=t"}}, "--upstream-ca-file is missing"},
-		{"relay without a name", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c"}}, "must know who this is"},
-		{"relay with half a certificate", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-client-cert-file=x"}}, "go together"},
-		{"relay in plaintext with TLS", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-insecure-plaintext"}}, "leave out either"},
+		{"relay without CA", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-token-file=t"}}, "--upstream-ca-file is not set"},
+		{"relay without a name", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c"}}, "no credentials for the servers"},
+		{"relay with half a certificate", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-client-cert-file=x"}}, "must be set together"},
+		{"relay in plaintext with TLS", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-insecure-plaintext"}}, "excludes"},
 		{"name that is no label", [][]string{plain, {"--service-proxy-name=a,b=c"}}, `--service-proxy-name is "a,b=c", which no label has`},
 		{"relay that selects", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--service-proxy-name=x"}}, "--service-proxy-name"},
-		{"no relay with upstream flags", [][]string{plain, {"--upstream-servers=a:1"}}, "add --source=upstream"},
+		{"no relay with upstream flags", [][]string{plain, {"--upstream-servers=a:1"}}, "require --source=upstream"},
 		{"replicas", [][]string{plain, {"--advertise-servers=a:1,b:2"}}, ""},
 		{"replicas' Service", [][]string{plain, {"--server-service=a/b"}}, ""},
-		{"replicas twice", [][]string{plain, {"--advertise-servers=a:1", "--server-service=a/b"}}, "use one of them"},
+		{"replicas twice", [][]string{plain, {"--advertise-servers=a:1", "--server-service=a/b"}}, "remove one of them"},
 		{"half an address of a replica", [][]string{plain, {"--advertise-servers=a"}}, "--advertise-servers"},
 		{"half a Service", [][]string{plain, {"--server-service=b"}}, `--server-service is "b"`},
 		{"no wait", [][]string{plain, {"--max-behind-wait=0"}}, "--max-behind-wait is 0s"},
 		{"nothing cold", [][]string{plain, {"--max-cold-sync-bytes=0"}}, "--max-cold-sync-bytes is 0"},
-		{"file source without directory", [][]string{plain, {"--source=file"}}, "add --manifests=DIRECTORY"},
-		{"directory without file source", [][]string{plain, {"--manifests=d"}}, "add --source=file"},
-		{"file source with idle kubeconfig", [][]string{plain, {"--source=file", "--manifests=d", "--kubeconfig=k"}}, "--kubeconfig is for"},
+		{"file source without directory", [][]string{plain, {"--source=file"}}, "--source=file requires --manifests"},
+		{"directory without file source", [][]string{plain, {"--manifests=d"}}, "--manifests requires --source=file"},
+		{"file source with idle kubeconfig", [][]string{plain, {"--source=file", "--manifests=d", "--kubeconfig=k"}}, "--kubeconfig requires"},
 		{"file source with tokens, no API server", [][]string{files,
-			{"--source=file", "--manifests=d", "--agent-service-account=a/b"}}, "add --kubeconfig"},
+			{"--source=file", "--manifests=d", "--agent-service-account=a/b"}}, "set --kubeconfig"},
 		{"relay with idle kubeconfig", [][]string{plain,
-			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--kubeconfig=k"}}, "--kubeconfig is for"},
+			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--kubeconfig=k"}}, "--kubeconfig requires"},
 		{"relay with tokens", [][]string{files,
 			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--agent-service-account=a/b"}}, ""},
 		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
@@ -97,14 +97,14 @@ func TestOptionsAreValidated(t *testing.T) {
 	}
 }
 
-func TestAllThatIsWrongIsSaid(t *testing.T) {
+func TestValidateReportsEveryError(t *testing.T) {
 	err := parse(t, "--source=etcd", "--shards=0").validate()
 	for _, want := range []string{"--source", "--shards", "--tls-cert-file"} {
 		require.ErrorContains(t, err, want)
 	}
 }
 
-func TestWhatNeedsACluster(t *testing.T) {
+func TestKubeconfigIsRequired(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for name, args := range map[string][]string{
 		"kube source": {"--insecure-plaintext"},
@@ -120,8 +120,9 @@ func TestWhatNeedsACluster(t *testing.T) {
 	}
 }
 
-// TestPageHasAllFlags checks that docs/configuration.md has all flags with their defaults.
-func TestPageHasAllFlags(t *testing.T) {
+// TestDocumentationListsAllFlags checks that docs/configuration.md has all flags with their
+// defaults.
+func TestDocumentationListsAllFlags(t *testing.T) {
 	page, err := os.ReadFile("../../docs/configuration.md")
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(page), "\n## The server\n")

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/store"
@@ -35,20 +36,19 @@ type Server struct {
 	debug  *debug.Service
 	health *health.Server
 
-	// parts are the listeners with their servers. Each serves until the Server stops.
+	parts       []part // what Run serves
 	grpcServers []*grpc.Server
 	mux         *h2.Mux    // nil without TLS
 	lean        *h2.Server // serves agents behind mux; nil without TLS
-	parts       []part
 	addresses   Addresses
-	draining    chan struct{}
+	draining    chan struct{} // closed when the server begins to drain
 }
 
-// part is a listener and what serves on it until ctx ends.
+// part is a listener, with the function that serves on it until ctx ends.
 type part struct {
 	name     string
 	listener net.Listener
-	serve    func(ctx context.Context, l net.Listener) error
+	serve    func(ctx context.Context) error
 }
 
 // Addresses has the addresses on which a server listens; nil where it does not.
@@ -66,33 +66,30 @@ func New(c Config) (_ *Server, err error) {
 			}
 		}
 	}()
-	if s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones, Relayed: c.Upstream != nil}); err != nil {
+	s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones, Relayed: c.Upstream != nil})
+	if err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
 	hostname, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("name of this server: %w", err)
+		return nil, fmt.Errorf("read the host name, which is the server's name: %w", err)
 	}
-	var tokens *auth.TokenReviewer
-	if c.Tokens != nil {
-		o := *c.Tokens
-		o.KnownNode = func(name string) bool { return s.store.Node(name) != nil }
-		tokens = auth.NewTokenReviewer(o)
-	}
-	authentication := auth.New(auth.Options{Tokens: tokens, Logger: c.Logger, Registerer: c.Registry})
+	authentication := auth.New(auth.Options{
+		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
+		Logger: c.Logger, Registerer: c.Registry,
+	})
 	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,
 		Servers: c.Servers, ServerService: c.ServerService, Logger: c.Logger, Registerer: c.Registry,
 	}
-	about := debug.Options{Store: s.store, Source: c.SourceKind}
+	var connection func() client.Connection
 	if c.Upstream != nil {
 		upstream := relay.New(*c.Upstream, s.store)
-		s.config.Source, options.Upstream, about.Upstream = upstream, upstream, upstream.Connection
+		s.config.Source, options.Upstream, connection = upstream, upstream, upstream.Connection
 	}
 	s.hub = fanout.New(options)
-	about.Hub = s.hub
-	s.debug = debug.New(about)
+	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind, Upstream: connection})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err
@@ -101,65 +98,67 @@ func New(c Config) (_ *Server, err error) {
 }
 
 // listen binds all addresses and creates what serves on them.
-func (s *Server) listen(authentication *auth.Auth) (err error) {
+func (s *Server) listen(authentication *auth.Auth) error {
 	c := s.config
-	metrics := daemon.MetricsHandler(c.Registry)
-	displaced := bounded.NewDisplaced(c.Registry, "server")
-	var certificates *tlsfiles.Follower
-	clients := tls.NoClientCert
-	if c.TLS != nil {
-		if c.TLS.CA != "" {
-			clients = tls.VerifyClientCertIfGiven // clients without a certificate may have a token
-		}
-		if certificates, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
-			return fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
-		}
-		metrics = authentication.Observers(metrics)
-	}
-	grpcListener, err := daemon.Listen("bind-address", c.BindAddress)
+	serverTLS, err := s.followTLS()
 	if err != nil {
 		return err
 	}
-	if certificates != nil {
-		s.addresses.GRPC = s.addTLS(grpcListener, certificates.Server(clients), authentication)
-	} else {
-		port := bounded.NewPort("plaintext", bounded.Plaintext, c.Logger, displaced)
-		s.addresses.GRPC = s.addGRPC("gRPC", port.Listener(grpcListener), s.newGRPC(nil, authentication, auth.Operator("anybody")))
+	displaced := bounded.NewDisplaced(c.Registry, "server")
+	port := func(name string, limits bounded.Limits) *bounded.Port {
+		return bounded.NewPort(name, limits, c.Logger, displaced)
 	}
-
+	l, err := daemon.Listen("bind-address", c.BindAddress)
+	if err != nil {
+		return err
+	}
+	metrics, metricsTLS := daemon.MetricsHandler(c.Registry), (*tls.Config)(nil)
+	if serverTLS != nil {
+		s.addresses.GRPC = s.addTLS(l, serverTLS(), authentication)
+		metrics, metricsTLS = authentication.Observers(metrics), serverTLS("http/1.1")
+	} else {
+		l = port("plaintext", bounded.Plaintext).Listener(l)
+		s.addresses.GRPC = s.addGRPC("gRPC", l, s.newGRPC(nil, authentication, auth.Operator("anybody")))
+	}
 	if c.DebugSocket != "" {
-		listener, err := daemon.ListenSocket(c.DebugSocket)
+		l, err := daemon.ListenSocket(c.DebugSocket)
 		if err != nil {
 			return fmt.Errorf("--debug-socket: %w", err)
 		}
-		s.addresses.DebugSocket = s.addGRPC("debug socket", listener, s.newGRPC(nil, authentication, auth.Operator("debug socket")))
+		s.addresses.DebugSocket = s.addGRPC("debug socket", l, s.newGRPC(nil, authentication, auth.Operator("debug socket")))
 	}
-	if c.HealthzBindAddress != "" {
-		listener, err := daemon.Listen("healthz-bind-address", c.HealthzBindAddress)
-		if err != nil {
-			return err
-		}
-		port := bounded.NewPort("health", bounded.Health, c.Logger, displaced)
-		s.addresses.Healthz = s.addHTTP("health checks", port.Listener(listener), port.Server(daemon.HealthHandler(s.ready)))
+	s.addresses.Healthz, err = s.addHTTP("health checks", "healthz-bind-address", c.HealthzBindAddress,
+		port("health", bounded.Health), nil, daemon.HealthHandler(s.ready))
+	if err != nil {
+		return err
 	}
-	if c.MetricsBindAddress != "" {
-		listener, err := daemon.Listen("metrics-bind-address", c.MetricsBindAddress)
-		if err != nil {
-			return err
-		}
-		port := bounded.NewPort("metrics", bounded.Metrics, c.Logger, displaced)
-		listener = port.Listener(listener)
-		if certificates != nil {
-			listener = tls.NewListener(listener, certificates.Server(clients, "http/1.1"))
-		}
-		s.addresses.Metrics = s.addHTTP("metrics", listener, port.Server(metrics))
-	}
-	return nil
+	s.addresses.Metrics, err = s.addHTTP("metrics", "metrics-bind-address", c.MetricsBindAddress,
+		port("metrics", bounded.Metrics), metricsTLS, metrics)
+	return err
 }
 
+// followTLS returns a function that returns the configuration of a listener for some protocols
+// (ALPN). It returns nil if the server is plaintext.
+func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
+	files := s.config.TLS
+	if files == nil {
+		return nil, nil
+	}
+	certificates, err := tlsfiles.Follow(*files, s.config.Logger)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
+	}
+	clients := tls.NoClientCert
+	if files.CA != "" {
+		clients = tls.VerifyClientCertIfGiven // clients without a certificate may have a token
+	}
+	return func(protocols ...string) *tls.Config { return certificates.Server(clients, protocols...) }, nil
+}
+
+// addGRPC adds a gRPC server on a listener, whose address it returns.
 func (s *Server) addGRPC(name string, l net.Listener, server *grpc.Server) net.Addr {
 	s.grpcServers = append(s.grpcServers, server)
-	s.parts = append(s.parts, part{name, l, func(_ context.Context, l net.Listener) error {
+	s.parts = append(s.parts, part{name, l, func(context.Context) error {
 		if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return err
 		}
@@ -168,11 +167,20 @@ func (s *Server) addGRPC(name string, l net.Listener, server *grpc.Server) net.A
 	return l.Addr()
 }
 
-func (s *Server) addHTTP(name string, l net.Listener, server *http.Server) net.Addr {
-	s.parts = append(s.parts, part{name, l, func(ctx context.Context, l net.Listener) error {
-		return daemon.ServeHTTP(ctx, l, server)
-	}})
-	return l.Addr()
+// addHTTP adds an HTTP server on an address, the value of a flag, and returns the bound address. If
+// the address is empty, it adds and returns nothing.
+func (s *Server) addHTTP(
+	name, flag, address string, port *bounded.Port, config *tls.Config, handler http.Handler,
+) (net.Addr, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := daemon.Listen(flag, address)
+	if err != nil {
+		return nil, err
+	}
+	s.parts = append(s.parts, part{name, l, func(ctx context.Context) error { return port.Serve(ctx, l, config, handler) }})
+	return l.Addr(), nil
 }
 
 // Addresses returns the addresses on which the server listens.
@@ -201,11 +209,11 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	log.Info("Server started", "version", daemon.Version(), "tls", s.config.TLS != nil)
 	if s.config.TLS == nil {
-		log.Warn("No TLS: everybody who can reach the server may read all Services and act as any node")
+		log.Warn("Serving without TLS: anyone who can reach the server can read all Services and act as any node")
 	}
 	for _, p := range s.parts {
 		log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
-		start(p.name, func() error { return p.serve(running, p.listener) })
+		start(p.name, func() error { return p.serve(running) })
 	}
 	start("source", func() error { return s.config.Source.Run(running, s.store) })
 	start("publisher", func() error { s.hub.Run(running); return nil })
@@ -215,7 +223,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.drain()
 	end()
 	err := all.Wait()
-	log.Info("Server ended")
+	log.Info("Server stopped")
 	return err
 }
 
@@ -225,7 +233,7 @@ func (s *Server) serveWhenSynced(ctx context.Context) {
 	select {
 	case <-s.store.WaitPublished():
 		s.setServing(healthpb.HealthCheckResponse_SERVING)
-		s.config.Logger.Info("Synced with the source: serving", "after", time.Since(begin))
+		s.config.Logger.Info("Synced with the source, serving", "after", time.Since(begin))
 	case <-ctx.Done():
 	}
 }
@@ -253,7 +261,7 @@ func (s *Server) ready() error {
 // drain makes the server not ready, sends the clients elsewhere, and waits for their calls to end,
 // for the grace period at most.
 func (s *Server) drain() {
-	s.config.Logger.Info("Draining", "within", s.config.GracePeriod)
+	s.config.Logger.Info("Draining", "grace_period", s.config.GracePeriod)
 	close(s.draining)
 	s.health.Shutdown()
 	s.hub.Drain()
@@ -263,7 +271,7 @@ func (s *Server) drain() {
 		_ = s.mux.Close() // only closing a listener can fail
 	}
 	stop := context.AfterFunc(ctx, func() {
-		s.config.Logger.Warn("Some calls have not ended within the grace period and are cut off")
+		s.config.Logger.Warn("Grace period is over, canceling the remaining calls")
 		for _, server := range s.grpcServers {
 			server.Stop()
 		}

@@ -197,7 +197,7 @@ func serving(t *testing.T, conn *grpc.ClientConn) healthpb.HealthCheckResponse_S
 	return answer.GetStatus()
 }
 
-func TestNobodyIsServedBeforeTheSourceHasSynced(t *testing.T) {
+func TestNoClientIsServedBeforeSync(t *testing.T) {
 	r := start(t, testConfig(t))
 	conn := dial(t, r.Addresses().GRPC.String(), nil)
 	_, err := hello(t, conn, "a")
@@ -242,7 +242,7 @@ func TestDrainBeforeSync(t *testing.T) {
 	require.NoError(t, <-r.ended)
 }
 
-func TestCallsThatDoNotEndAreCutOff(t *testing.T) {
+func TestGracePeriodEndsCalls(t *testing.T) {
 	c := testConfig(t)
 	c.GracePeriod = c.DrainWindow
 	r := start(t, c)
@@ -254,7 +254,7 @@ func TestCallsThatDoNotEndAreCutOff(t *testing.T) {
 	require.NoError(t, <-r.ended)
 }
 
-func TestAFailingSourceEndsTheServerInOrder(t *testing.T) {
+func TestFailingSourceDrainsTheServer(t *testing.T) {
 	r := start(t, testConfig(t))
 	r.sync()
 	stream, err := hello(t, dial(t, r.Addresses().GRPC.String(), nil), "a")
@@ -360,7 +360,7 @@ func TestPortsAreBounded(t *testing.T) {
 	require.NotContains(t, get(t, scraper, url), `slicecast_server_displaced_connections_total{port="health"} 0`)
 }
 
-func TestAnAddressInUseIsSaidByItsFlag(t *testing.T) {
+func TestErrorForAnAddressInUseNamesTheFlag(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, taken.Close()) }()

@@ -40,11 +40,11 @@ func newStatusCommand() *cobra.Command {
 	o := &statusOptions{}
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show what a running server has, who is connected, and who lacks what",
-		Long: `status asks a running server, by its debug socket or over the network as an operator or observer, and shows its state: how
-long the nodes took for the latest changes, and every client with how far it is behind.
+		Short: "Show the state of a running server and of its clients",
+		Long: `status shows the state of a running server: how long the nodes took to program the latest changes, and how far behind
+each client is. It asks the server through its debug socket, or over the network as an operator or observer.
 
-A server knows of its own clients only: ask each replica.`,
+A server knows only its own clients. To see all of them, ask each replica.`,
 		Example: `  slicecast-server status --debug-socket=/run/slicecast/debug/server.sock --watch
   slicecast-server status --debug-socket=/run/slicecast/debug/server.sock --service=default/web
   slicecast-server status --debug-socket=/run/slicecast/debug/server.sock --lacks=default/web
@@ -63,7 +63,9 @@ A server knows of its own clients only: ask each replica.`,
 			}
 			defer func() { _ = conn.Close() }()
 			client := pb.NewDebugServiceClient(conn)
-			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) { return o.ask(ctx, client) })
+			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
+				return o.ask(ctx, client)
+			})
 		},
 	}
 	o.addFlags(c.Flags())
@@ -72,37 +74,46 @@ A server knows of its own clients only: ask each replica.`,
 
 func (o *statusOptions) addFlags(fs *pflag.FlagSet) {
 	o.AddFlags(fs)
-	fs.StringVar(&o.DebugSocket, "debug-socket", "", "path of the server's debug socket")
-	fs.StringVar(&o.Server, "server", "", "address (host:port) of the server, instead of --debug-socket")
-	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against")
-	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) of an operator or observer")
-	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
-	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of --server")
-	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS")
+	fs.StringVar(&o.DebugSocket, "debug-socket", "", "Path of the server's debug socket.")
+	fs.StringVar(&o.Server, "server", "", "Address (host:port) of the server. Use it instead of --debug-socket.")
+	fs.StringVar(&o.CAFile, "ca-file", "",
+		"Path to the PEM file with the CA certificates that the server's certificate is verified against.")
+	fs.StringVar(&o.ClientCertFile, "client-cert-file", "",
+		"Path to the PEM file with the client certificate of an operator or observer.")
+	fs.StringVar(&o.ClientKeyFile, "client-key-file", "",
+		"Path to the PEM file with the private key of --client-cert-file.")
+	fs.StringVar(&o.ServerName, "server-name", "",
+		"Name that the server's certificate must be valid for. If empty, it is the host in --server.")
+	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "Connect to the server without TLS.")
 
-	fs.StringVar(&o.Service, "service", "", "namespace/name of a Service to show as the server has it, instead of clients")
-	fs.StringVar(&o.Lacks, "lacks", "", "namespace/name of a Service: only clients that don't have its latest state programmed")
-	fs.StringVar(&o.Node, "node", "", "only clients of this Node")
-	fs.BoolVar(&o.Behind, "behind", false, "only clients that don't have everything programmed")
-	fs.BoolVar(&o.Errors, "errors", false, "only clients that can't program something")
-	fs.BoolVar(&o.Shards, "shards", false, "show the shards too")
+	fs.StringVar(&o.Service, "service", "",
+		"Service (namespace/name) to show as the server has it, instead of the clients.")
+	fs.StringVar(&o.Lacks, "lacks", "",
+		"Show only clients that have not programmed the latest state of this Service (namespace/name).")
+	fs.StringVar(&o.Node, "node", "", "Show only clients of this Node.")
+	fs.BoolVar(&o.Behind, "behind", false, "Show only clients that have not programmed the latest state.")
+	fs.BoolVar(&o.Errors, "errors", false, "Show only clients that cannot program something.")
+	fs.BoolVar(&o.Shards, "shards", false, "Show the shards, too.")
 }
 
 func (o *statusOptions) validate() (err error) {
 	tls := o.CAFile != "" || o.ClientCertFile != "" || o.ClientKeyFile != "" || o.ServerName != ""
 	switch {
 	case o.DebugSocket == "" && o.Server == "":
-		return errors.New("which server? Give --debug-socket=PATH, as the server on this machine has it, or --server=HOST:PORT")
+		return errors.New("no server: set --debug-socket to the path that the server on this machine was started " +
+			"with, or set --server")
 	case o.DebugSocket != "" && (o.Server != "" || tls || o.InsecurePlaintext):
-		return errors.New("--debug-socket excludes --server, --ca-file, --client-cert-file, --client-key-file, --server-name " +
-			"and --insecure-plaintext: leave it out, or them")
+		return errors.New("--debug-socket excludes --server, --ca-file, --client-cert-file, --client-key-file, " +
+			"--server-name and --insecure-plaintext: remove it or them")
 	case o.InsecurePlaintext && tls:
-		return errors.New("--insecure-plaintext excludes --ca-file, --client-cert-file, --client-key-file and --server-name")
+		return errors.New("--insecure-plaintext excludes --ca-file, --client-cert-file, --client-key-file and " +
+			"--server-name: remove it or them")
 	case o.Server != "" && !o.InsecurePlaintext && (o.CAFile == "" || o.ClientCertFile == "" || o.ClientKeyFile == ""):
-		return errors.New("over TLS the server and an operator must know each other: give --ca-file, --client-cert-file and " +
-			"--client-key-file (or --insecure-plaintext, if the server runs with that)")
+		return errors.New("no credentials: set --ca-file, --client-cert-file and --client-key-file, or " +
+			"--insecure-plaintext if the server was started with that")
 	case o.Service != "" && (o.Lacks != "" || o.Node != "" || o.Behind || o.Errors):
-		return errors.New("--service shows a Service instead of clients: leave out --lacks, --node, --behind and --errors")
+		return errors.New("--service shows a Service instead of clients: remove it, or remove --lacks, --node, " +
+			"--behind and --errors")
 	}
 	if o.service, err = parseService("--service", o.Service); err != nil {
 		return err
@@ -120,7 +131,7 @@ func parseService(flag, s string) (*pb.ServiceName, error) {
 	}
 	key, ok := model.ParseServiceKey(s)
 	if !ok {
-		return nil, fmt.Errorf("%s is %q: give namespace/name", flag, s)
+		return nil, fmt.Errorf("%s is %q: use namespace/name", flag, s)
 	}
 	return &pb.ServiceName{Namespace: key.Namespace, Name: key.Name}, nil
 }
@@ -130,7 +141,7 @@ func (o *statusOptions) dial() (*grpc.ClientConn, error) {
 	switch {
 	case o.DebugSocket != "":
 		if _, err := os.Stat(o.DebugSocket); err != nil {
-			return nil, fmt.Errorf("--debug-socket: %w; start the server with --debug-socket=%s, or name the one that it has", err, o.DebugSocket)
+			return nil, fmt.Errorf("--debug-socket: %w; use the path that the server was started with", err)
 		}
 		target = "unix:" + o.DebugSocket
 	case !o.InsecurePlaintext:
@@ -202,9 +213,11 @@ func (o *statusOptions) explain(err error) error {
 		if o.DebugSocket != "" {
 			where = o.DebugSocket
 		}
-		return fmt.Errorf("no answer on %s: %s; is the server running there, and are the credentials those that it wants?", where, s.Message())
+		return fmt.Errorf("no answer from %s: %s; check that the server runs there and accepts these credentials",
+			where, s.Message())
 	case codes.Unimplemented:
-		return errors.New("this server has no DebugService: it is older than this command")
+		return errors.New("the server does not implement the DebugService: use the status command of the server's " +
+			"version")
 	default:
 		return err
 	}

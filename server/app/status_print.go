@@ -74,7 +74,8 @@ func (r *statusReport) printServer(out *show.Page) {
 	case !s.GetSource().GetSynced():
 		state = "not synced with its source yet"
 	}
-	out.Row("Server", fmt.Sprintf("%s, version %s, up %s, %s", s.GetServerName(), s.GetServerVersion(), r.since(s.GetStartTime()), state))
+	out.Row("Server", fmt.Sprintf("%s, version %s, up %s, %s",
+		s.GetServerName(), s.GetServerVersion(), r.since(s.GetStartTime()), state))
 	source := s.GetSource().GetKind()
 	if v := s.GetSource().GetResourceVersions(); v != nil {
 		source += ", resource versions " + versions(v)
@@ -113,7 +114,8 @@ func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 		return text
 	}
 	s := up.GetServer()
-	text := fmt.Sprintf("from %s at %s, version %s, in sync for %s", s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince()))
+	text := fmt.Sprintf("from %s at %s, version %s, in sync for %s",
+		s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince()))
 	if n := len(up.GetPath()); n > 1 {
 		text += fmt.Sprintf(", %d servers away from the root", n)
 	}
@@ -141,9 +143,9 @@ func (r *statusReport) printConvergences(out *show.Page) {
 		return
 	}
 	list := s.GetConvergences()
-	title := "Latest changes, and how long the nodes took to have them programmed"
+	title := "Latest changes, and how long the nodes took to program them"
 	if n := s.GetOpenConvergences(); n > 0 {
-		title += fmt.Sprintf("; %d %s not on all nodes yet", n, map[bool]string{true: "is", false: "are"}[n == 1])
+		title += fmt.Sprintf("; not yet on all nodes: %d", n)
 		oldest := s.GetOldestOpenConvergence()
 		if !slices.ContainsFunc(list, func(c *pb.Convergence) bool { return proto.Equal(c, oldest) }) {
 			list = append(list, oldest)
@@ -152,7 +154,8 @@ func (r *statusReport) printConvergences(out *show.Page) {
 	out.Title("%s", title)
 	out.Row("AGE", "SHARD", "SEQUENCE", "NODES", "LACKING", "50%", "99%", "100%", "LAST")
 	for _, c := range list {
-		out.Row(r.since(c.GetPublishTime()), number(c.GetShard()), number(c.GetSequence()), number(c.GetNodes()), number(c.GetLacking()),
+		out.Row(r.since(c.GetPublishTime()), number(c.GetShard()), number(c.GetSequence()),
+			number(c.GetNodes()), number(c.GetLacking()),
 			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()), lastNodes(c.GetLast()))
 	}
 }
@@ -182,7 +185,8 @@ func number[T uint32 | uint64](n T) string { return strconv.FormatUint(uint64(n)
 
 func (r *statusReport) printAgents(out *show.Page) {
 	if r.gone != "" {
-		out.Title("This server has no Service %s: is it misspelt? If it was removed, clients that lack that are", r.gone)
+		out.Title("The server has no Service %s: check its name. If it was removed, these clients still have it",
+			r.gone)
 	}
 	out.Title("%d %s", len(r.agents), plural("client", uint32(len(r.agents))))
 	if len(r.agents) == 0 {
@@ -243,12 +247,14 @@ func (r *statusReport) printShards(out *show.Page) {
 func (r *statusReport) printService(out *show.Page) {
 	held := r.service
 	out.Title("")
-	place := fmt.Sprintf("shard %d, last changed at sequence %d of %d", held.GetShard(), held.GetChangedSequence(), held.GetSequence())
+	place := fmt.Sprintf("shard %d, last changed at sequence %d of %d",
+		held.GetShard(), held.GetChangedSequence(), held.GetSequence())
 	if s := held.GetService(); s == nil {
 		first := held.GetSlices()[0]
-		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" is not there, only slices of it are")
+		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" does not exist, but slices of it do")
 	} else {
-		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %s", s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), show.Hash(s.GetVersion())))
+		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %s",
+			s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), show.Hash(s.GetVersion())))
 		addresses := slices.Concat(s.GetClusterIps(), s.GetExternalIps())
 		for _, i := range s.GetLoadBalancerIngress() {
 			addresses = append(addresses, i.GetIp())
@@ -264,7 +270,7 @@ func (r *statusReport) printService(out *show.Page) {
 		}
 		out.Row("Ports", strings.Join(ports, ", "))
 	}
-	out.Row("Kept in", place)
+	out.Row("Position", place)
 	for _, s := range held.GetSlices() {
 		r.printSlice(out, s)
 	}
@@ -279,7 +285,8 @@ func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
 	if ms := s.GetLastChangeTriggerTimeMs(); ms > 0 {
 		changed = fmt.Sprintf(", changed %s ago", r.since(timestamppb.New(time.UnixMilli(ms))))
 	}
-	out.Title("EndpointSlice %s/%s, %s, ports %s, version %s%s", s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
+	out.Title("EndpointSlice %s/%s, %s, ports %s, version %s%s",
+		s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
 		strings.Join(ports, ", "), show.Hash(s.GetVersion()), changed)
 	if len(s.GetEndpoints()) == 0 {
 		out.Row("no endpoints")
@@ -287,8 +294,9 @@ func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
 	}
 	out.Row("ADDRESS", "READY", "SERVING", "TERMINATING", "NODE", "ZONE", "HINTS")
 	for _, e := range s.GetEndpoints() {
-		out.Row(e.GetAddress(), strconv.FormatBool(e.GetReady()), strconv.FormatBool(e.GetServing()), strconv.FormatBool(e.GetTerminating()),
-			e.GetNodeName(), e.GetZone(), strings.Join(slices.Concat(e.GetZoneHints(), e.GetNodeHints()), ","))
+		out.Row(e.GetAddress(), strconv.FormatBool(e.GetReady()), strconv.FormatBool(e.GetServing()),
+			strconv.FormatBool(e.GetTerminating()), e.GetNodeName(), e.GetZone(),
+			strings.Join(slices.Concat(e.GetZoneHints(), e.GetNodeHints()), ","))
 	}
 }
 

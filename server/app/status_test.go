@@ -79,7 +79,7 @@ func TestStatusByTheDebugSocket(t *testing.T) {
 		out, err = runStatus(t, socket, filter)
 		require.NoError(t, err)
 		if filter == "--lacks=default/other" {
-			require.Contains(t, out, "\nThis server has no Service default/other: is it misspelt?")
+			require.Contains(t, out, "\nThe server has no Service default/other: check its name.")
 			require.Contains(t, out, "\n1 client\n", "it has not said that it has programmed anything")
 			continue
 		}
@@ -87,7 +87,7 @@ func TestStatusByTheDebugSocket(t *testing.T) {
 	}
 	out, err = runStatus(t, socket, "--lacks=default/web")
 	require.NoError(t, err)
-	require.NotContains(t, out, "misspelt")
+	require.NotContains(t, out, "check its name")
 	out, err = runStatus(t, socket, "--shards", "--behind")
 	require.NoError(t, err)
 	require.Regexp(t, `\nShards\nSHARD +SEQUENCE +DIGEST +OBJECTS\n0 +\d+ +[0-9a-f]{16} +\d+\n`, out)
@@ -103,7 +103,7 @@ func TestStatusOfAService(t *testing.T) {
 	require.Contains(t, out, "10.180.100.1")
 	require.NotContains(t, out, "client")
 	_, err = runStatus(t, "--debug-socket="+c.DebugSocket, "--service=default/webb")
-	require.ErrorContains(t, err, "this server has no Service default/webb: it may not exist")
+	require.ErrorContains(t, err, "this server has no Service default/webb: it does not exist")
 }
 
 func TestStatusAsJSON(t *testing.T) {
@@ -156,9 +156,9 @@ func TestStatusOverTLS(t *testing.T) {
 	_, err = runStatus(t, with(ca.Node("a"), authtest.ServerName)...)
 	require.ErrorContains(t, err, "is not allowed to call /slicecast.v1.DebugService/GetStatus")
 	_, err = runStatus(t, with(ca.Observer(), "elsewhere")...)
-	require.ErrorContains(t, err, "no answer on "+r.Addresses().GRPC.String())
+	require.ErrorContains(t, err, "no answer from "+r.Addresses().GRPC.String())
 	require.ErrorContains(t, err, "elsewhere")
-	require.ErrorContains(t, err, "is the server running there, and are the credentials those that it wants?")
+	require.ErrorContains(t, err, "check that the server runs there and accepts these credentials")
 }
 
 func TestStatusOfARelay(t *testing.T) {
@@ -202,17 +202,17 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 	for _, c := range []struct{ args, says string }{
-		{"", "which server? Give --debug-socket=PATH"},
-		{"--debug-socket=" + missing, "start the server with --debug-socket=" + missing},
-		{"--debug-socket=" + dead, "no answer on " + dead},
+		{"", "no server: set --debug-socket"},
+		{"--debug-socket=" + missing, missing + ": no such file or directory; use the path that the server was started with"},
+		{"--debug-socket=" + dead, "no answer from " + dead},
 		{"--debug-socket=x --server=y", "--debug-socket excludes --server"},
 		{"--debug-socket=x --ca-file=y", "--debug-socket excludes"},
 		{"--server=y --ca-file=x --insecure-plaintext", "--insecure-plaintext excludes"},
-		{"--server=y --ca-file=x", "give --ca-file, --client-cert-file and --client-key-file"},
+		{"--server=y --ca-file=x", "set --ca-file, --client-cert-file and --client-key-file"},
 		{"--server=y --ca-file=x --client-cert-file=x --client-key-file=x", "--ca-file, --client-cert-file, --client-key-file: "},
-		{"--debug-socket=x --service=web", `--service is "web": give namespace/name`},
-		{"--debug-socket=x --lacks=a/b/c", `--lacks is "a/b/c": give namespace/name`},
-		{"--debug-socket=x --service=a/b --behind", "leave out --lacks, --node, --behind and --errors"},
+		{"--debug-socket=x --service=web", `--service is "web": use namespace/name`},
+		{"--debug-socket=x --lacks=a/b/c", `--lacks is "a/b/c": use namespace/name`},
+		{"--debug-socket=x --service=a/b --behind", "remove --lacks, --node, --behind and --errors"},
 		{"--debug-socket=x -o yaml", "use table or json"},
 	} {
 		_, err := runStatus(t, strings.Fields(c.args)...)
@@ -288,7 +288,7 @@ State    1000 Services, 1050 slices, 55000 endpoints in 64 shards, epoch 0000000
 Streams  2 agents, 1 relay; 3000 nodes served
 Servers  10.0.0.1:8472, 10.0.0.2:8472
 
-Latest changes, and how long the nodes took to have them programmed; 1 is not on all nodes yet
+Latest changes, and how long the nodes took to program them; not yet on all nodes: 1
 AGE    SHARD  SEQUENCE  NODES  LACKING  50%   99%    100%    LAST
 1.23s  3      12        3000   0        8ms   30ms   45.7ms  node-1 (45.7ms)
 1m0s   7      99        3000   2        21ms  150ms  -       relay 10.0.0.9:4242 (lacks it), node-3 (150ms)
@@ -324,7 +324,7 @@ node-2  agent          syncing     -     -       1ms     10.0.0.4:4242  -       
 Service    default/web, NODE_PORT, version 1f00000000000000
 Addresses  10.96.0.1, fd00::1, 192.0.2.1
 Ports      http 80/TCP (node port 30080), 53/UDP
-Kept in    shard 3, last changed at sequence 11 of 12
+Position   shard 3, last changed at sequence 11 of 12
 
 EndpointSlice default/web-1, IPV4, ports http 8080/TCP, version 2f00000000000000, changed 1m30s ago
 ADDRESS   READY  SERVING  TERMINATING  NODE    ZONE  HINTS
@@ -339,7 +339,7 @@ no endpoints
 	r.service.Slices[0].Service = "web"
 	r.status.Upstream = &pb.UpstreamStatus{StaleSince: ago(time.Minute), LastError: "10.1.0.1:8472: connection refused"}
 	r.status.Draining, r.status.Convergences = true, nil
-	require.Contains(t, printed(t, r), "Service  default/web is not there, only slices of it are\n")
+	require.Contains(t, printed(t, r), "Service   default/web does not exist, but slices of it do\n")
 	require.Contains(t, printed(t, r), ", not connected for 1m0s: 10.1.0.1:8472: connection refused\n")
 	require.Contains(t, printed(t, r), ", draining\n")
 }

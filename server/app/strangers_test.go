@@ -31,9 +31,9 @@ func flood(t *testing.T, n int, address string, from func(i int) net.IP) {
 	}
 }
 
-// TestStrangersKeepNobodyOut checks that nodes connect on both transports, however many connections
-// strangers hold.
-func TestStrangersKeepNobodyOut(t *testing.T) {
+// TestStrangersDoNotKeepClientsOut checks that nodes connect on both transports, however many
+// connections strangers hold.
+func TestStrangersDoNotKeepClientsOut(t *testing.T) {
 	const n = 8192 + 64
 	for name, from := range map[string]func(i int) net.IP{
 		"two addresses":  func(i int) net.IP { return net.IPv4(127, 0, 1, byte(1+i%2)) },

@@ -27,8 +27,10 @@ import (
 
 // Options configures an Auth.
 type Options struct {
-	// Tokens reviews bearer tokens. nil means that no token is accepted.
-	Tokens *TokenReviewer
+	// Tokens configures the review of bearer tokens. nil means that no token is accepted.
+	Tokens *TokenOptions
+	// KnownNode reports whether a Node of that name exists. It is required if Tokens is set.
+	KnownNode func(name string) bool
 	// Logger receives refusals. It is required.
 	Logger *slog.Logger
 	// Registerer registers the metrics. It is required.
@@ -37,17 +39,18 @@ type Options struct {
 
 // Auth identifies callers and decides what they may do.
 type Auth struct {
-	tokens   *TokenReviewer
+	tokens   *tokenReviewer // nil if no token is accepted
 	refusals *refusals
 }
 
 // New returns an Auth.
 func New(o Options) *Auth {
+	a := &Auth{refusals: newRefusals(o.Registerer, o.Logger)}
 	reviews := newReviewsCounter(o.Registerer)
 	if o.Tokens != nil {
-		o.Tokens.reviews = reviews
+		a.tokens = newTokenReviewer(*o.Tokens, o.KnownNode, reviews)
 	}
-	return &Auth{tokens: o.Tokens, refusals: newRefusals(o.Registerer, o.Logger)}
+	return a
 }
 
 // Authenticator returns the identity behind a request. Its errors are gRPC statuses.
@@ -79,30 +82,31 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 		i, ok := certificateIdentity(certificate)
 		if !ok {
 			return Identity{}, a.refusals.refuse(ctx, reasonCertificate, codes.PermissionDenied,
-				"the client certificate of %q is neither a node's (organization %s, common name %s<name>), nor a relay's (%s), "+
-					"nor an observer's (%s), nor an operator's (%s)",
+				"the client certificate of %q has no role: use one of a node (organization %s, common name %s<name>), "+
+					"a relay (%s), an observer (%s) or an operator (%s)",
 				certificate.Subject, nodesGroup, nodeUserPrefix, relaysGroup, observersGroup, mastersGroup)
 		}
 		return i, nil
 	}
 	if len(authorization) == 0 {
 		return Identity{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated,
-			"no credentials: use a client certificate (one that is not of a CA in the server's --client-ca-file does not even get sent), "+
-				"or send a ServiceAccount token as the bearer token")
+			"no credentials: use a client certificate of a CA in the server's --client-ca-file (TLS clients do not "+
+				"send others), or send a ServiceAccount token as the bearer token")
 	}
 	token, ok := bearerToken(authorization[0])
 	if !ok {
 		return Identity{}, a.refusals.refuse(ctx, reasonToken, codes.Unauthenticated,
-			"the authorization header holds no bearer token")
+			"the authorization header contains no bearer token")
 	}
 	if a.tokens == nil {
 		return Identity{}, a.refusals.refuse(ctx, reasonToken, codes.Unauthenticated,
-			"this server takes no tokens (it has neither --agent-service-account nor --relay-service-account): use a client certificate")
+			"this server accepts no tokens, because it was started without --agent-service-account and "+
+				"--relay-service-account: use a client certificate")
 	}
 	verdict, err := a.tokens.review(ctx, token)
 	if err != nil {
 		return Identity{}, a.refusals.refuse(ctx, reasonReview, codes.Unavailable,
-			"the API server could not be asked about the token: try again later: %v", err)
+			"the API server did not review the token, try again later: %v", err)
 	}
 	if verdict.refusal != "" {
 		err := a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
@@ -145,31 +149,37 @@ func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeN
 			return nil
 		}
 		if i.Node == "" {
-			return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied, "%s is no node, so it can't be the agent of node %q: "+
-				"use a certificate of the node's (organization %s) or a token of the agent's ServiceAccount", i.User, nodeName, nodesGroup)
+			return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
+				"%s is not a node and cannot be the agent of node %q: use the node's client certificate "+
+					"(organization %s) or a token of the agent's ServiceAccount", i.User, nodeName, nodesGroup)
 		}
 		return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
-			"%s is node %q, not %q: start the agent with the name of the Node that it runs on", i.User, i.Node, nodeName)
+			"%s is node %q and cannot be the agent of node %q: set the agent's --node-name to the Node that it runs on",
+			i.User, i.Node, nodeName)
 	case pb.ClientKind_CLIENT_KIND_RELAY:
 		if i.Operator || i.Relay {
 			return nil
 		}
 		return a.refusals.refuse(ctx, reasonRelay, codes.PermissionDenied,
-			"%s may not be a relay: use a certificate of the organization %s, or start this server with the relay's --relay-service-account",
-			i.User, relaysGroup)
+			"%s may not be a relay: use a client certificate of the organization %s, or start the server with "+
+				"--relay-service-account set to the relay's ServiceAccount", i.User, relaysGroup)
 	default:
-		return a.observe(ctx, i, "observe, but on the debug socket")
+		return a.observe(ctx, i, "observe", orDebugSocket)
 	}
 }
 
-// observe checks whether a caller may see everything. what says in the error what the caller
-// attempted.
-func (a *Auth) observe(ctx context.Context, i Identity, what string) error {
+// orDebugSocket completes the error of observe where the debug socket answers the same.
+const orDebugSocket = ", or the server's debug socket"
+
+// observe returns an error unless a caller may see everything. action is what the caller attempted,
+// and or another way to do it.
+func (a *Auth) observe(ctx context.Context, i Identity, action, or string) error {
 	if i.Operator || i.Observer {
 		return nil
 	}
 	return a.refusals.refuse(ctx, reasonObserver, codes.PermissionDenied,
-		"%s is not allowed to %s: use a certificate of the organization %s", i.User, what, observersGroup)
+		"%s is not allowed to %s: use a client certificate of the organization %s%s",
+		i.User, action, observersGroup, or)
 }
 
 // open are the methods that every identified caller may call. The handlers of streams call
@@ -192,8 +202,9 @@ func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method str
 	if err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(open, func(p string) bool { return method == p || strings.HasSuffix(p, "/") && strings.HasPrefix(method, p) }) {
-		if err := a.observe(ctx, i, "call "+method+", but on the debug socket"); err != nil {
+	isOpen := func(p string) bool { return method == p || strings.HasSuffix(p, "/") && strings.HasPrefix(method, p) }
+	if !slices.ContainsFunc(open, isOpen) {
+		if err := a.observe(ctx, i, "call "+method, orDebugSocket); err != nil {
 			return nil, err
 		}
 	}
@@ -204,14 +215,18 @@ func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method str
 // All of them may call streams and health checks. Other methods are for callers who may observe.
 func (a *Auth) ServerOptions(authenticate Authenticator) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.UnaryInterceptor(func(ctx context.Context, request any, call *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		grpc.UnaryInterceptor(func(
+			ctx context.Context, request any, call *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+		) (any, error) {
 			ctx, err := a.enter(ctx, authenticate, call.FullMethod)
 			if err != nil {
 				return nil, err
 			}
 			return handler(ctx, request)
 		}),
-		grpc.StreamInterceptor(func(server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		grpc.StreamInterceptor(func(
+			server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handler grpc.StreamHandler,
+		) error {
 			ctx, err := a.enter(stream.Context(), authenticate, call.FullMethod)
 			if err != nil {
 				return err
@@ -244,7 +259,7 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		}
 		i, err := a.identify(ctx, chains, r.Header.Values("Authorization"))
 		if err == nil {
-			err = a.observe(ctx, i, "look at this page")
+			err = a.observe(ctx, i, "read this page", "")
 		}
 		if err != nil {
 			// The client's next attempt then costs it a handshake.

@@ -64,12 +64,13 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-func newFixture(t *testing.T, tokens *TokenReviewer) *fixture {
+func newFixture(t *testing.T, tokens *tokenReviewer) *fixture {
 	f := &fixture{t: t, ca: authtest.NewCA(t), registry: prometheus.NewRegistry(), logs: &syncBuffer{}}
 	f.files.Certificate, f.files.PrivateKey = f.ca.Server()
 	f.files.CA = f.ca.File
 	logger := slog.New(slog.NewTextHandler(f.logs, nil))
-	f.auth = New(Options{Tokens: tokens, Logger: logger, Registerer: f.registry})
+	f.auth = New(Options{Logger: logger, Registerer: f.registry})
+	f.auth.tokens = tokens
 	certificates, err := tlsfiles.Follow(f.files, logger)
 	require.NoError(t, err)
 
@@ -164,22 +165,22 @@ func TestClientCertificates(t *testing.T) {
 		message     string
 	}{
 		{"a node is itself", []tls.Certificate{f.ca.Node("a")}, "a", codes.OK, "", ""},
-		{"a node is no other", []tls.Certificate{f.ca.Node("a")}, "b", codes.PermissionDenied, reasonOtherNode, `is node "a", not "b"`},
+		{"a node is no other", []tls.Certificate{f.ca.Node("a")}, "b", codes.PermissionDenied, reasonOtherNode, `is node "a" and cannot be the agent of node "b"`},
 		{"a node is no observer", []tls.Certificate{f.ca.Node("a")}, "", codes.PermissionDenied, reasonObserver, "not allowed to observe"},
-		{"a relay is no node", []tls.Certificate{f.ca.Relay("r")}, "r", codes.PermissionDenied, reasonOtherNode, "is no node"},
+		{"a relay is not a node", []tls.Certificate{f.ca.Relay("r")}, "r", codes.PermissionDenied, reasonOtherNode, "is not a node"},
 		{"a relay is no observer", []tls.Certificate{f.ca.Relay("r")}, "", codes.PermissionDenied, reasonObserver, "slicecast:observers"},
 		{"an observer observes", []tls.Certificate{f.ca.Observer()}, "", codes.OK, "", ""},
-		{"an observer is no node", []tls.Certificate{f.ca.Observer()}, "observer", codes.PermissionDenied, reasonOtherNode, "is no node"},
+		{"an observer is not a node", []tls.Certificate{f.ca.Observer()}, "observer", codes.PermissionDenied, reasonOtherNode, "is not a node"},
 		{"roles add up", []tls.Certificate{f.ca.Client("system:node:a", "system:nodes", "slicecast:observers")}, "", codes.OK, "", ""},
 		{"a relay needs a name", []tls.Certificate{f.ca.Client("", "slicecast:relays")}, "",
-			codes.PermissionDenied, reasonCertificate, "neither"},
+			codes.PermissionDenied, reasonCertificate, "has no role"},
 		{"an operator is any node", []tls.Certificate{f.ca.Operator()}, "b", codes.OK, "", ""},
 		{"an operator observes", []tls.Certificate{f.ca.Operator()}, "", codes.OK, "", ""},
 		{"a user is nobody", []tls.Certificate{f.ca.Client("jane", "dev")}, "", codes.PermissionDenied, reasonCertificate, "jane"},
 		{"a node's name needs its group", []tls.Certificate{f.ca.Client("system:node:a", "dev")}, "a",
 			codes.PermissionDenied, reasonCertificate, "system:nodes"},
 		{"a node needs a name", []tls.Certificate{f.ca.Client("system:node:", "system:nodes")}, "",
-			codes.PermissionDenied, reasonCertificate, "neither"},
+			codes.PermissionDenied, reasonCertificate, "has no role"},
 		{"without one", nil, "a", codes.Unauthenticated, reasonNoCredentials, "client certificate"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -293,14 +294,14 @@ func TestCertificateOfAnotherCAFailsTheHandshake(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(f.hello(f.dial(config), "", "a")))
 }
 
-func TestRefusalsAreLoggedOnceForAWhile(t *testing.T) {
+func TestRefusalsAreLoggedOncePerInterval(t *testing.T) {
 	f := newFixture(t, nil)
 	for range 5 {
 		require.Equal(t, codes.Unauthenticated, status.Code(f.hello(f.dial(f.ca.ClientTLS()), "", "a")))
 	}
 	require.Equal(t, 5.0, f.refused(reasonNoCredentials))
-	require.Equal(t, 1, strings.Count(f.logs.String(), "Request refused"), f.logs)
-	require.Contains(t, f.logs.String(), "peer=127.0.0.1:")
+	require.Equal(t, 1, strings.Count(f.logs.String(), "Refused a request"), f.logs)
+	require.Contains(t, f.logs.String(), "client=127.0.0.1:")
 }
 
 func TestReload(t *testing.T) {
@@ -314,7 +315,7 @@ func TestReload(t *testing.T) {
 	cert, key := next.Server()
 	f.copy(cert, f.files.Certificate)
 	require.NoError(t, f.hello(f.dial(old.ClientTLS(old.Node("a"))), "", "a"))
-	require.Contains(t, f.logs.String(), "TLS files are unusable")
+	require.Contains(t, f.logs.String(), "Cannot reload the TLS files")
 
 	f.copy(key, f.files.PrivateKey)
 	f.copy(next.File, f.files.CA)
@@ -323,7 +324,7 @@ func TestReload(t *testing.T) {
 	withdrawn := old.Node("a")
 	mixed.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &withdrawn, nil }
 	require.Equal(t, codes.Unavailable, status.Code(f.hello(f.dial(mixed), "", "a")), "the old CA is no longer trusted")
-	require.Contains(t, f.logs.String(), "TLS files have changed")
+	require.Contains(t, f.logs.String(), "Reloaded the TLS files")
 }
 
 func (f *fixture) copy(from, to string) {

@@ -5,7 +5,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/rsa"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -59,23 +58,6 @@ type claims struct {
 type objectName struct {
 	Name string `json:"name"`
 }
-
-// tokenError describes what is wrong with a token.
-type tokenError string
-
-// Error implements error.
-func (e tokenError) Error() string { return string(e) }
-
-const (
-	errNoToken    tokenError = "it is no signed token"
-	errSignature  tokenError = "its signature is wrong"
-	errUnknownKey tokenError = "it is signed with a key that the API server does not publish"
-	errIssuer     tokenError = "it is not of the API server's issuer"
-)
-
-// errTooSoon means that a token names an unknown key or issuer, and that the keys were read less
-// than keysInterval ago.
-var errTooSoon = errors.New("the API server's keys were read a moment ago, and the token's was not among them")
 
 // keys verifies tokens with the keys that the API server publishes. It reads the keys when a token
 // needs them.
@@ -188,9 +170,13 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 		body, err := k.get(ctx, path)
 		switch {
 		case apierrors.IsForbidden(err):
-			return nil, fmt.Errorf("read the API server's keys: %w; give this server get on the nonResourceURLs %s and %s", err, discoveryPath, keysPath)
+			return nil, fmt.Errorf("read the API server's keys: %w; allow this server to get the nonResourceURLs %s "+
+				"and %s",
+				err, discoveryPath, keysPath)
 		case apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("read the API server's keys: %s: %w; it has them if its --service-account-issuer is an https URL", path, err)
+			return nil, fmt.Errorf("read the API server's keys: %s: %w; set the API server's "+
+				"--service-account-issuer to an https URL",
+				path, err)
 		case err != nil:
 			return nil, fmt.Errorf("read the API server's keys: %w", err)
 		}
@@ -210,11 +196,12 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 		}
 	}
 	if discovery.Issuer == "" || len(next.keys) == 0 {
-		return nil, fmt.Errorf("read the API server's keys: %s names the issuer %q, %s has %d RSA and ECDSA keys: one of each is needed",
-			discoveryPath, discovery.Issuer, keysPath, len(next.keys))
+		return nil, fmt.Errorf("read the API server's keys: %s has the issuer %q and %s has %d RSA and ECDSA keys: "+
+			"an issuer and at least one key are required", discoveryPath, discovery.Issuer, keysPath, len(next.keys))
 	}
 	// An API server whose issuer changes still accepts tokens of the earlier issuer.
-	next.issuers = append(slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer }), discovery.Issuer)
+	earlier := slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer })
+	next.issuers = append(earlier, discovery.Issuer)
 	next.issuers = next.issuers[max(0, len(next.issuers)-maxIssuers):]
 	return next, nil
 }

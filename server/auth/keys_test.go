@@ -99,12 +99,11 @@ func (s *signer) answer(_ context.Context, r *authenticationv1.TokenReview) (*au
 	}}, nil
 }
 
-func (s *signer) reviewer() *TokenReviewer {
-	return NewTokenReviewer(TokenOptions{
+func (s *signer) reviewer() *tokenReviewer {
+	return newTokenReviewer(TokenOptions{
 		Review: s.answer, Get: s.get, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
-		Relays:    []types.NamespacedName{{Namespace: "ns", Name: "relay"}},
-		KnownNode: func(name string) bool { return strings.HasPrefix(name, "node-") },
-	})
+		Relays: []types.NamespacedName{{Namespace: "ns", Name: "relay"}},
+	}, func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil))
 }
 
 // good returns the claims of a valid token of a node's agent.
@@ -161,9 +160,9 @@ func unsigned(t testing.TB, header, signature string, c map[string]any) string {
 	return encode([]byte(header)) + "." + encode(payload) + "." + encode([]byte(signature))
 }
 
-// TestTokensThatCannotBeGoodAreNotReviewed checks that only tokens with a valid signature, issuer,
+// TestInvalidTokensAreNotReviewed checks that only tokens with a valid signature, issuer,
 // audience, expiry and subject are reviewed.
-func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
+func TestInvalidTokensAreNotReviewed(t *testing.T) {
 	s := newSigner(t)
 	r := s.reviewer()
 	c := good("node-1")
@@ -176,9 +175,9 @@ func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 		reason  reason
 		message string
 	}{
-		"no JWT":           {"nonsense", reasonToken, "no signed token"},
-		"unsigned":         {unsigned(t, `{"alg":"none","kid":"key-1"}`, "", c), reasonToken, "no signed token"},
-		"HMAC":             {sign(t, jose.HS256, public, "key-1", c), reasonToken, "no signed token"},
+		"no JWT":           {"nonsense", reasonToken, "not a signed token"},
+		"unsigned":         {unsigned(t, `{"alg":"none","kid":"key-1"}`, "", c), reasonToken, "not a signed token"},
+		"HMAC":             {sign(t, jose.HS256, public, "key-1", c), reasonToken, "not a signed token"},
 		"wrong signature":  {invented(t, "key-1", c), reasonToken, "signature"},
 		"wrong algorithm":  {unsigned(t, `{"alg":"RS256","kid":"key-1"}`, "signature", c), reasonToken, "signature"},
 		"critical header":  {unsigned(t, `{"alg":"ES256","kid":"key-1","crit":["x"],"x":1}`, "signature", c), reasonToken, "signature"},
@@ -189,7 +188,7 @@ func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 		"no end":           {s.token(changed(c, map[string]any{"exp": nil})), reasonToken, "expired"},
 		"somebody else's":  {s.token(changed(c, map[string]any{"sub": "system:serviceaccount:ns:other"})), reasonServiceAccount, "ns/other"},
 		"bound to no node": {s.token(changed(c, map[string]any{"kubernetes.io": nil})), reasonUnboundToken, "names no node"},
-		"too long":         {s.token(changed(c, map[string]any{"x": strings.Repeat("x", maxTokenBytes)})), reasonToken, "no signed token"},
+		"too long":         {s.token(changed(c, map[string]any{"x": strings.Repeat("x", maxTokenBytes)})), reasonToken, "not a signed token"},
 	} {
 		v, err := r.review(t.Context(), test.token)
 		require.NoError(t, err, name)
@@ -481,11 +480,11 @@ func TestKeysOfTheAPIServer(t *testing.T) {
 	require.NoError(t, err)
 	k := newKeys(get, time.Now)
 	_, err = k.verify(t.Context(), invented(t, "key-1", good("node-1")))
-	require.ErrorContains(t, err, "give this server get on the nonResourceURLs "+discoveryPath+" and "+keysPath)
+	require.ErrorContains(t, err, "allow this server to get the nonResourceURLs "+discoveryPath+" and "+keysPath)
 
 	admin, err := kube.Paths(cluster.AdminConfig())
 	require.NoError(t, err)
 	k = newKeys(func(ctx context.Context, _ string) ([]byte, error) { return admin(ctx, "/openid/v1/nothing") }, time.Now)
 	_, err = k.verify(t.Context(), invented(t, "key-1", good("node-1")))
-	require.ErrorContains(t, err, "if its --service-account-issuer is an https URL")
+	require.ErrorContains(t, err, "--service-account-issuer to an https URL")
 }

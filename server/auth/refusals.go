@@ -51,7 +51,7 @@ func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals {
 		log: log,
 		count: promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "server", Name: "refused_requests_total",
-			Help: "Requests refused because of who sent them, by reason.",
+			Help: "Number of requests that authentication or authorization refused, by reason.",
 		}, []string{"reason"}),
 		sometime: make(map[reason]*rate.Sometimes),
 	}
@@ -71,8 +71,9 @@ func (f *refusals) refuse(ctx context.Context, why reason, code codes.Code, form
 		if p, ok := peer.FromContext(ctx); ok {
 			address = p.Addr.String()
 		}
-		f.log.Warn("Request refused; more for this reason are only counted for a while", "reason", string(why), "peer", address,
-			"message", s.Message(), "interval", logInterval)
+		f.log.Warn("Refused a request; logged at most once per reason and interval",
+			"reason", string(why), "client", address,
+			"detail", s.Message(), "interval", logInterval)
 	})
 	return s.Err()
 }

@@ -57,7 +57,7 @@ const (
 	shares = 16384
 )
 
-// TokenOptions configures a TokenReviewer.
+// TokenOptions configures the review of ServiceAccount tokens.
 type TokenOptions struct {
 	// Review asks the API server about a token.
 	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
@@ -68,21 +68,20 @@ type TokenOptions struct {
 	// Agents are the ServiceAccounts whose tokens identify the nodes of their Pods. Relays are
 	// those whose tokens identify relays.
 	Agents, Relays []types.NamespacedName
-	// KnownNode reports whether a Node of that name exists. nil means that none does.
-	KnownNode func(name string) bool
 }
 
-// TokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
+// tokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
 // itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
 // knows whether the Pod still exists, within the budgets of the token's node. It caches verdicts
 // for a short time, by the token's hash.
-type TokenReviewer struct {
-	options  TokenOptions
-	now      func() time.Time
-	keys     *keys
-	verdicts *lru.Cache[[sha256.Size]byte, verdict]
-	flights  singleflight.Group
-	shares   *lru.Cache[string, *rate.Limiter]
+type tokenReviewer struct {
+	options   TokenOptions
+	knownNode func(name string) bool // reports whether a Node of that name exists
+	now       func() time.Time
+	keys      *keys
+	verdicts  *lru.Cache[[sha256.Size]byte, verdict]
+	flights   singleflight.Group
+	shares    *lru.Cache[string, *rate.Limiter]
 	// known and unknown are the budgets of callers with and without a Node.
 	known, unknown *rate.Limiter
 	reviews        *prometheus.CounterVec
@@ -97,7 +96,8 @@ const (
 func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: "server", Name: "token_reviews_total",
-		Help: "TokenReviews asked of the API server, by budget: of relays and of nodes that have a Node (known), and of other nodes (unknown).",
+		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, and of " +
+			"nodes that have a Node) or unknown (of other nodes).",
 	}, []string{"budget"})
 	for _, budget := range []string{budgetKnown, budgetUnknown} {
 		v.WithLabelValues(budget)
@@ -113,16 +113,14 @@ type verdict struct {
 	code     codes.Code
 	// retry is after how long the caller should come back; 0 means that it is not told.
 	retry   time.Duration
-	expires time.Time
+	expires time.Time // the zero time means that the verdict is not reused
 }
 
-// NewTokenReviewer returns a TokenReviewer.
-func NewTokenReviewer(o TokenOptions) *TokenReviewer {
-	r := &TokenReviewer{
-		options: o, now: time.Now,
+func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews *prometheus.CounterVec) *tokenReviewer {
+	r := &tokenReviewer{
+		options: o, knownNode: knownNode, now: time.Now, reviews: reviews,
 		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
 		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
-		reviews: newReviewsCounter(nil), // until New of an Auth replaces it
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
 	var errs [2]error
@@ -135,7 +133,7 @@ func NewTokenReviewer(o TokenOptions) *TokenReviewer {
 }
 
 // review returns the verdict on a token. It returns an error if the API server did not answer.
-func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, error) {
+func (r *tokenReviewer) review(ctx context.Context, token string) (verdict, error) {
 	hash := sha256.Sum256([]byte(token))
 	if v, ok := r.verdicts.Get(hash); ok && r.now().Before(v.expires) {
 		return v, nil
@@ -149,43 +147,52 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
-		if !r.mayAsk(ctx, v.identity) {
-			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills, refusal: "too many tokens of " +
-				"this node or relay, or of all of them, came for the API server to be asked about them all"}, nil
+		v, err := r.ask(ctx, token, c, v.identity)
+		if !v.expires.IsZero() {
+			r.verdicts.Add(hash, v)
 		}
-		result, err := r.options.Review(ctx, &authenticationv1.TokenReview{
-			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{r.options.Audience}},
-		})
-		if err != nil {
-			return nil, fmt.Errorf("create a TokenReview: %w", err)
-		}
-		v := r.invalid("the API server no longer accepts it: its Pod, Node or ServiceAccount may be gone")
-		if s := result.Status; s.Authenticated {
-			node := ""
-			if names := s.User.Extra[nodeNameClaim]; len(names) == 1 {
-				node = names[0]
-			}
-			// An API server that does not name the audience has not checked it.
-			v = r.judge(s.User.Username, s.Audiences, node, c.Kubernetes.Pod.Name)
-			v.identity.Until = c.Expiry.Time()
-		}
-		v.expires = r.now().Add(verdictLife)
-		r.verdicts.Add(hash, v)
-		return v, nil
+		return v, err
 	})
 	select {
 	case a := <-answer:
-		if a.Err != nil {
-			return verdict{}, a.Err
-		}
-		return a.Val.(verdict), nil
+		return a.Val.(verdict), a.Err
 	case <-ctx.Done():
 		return verdict{}, ctx.Err()
 	}
 }
 
+// ask asks the API server about a token with these claims, of this identity, if the budgets allow
+// it. The verdict has no expiry if the API server was not asked.
+func (r *tokenReviewer) ask(ctx context.Context, token string, c claims, i Identity) (verdict, error) {
+	if !r.claimReview(ctx, i) {
+		return verdict{
+			reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills,
+			refusal: "too many tokens of this node or relay, or of all of them, wait for a review by the API server: " +
+				"try again later",
+		}, nil
+	}
+	result, err := r.options.Review(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{r.options.Audience}},
+	})
+	if err != nil {
+		return verdict{}, fmt.Errorf("create a TokenReview: %w", err)
+	}
+	v := r.invalid("the API server no longer accepts it: its Pod, Node or ServiceAccount may be gone")
+	if s := result.Status; s.Authenticated {
+		node := ""
+		if names := s.User.Extra[nodeNameClaim]; len(names) == 1 {
+			node = names[0]
+		}
+		// An API server that does not name the audience has not checked it.
+		v = r.judge(s.User.Username, s.Audiences, node, c.Kubernetes.Pod.Name)
+		v.identity.Until = c.Expiry.Time()
+	}
+	v.expires = r.now().Add(verdictLife)
+	return v, nil
+}
+
 // check checks a token without the API server. It returns an error if the keys could not be read.
-func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdict, error) {
+func (r *tokenReviewer) check(ctx context.Context, token string) (claims, verdict, error) {
 	c, err := r.keys.verify(ctx, token)
 	bad, isBad := errors.AsType[tokenError](err)
 	switch {
@@ -201,14 +208,14 @@ func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdic
 	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name, c.Kubernetes.Pod.Name), nil
 }
 
-// mayAsk claims one review of the share of a node or relay and of the budget that it belongs to. It
-// waits for the budget. It returns false if the share is used up, or if the budget does not allow
-// the review before ctx ends.
-func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity) bool {
+// claimReview claims one review of the share of a node or relay and of the budget that it belongs
+// to. It waits for the budget. It returns false if the share is used up, or if the budget does not
+// allow the review before ctx ends.
+func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	who, budget, name := i.Name(), r.known, budgetKnown
 	if i.Node != "" {
 		who = i.Node
-		if r.options.KnownNode == nil || !r.options.KnownNode(i.Node) {
+		if !r.knownNode(i.Node) {
 			budget, name = r.unknown, budgetUnknown
 		}
 	}
@@ -226,14 +233,14 @@ func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity) bool {
 	return true
 }
 
-func (r *TokenReviewer) invalid(why string) verdict {
+func (r *tokenReviewer) invalid(why string) verdict {
 	return verdict{reason: reasonToken, code: codes.Unauthenticated, refusal: fmt.Sprintf(
-		"the token is not valid for the audience %q: %s; mount a projected ServiceAccount token of that audience and read it again for each connection",
-		r.options.Audience, why)}
+		"the token is not valid for the audience %q: %s; use a projected ServiceAccount token with that audience, "+
+			"and read its file again for each connection", r.options.Audience, why)}
 }
 
 // judge returns the verdict on the claims of a token, as the token or the API server states them.
-func (r *TokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
+func (r *tokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
 		return r.invalid("it is for another audience")
 	}
@@ -242,11 +249,14 @@ func (r *TokenReviewer) judge(user string, audiences []string, node, pod string)
 	switch {
 	case !agent && !relay:
 		return verdict{reason: reasonServiceAccount, code: codes.PermissionDenied, refusal: fmt.Sprintf(
-			"%.300q is the ServiceAccount of neither an agent nor a relay: to let it in, start the server with --agent-service-account or --relay-service-account=%.300q",
+			"%.300q is not the ServiceAccount of an agent or relay: to admit it, start the server with "+
+				"--agent-service-account or --relay-service-account set to %.300q",
 			user, strings.Replace(strings.TrimPrefix(user, serviceAccountPrefix), ":", "/", 1))}
 	case agent && !relay && node == "":
 		return verdict{reason: reasonUnboundToken, code: codes.PermissionDenied, refusal: fmt.Sprintf(
-			"the token of %s names no node: use the projected token of a Pod, which Kubernetes 1.32 and later bind to the Pod's node", user)}
+			"the token of %s names no node: use the projected token of a Pod, which Kubernetes 1.32 and later bind "+
+				"to the Pod's node",
+			user)}
 	case !agent:
 		node = ""
 	}

@@ -120,11 +120,11 @@ func (c *countingReviews) review(ctx context.Context, r *authenticationv1.TokenR
 	return c.ask(ctx, r)
 }
 
-func newReviewer(namespace string) (*TokenReviewer, *countingReviews) {
+func newReviewer(namespace string) (*tokenReviewer, *countingReviews) {
 	return reviewerOf(cluster, namespace)
 }
 
-func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*TokenReviewer, *countingReviews) {
+func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*tokenReviewer, *countingReviews) {
 	ask, err := kube.TokenReviews(cluster.AdminConfig())
 	if err != nil {
 		panic(err) // the test environment's own configuration
@@ -134,11 +134,11 @@ func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*TokenRev
 		panic(err)
 	}
 	reviews := &countingReviews{ask: ask, read: read}
-	return NewTokenReviewer(TokenOptions{
+	return newTokenReviewer(TokenOptions{
 		Review: reviews.review, Get: reviews.get, Audience: audience,
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
-	}), reviews
+	}, func(string) bool { return false }, newReviewsCounter(nil)), reviews
 }
 
 // TestIdentityExpires checks that an identity expires with its credentials.
@@ -178,12 +178,12 @@ func TestTokens(t *testing.T) {
 		message string
 	}{
 		{"the agent's", agent.token(audience, true), "token-a", codes.OK, "", ""},
-		{"as another node", agent.token(audience, true), "token-b", codes.PermissionDenied, reasonOtherNode, `is node "token-a", not "token-b"`},
+		{"as another node", agent.token(audience, true), "token-b", codes.PermissionDenied, reasonOtherNode, `is node "token-a" and cannot be the agent of node "token-b"`},
 		{"as an observer", agent.token(audience, true), "", codes.PermissionDenied, reasonObserver, "not allowed to observe"},
 		{"bound to no Pod", agent.token(audience, false), "token-a", codes.PermissionDenied, reasonUnboundToken, "names no node"},
 		{"for another audience", agent.token("somebody", true), "token-a", codes.Unauthenticated, reasonToken, `audience "slicecast"`},
 		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonServiceAccount,
-			`--relay-service-account="` + namespace + `/other"`},
+			`--relay-service-account set to "` + namespace + `/other"`},
 		{"invented", "nonsense", "token-a", codes.Unauthenticated, reasonToken, "not valid"},
 		{"with another signature", forged(agent.token(audience, true)), "token-a", codes.Unauthenticated, reasonToken, "signature"},
 	} {
@@ -379,7 +379,7 @@ func TestKeyRotation(t *testing.T) {
 	require.Empty(t, review(another).refusal)
 }
 
-func TestAnswersAreKeptForAWhile(t *testing.T) {
+func TestVerdictsAreCached(t *testing.T) {
 	namespace := cluster.Namespace(t)
 	reviewer, reviews := newReviewer(namespace)
 	now := time.Now()

@@ -177,7 +177,8 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 
 // behind reports whether a client lacks something. For an observer, only what it was sent is known.
 func behind(a *pb.AgentStatus) bool {
-	return !a.GetSynced() || a.GetLagSequences() > 0 || a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
+	return !a.GetSynced() || a.GetLagSequences() > 0 ||
+		a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
 }
 
 func agentStatus(s *fanout.SessionStatus) *pb.AgentStatus {
@@ -228,8 +229,8 @@ func (s *Service) GetService(_ context.Context, r *pb.GetServiceRequest) (*pb.Ge
 		out.Service = held.GetServices()[0]
 	}
 	if out.GetService() == nil && len(out.GetSlices()) == 0 {
-		return nil, status.Errorf(codes.NotFound, "this server has no Service %s: it may not exist in the cluster, or be one that nodes do not serve "+
-			"(headless, ExternalName, or of another proxy)", key)
+		return nil, status.Errorf(codes.NotFound, "this server has no Service %s: it does not exist in the cluster, "+
+			"or nodes do not serve it (headless, ExternalName, or of another proxy)", key)
 	}
 	return out, nil
 }
@@ -237,7 +238,7 @@ func (s *Service) GetService(_ context.Context, r *pb.GetServiceRequest) (*pb.Ge
 func serviceKey(n *pb.ServiceName) (model.ServiceKey, error) {
 	key := model.ServiceKey{Namespace: n.GetNamespace(), Name: n.GetName()}
 	if key.Namespace == "" || key.Name == "" || strings.Contains(key.Namespace+key.Name, "/") {
-		return key, status.Errorf(codes.InvalidArgument, "%q is no Service: give its namespace and its name", key)
+		return key, status.Errorf(codes.InvalidArgument, "invalid Service %q: set its namespace and name", key)
 	}
 	return key, nil
 }
