@@ -58,7 +58,7 @@ func (o *NodeOptions) addDetectionFlags(fs *pflag.FlagSet) {
 			"traffic to cluster IPs is masqueraded. If the mode has no value for an IP family, no traffic to its "+
 			"cluster IPs is masqueraded.")
 	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
-		"Comma-separated CIDRs of the pods of the cluster, for --detect-local-mode=ClusterCIDR.")
+		"Comma-separated CIDRs of the cluster's pods, for each IP family, for --detect-local-mode=ClusterCIDR.")
 	fs.StringVar(&o.PodBridgeInterface, "pod-bridge-interface", "",
 		"Name of the bridge that pods' traffic arrives through, for --detect-local-mode=BridgeInterface.")
 	fs.StringVar(&o.PodInterfaceNamePrefix, "pod-interface-name-prefix", "",
@@ -77,8 +77,9 @@ func (o *NodeOptions) addServiceFlags(fs *pflag.FlagSet) {
 			"of the conntrack mark.")
 	fs.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
 		"Comma-separated list of the addresses that have NodePorts: CIDRs, which stand for the node's addresses in "+
-			"them; primary, the Node's first InternalIP of each IP family; localhost; or all. An IP family without "+
-			"an entry has NodePorts on all addresses or, if primary is in the list, on none. If empty, it is primary.")
+			"them; primary, the Node's first InternalIP of each IP family; localhost; or all. In an IP family that no "+
+			"entry covers, NodePorts are on all addresses, or on none if primary is in the list. If empty, it is "+
+			"primary.")
 	localhost := fs.VarPF(optional{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",
 		"If set, NodePorts are on all addresses of the node, as in kube-proxy's mode iptables, unless "+
 			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.")
@@ -95,8 +96,8 @@ func (o *NodeOptions) addServiceFlags(fs *pflag.FlagSet) {
 func (o *NodeOptions) addConntrackFlags(fs *pflag.FlagSet) {
 	c := &o.Conntrack
 	fs.IntVar(&c.MaxPerCore, "conntrack-max-per-core", 32<<10,
-		"Maximum number of connections to track per CPU core, up to 1000000 (0 to leave the limit as it is and ignore "+
-			"--conntrack-min).")
+		"Maximum number of connections to track per CPU core, and 1048576 in total (0 to leave the limit as it is and "+
+			"ignore --conntrack-min).")
 	fs.IntVar(&c.Min, "conntrack-min", 128<<10,
 		"Minimum number of connections to track, regardless of --conntrack-max-per-core.")
 	fs.DurationVar(&c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", 24*time.Hour,

@@ -26,10 +26,15 @@ type listenerKey struct {
 }
 
 // listeners are the listeners that are open now. Only the goroutine of Server.Run uses them.
+//
+// Invariants, between two updates:
+//
+//  1. open has the server of each listener that is open, which serves until it is closed.
+//  2. failed has the listeners that are wanted and could not be opened at the last attempt.
 type listeners struct {
 	handlers
 	open    map[listenerKey]*http.Server
-	failed  map[listenerKey]bool // for these, a failure was logged already
+	failed  map[listenerKey]bool // the failures were logged
 	lost    bool                 // the addresses could not be read, which was logged already
 	serving sync.WaitGroup
 }

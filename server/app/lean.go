@@ -18,7 +18,7 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 	s.lean = h2.New(h2.Options{
 		Path: pb.DistributionService_Stream_FullMethodName,
 		Open: func(stream *h2.Stream) (h2.Session, error) {
-			ctx, err := authentication.Enter(stream.Context(), letIn(authentication.Credentials, leanCaller))
+			ctx, err := authentication.Enter(stream.Context(), admit(authentication.Credentials, leanCaller))
 			if err != nil {
 				return nil, err
 			}
@@ -32,14 +32,14 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		MaxStrangersOfNodes: maxStrangersOfNodes, MaxStrangers: maxStrangers, MaxStrangersPerAddress: maxStrangersPerAddress,
 		NodeAddress: s.store.HasNodeAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
-	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, letIn(authentication.Credentials, caller)))
+	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, admit(authentication.Credentials, caller)))
 	s.parts = append(s.parts, part{"TLS", l, func(context.Context) error { return s.mux.Serve() }})
 	return l.Addr()
 }
 
-// letIn returns an Authenticator that admits a call if authenticate accepts its caller, and if the
+// admit returns an Authenticator that admits a call if authenticate accepts its caller, and if the
 // caller's bounds allow it.
-func letIn(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
+func admit(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
 	return func(ctx context.Context) (auth.Identity, error) {
 		connection, ctx := h2.ConnectionOf(ctx)
 		var identity auth.Identity

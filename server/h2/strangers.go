@@ -224,7 +224,7 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 		c.refuse()
 		return err
 	}
-	return c.letIn(ctx, by)
+	return c.admit(ctx, by)
 }
 
 // endIfRefusedOften closes the connection if too many of its calls were refused, and then returns
@@ -253,7 +253,7 @@ func (c *Connection) refuse() {
 	c.refusals.Allow() // calls that are checked at the same time may exceed the limit
 }
 
-func (c *Connection) letIn(ctx context.Context, by Caller) error {
+func (c *Connection) admit(ctx context.Context, by Caller) error {
 	displaced, reason, err := c.enter(ctx, by)
 	if displaced != nil {
 		displaced.close(reasonCaller, "caller", by.Name)

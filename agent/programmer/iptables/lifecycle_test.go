@@ -346,7 +346,7 @@ func TestApplyWritesLittle(t *testing.T) {
 // TestOptions asserts that New refuses options that it cannot follow.
 func TestOptions(t *testing.T) {
 	_, err := New(Options{Variant: "nftables"})
-	require.ErrorContains(t, err, `iptables variant "nftables"`)
+	require.ErrorContains(t, err, `iptables variant is "nftables"`)
 	_, err = New(Options{MasqueradeMark: 3})
 	require.ErrorContains(t, err, "one bit")
 }

@@ -21,6 +21,11 @@ const (
 // watch is what is known about changes to the kernel's tables by others. Stamps show at low cost
 // whether the tables changed at all. If this Programmer does not explain a change, the rules are
 // read and compared with what they should be. Programmer.mu guards it.
+//
+// Invariants:
+//
+//  1. While trusted is set and the stamp is last, the kernel holds what it should.
+//  2. trusted is set again only once the rules were read: by a Replace, or by readBack.
 type watch struct {
 	last    stamp
 	trusted bool // at the time of last, the kernel held what it should

@@ -62,8 +62,8 @@ func TestWatch(t *testing.T) {
 			{"filter", ip4 + " -F", "IPv4: table filter: the rule"},
 			{"IPv6", ip6 + " -t nat -F; " + ip6 + " -F; " + ip6 + " -t nat -X; " + ip6 + " -X", "IPv6: table nat: the rule"},
 			{"one hook", ip6 + " -t nat -D POSTROUTING -j SLICECAST-POSTROUTING", "IPv6: table nat: the rule \"-A POSTROUTING"},
-			{"one chain", ip4 + " -t nat -F SLICECAST-DISPATCH", "IPv4: table nat: the chain SLICECAST-DISPATCH was changed"},
-			{"one rule", ip6 + " -D SLICECAST-REJECT 1", "IPv6: table filter: the chain SLICECAST-REJECT was changed"},
+			{"one chain", ip4 + " -t nat -F SLICECAST-DISPATCH", "IPv4: table nat: the chain SLICECAST-DISPATCH has changed"},
+			{"one rule", ip6 + " -D SLICECAST-REJECT 1", "IPv6: table filter: the chain SLICECAST-REJECT has changed"},
 			{"another's chain", ip4 + " -N SLICECAST-ELSE", "IPv4: table filter: there is an unexpected chain SLICECAST-ELSE"},
 			{"another ruleset", "printf '" + foreign + "' | " + ip4 + "-restore", "IPv4: table nat: the rule"},
 			{"nf_tables", "nft flush ruleset", "IPv"},
@@ -104,7 +104,7 @@ func TestChangesBeforeWatch(t *testing.T) {
 		lost, _ := c.watching(t)
 		select {
 		case reason := <-lost:
-			require.Contains(t, reason, "SLICECAST-DISPATCH was changed")
+			require.Contains(t, reason, "SLICECAST-DISPATCH has changed")
 		case <-time.After(time.Minute):
 			require.Fail(t, "not noticed")
 		}
