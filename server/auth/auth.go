@@ -23,6 +23,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/refusals"
 )
 
 // Options configures an Auth.
@@ -40,7 +41,7 @@ type Options struct {
 // Auth identifies callers and decides what they may do.
 type Auth struct {
 	tokens   *tokenReviewer // nil if no token is accepted
-	refusals *refusals
+	refusals *refusals.Counter
 }
 
 // New returns an Auth.
@@ -81,7 +82,7 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 		certificate := chains[0][0]
 		i, ok := certificateIdentity(certificate)
 		if !ok {
-			return Identity{}, a.refusals.refuse(ctx, reasonCertificate, codes.PermissionDenied,
+			return Identity{}, a.refuse(ctx, reasonCertificate, codes.PermissionDenied,
 				"the client certificate of %q has no role: use one of a node (organization %s, common name %s<name>), "+
 					"a relay (%s), an observer (%s) or an operator (%s)",
 				certificate.Subject, nodesGroup, nodeUserPrefix, relaysGroup, observersGroup, mastersGroup)
@@ -89,27 +90,27 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 		return i, nil
 	}
 	if len(authorization) == 0 {
-		return Identity{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated,
+		return Identity{}, a.refuse(ctx, reasonNoCredentials, codes.Unauthenticated,
 			"no credentials: use a client certificate of a CA in the server's --client-ca-file (TLS clients do not "+
 				"send others), or send a ServiceAccount token as the bearer token")
 	}
 	token, ok := bearerToken(authorization[0])
 	if !ok {
-		return Identity{}, a.refusals.refuse(ctx, reasonToken, codes.Unauthenticated,
+		return Identity{}, a.refuse(ctx, reasonToken, codes.Unauthenticated,
 			"the authorization header contains no bearer token")
 	}
 	if a.tokens == nil {
-		return Identity{}, a.refusals.refuse(ctx, reasonToken, codes.Unauthenticated,
+		return Identity{}, a.refuse(ctx, reasonToken, codes.Unauthenticated,
 			"this server accepts no tokens, because it was started without --agent-service-account and "+
 				"--relay-service-account: use a client certificate")
 	}
 	verdict, err := a.tokens.review(ctx, token)
 	if err != nil {
-		return Identity{}, a.refusals.refuse(ctx, reasonReview, codes.Unavailable,
+		return Identity{}, a.refuse(ctx, reasonReview, codes.Unavailable,
 			"the API server did not review the token, try again later: %v", err)
 	}
 	if verdict.refusal != "" {
-		err := a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
+		err := a.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
 		if verdict.retry > 0 { // spreads the retries
 			err = wire.RetryLater(err, verdict.retry/2+rand.N(verdict.retry))
 		}
@@ -133,7 +134,7 @@ func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName strin
 	i, ok := identityOf(ctx)
 	// Only a bug can leave a method without an interceptor. Refuse rather than serve.
 	if !ok {
-		return "", time.Time{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
+		return "", time.Time{}, a.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
 	}
 	user = i.Name()
 	if kind == pb.ClientKind_CLIENT_KIND_AGENT && !i.Operator {
@@ -149,18 +150,18 @@ func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeN
 			return nil
 		}
 		if i.Node == "" {
-			return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
+			return a.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
 				"%s is not a node and cannot be the agent of node %q: use the node's client certificate "+
 					"(organization %s) or a token of the agent's ServiceAccount", i.User, nodeName, nodesGroup)
 		}
-		return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
+		return a.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
 			"%s is node %q and cannot be the agent of node %q: set the agent's --node-name to the Node that it runs on",
 			i.User, i.Node, nodeName)
 	case pb.ClientKind_CLIENT_KIND_RELAY:
 		if i.Operator || i.Relay {
 			return nil
 		}
-		return a.refusals.refuse(ctx, reasonRelay, codes.PermissionDenied,
+		return a.refuse(ctx, reasonRelay, codes.PermissionDenied,
 			"%s may not be a relay: use a client certificate of the organization %s, or start the server with "+
 				"--relay-service-account set to the relay's ServiceAccount", i.User, relaysGroup)
 	default:
@@ -177,7 +178,7 @@ func (a *Auth) observe(ctx context.Context, i Identity, action, or string) error
 	if i.Operator || i.Observer {
 		return nil
 	}
-	return a.refusals.refuse(ctx, reasonObserver, codes.PermissionDenied,
+	return a.refuse(ctx, reasonObserver, codes.PermissionDenied,
 		"%s is not allowed to %s: use a client certificate of the organization %s%s",
 		i.User, action, observersGroup, or)
 }

@@ -150,8 +150,8 @@ func (f *fixture) helloAs(conn *grpc.ClientConn, token string, kind pb.ClientKin
 	return nil
 }
 
-func (f *fixture) refused(why reason) float64 {
-	return testutil.ToFloat64(f.auth.refusals.count.WithLabelValues(string(why)))
+func (f *fixture) refused(why string) float64 {
+	return testutil.ToFloat64(f.auth.refusals.Counts.WithLabelValues(why))
 }
 
 func TestClientCertificates(t *testing.T) {
@@ -161,7 +161,7 @@ func TestClientCertificates(t *testing.T) {
 		certificate []tls.Certificate
 		node        string
 		want        codes.Code
-		reason      reason
+		reason      string
 		message     string
 	}{
 		{"a node is itself", []tls.Certificate{f.ca.Node("a")}, "a", codes.OK, "", ""},
@@ -262,7 +262,7 @@ func TestKindsOfClients(t *testing.T) {
 		certificate tls.Certificate
 		kind        pb.ClientKind
 		node        string
-		reason      reason // an empty reason means that the caller is welcome
+		reason      string // an empty reason means that the caller is welcome
 	}{
 		{"a relay", f.ca.Relay("r"), relay, "", ""},
 		{"a node as a relay", f.ca.Node("a"), relay, "", reasonRelay},
@@ -300,7 +300,7 @@ func TestRefusalsAreLoggedOncePerInterval(t *testing.T) {
 		require.Equal(t, codes.Unauthenticated, status.Code(f.hello(f.dial(f.ca.ClientTLS()), "", "a")))
 	}
 	require.Equal(t, 5.0, f.refused(reasonNoCredentials))
-	require.Equal(t, 1, strings.Count(f.logs.String(), "Refused a request"), f.logs)
+	require.Equal(t, 1, strings.Count(f.logs.String(), "Refused a client"), f.logs)
 	require.Contains(t, f.logs.String(), "client=127.0.0.1:")
 }
 

@@ -172,7 +172,7 @@ func TestInvalidTokensAreNotReviewed(t *testing.T) {
 	require.NoError(t, err)
 	for name, test := range map[string]struct {
 		token   string
-		reason  reason
+		reason  string
 		message string
 	}{
 		"no JWT":           {"nonsense", reasonToken, "not a signed token"},

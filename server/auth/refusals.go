@@ -3,77 +3,55 @@ package auth
 import (
 	"context"
 	"log/slog"
-	"time"
+	"net"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/server/refusals"
 )
 
-// reason is why a request is refused. It is the value of the metric's label.
-type reason string
-
+// These are the reasons for which requests are refused, and values of the metric's label.
 const (
-	reasonNoCredentials  reason = "no_credentials"  // neither a certificate nor a token
-	reasonCertificate    reason = "certificate"     // a verified certificate without a role
-	reasonToken          reason = "token"           // not valid, or not for this audience
-	reasonServiceAccount reason = "service_account" // a valid token of another ServiceAccount
-	reasonUnboundToken   reason = "unbound_token"   // a valid token that names no node
-	reasonReview         reason = "token_review"    // the API server did not answer
-	// Too many valid tokens of one node or relay, or of all.
-	reasonTooManyReviews reason = "too_many_reviews"
-	reasonOtherNode      reason = "other_node" // a caller that is not the node of the agent
-	reasonRelay          reason = "relay"      // a caller that wants to be a relay and is none
-	reasonObserver       reason = "observer"   // a caller that wants to see everything and may not
+	reasonNoCredentials  = "no_credentials"
+	reasonCertificate    = "certificate"
+	reasonToken          = "token"
+	reasonServiceAccount = "service_account"
+	reasonUnboundToken   = "unbound_token"
+	reasonReview         = "token_review"
+	reasonTooManyReviews = "too_many_reviews"
+	reasonOtherNode      = "other_node"
+	reasonRelay          = "relay"
+	reasonObserver       = "observer"
 )
 
-var reasons = []reason{
-	reasonNoCredentials, reasonCertificate, reasonToken, reasonServiceAccount, reasonUnboundToken, reasonReview,
-	reasonTooManyReviews, reasonOtherNode, reasonRelay, reasonObserver,
-}
-
-// logInterval is how often refusals of one reason may be logged. A fleet of nodes that retry must
-// not fill the disk.
-const logInterval = time.Minute
-
-// refusals counts and logs refused requests.
-type refusals struct {
-	log      *slog.Logger
-	count    *prometheus.CounterVec
-	sometime map[reason]*rate.Sometimes
-}
-
-func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals {
-	f := &refusals{
-		log: log,
-		count: promauto.With(r).NewCounterVec(prometheus.CounterOpts{
-			Namespace: "slicecast", Subsystem: "server", Name: "refused_requests_total",
-			Help: "Number of requests that authentication or authorization refused, by reason.",
-		}, []string{"reason"}),
-		sometime: make(map[reason]*rate.Sometimes),
-	}
-	for _, why := range reasons {
-		f.count.WithLabelValues(string(why))
-		f.sometime[why] = &rate.Sometimes{Interval: logInterval}
-	}
-	return f
+func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals.Counter {
+	return refusals.New(log, r, prometheus.CounterOpts{
+		Name: "slicecast_server_refused_requests_total",
+		Help: "Number of requests that authentication or authorization refused, by reason.",
+	}, map[string]string{
+		reasonNoCredentials:  "neither a client certificate nor a token",
+		reasonCertificate:    "the client certificate has no role",
+		reasonToken:          "the token is invalid, or not for this audience",
+		reasonServiceAccount: "the token is of a ServiceAccount that is neither an agent's nor a relay's",
+		reasonUnboundToken:   "the token names no node",
+		reasonReview:         "the API server did not review the token",
+		reasonTooManyReviews: "too many valid tokens of one node or relay, or of all of them",
+		reasonOtherNode:      "the caller is not the node of the agent",
+		reasonRelay:          "the caller may not be a relay",
+		reasonObserver:       "the caller may not see everything",
+	})
 }
 
 // refuse counts a refusal and returns the status for the caller.
-func (f *refusals) refuse(ctx context.Context, why reason, code codes.Code, format string, args ...any) error {
+func (a *Auth) refuse(ctx context.Context, reason string, code codes.Code, format string, args ...any) error {
 	s := status.Newf(code, format, args...)
-	f.count.WithLabelValues(string(why)).Inc()
-	f.sometime[why].Do(func() {
-		address := "unknown"
-		if p, ok := peer.FromContext(ctx); ok {
-			address = p.Addr.String()
-		}
-		f.log.Warn("Refused a request; logged at most once per reason and interval",
-			"reason", string(why), "client", address,
-			"detail", s.Message(), "interval", logInterval)
-	})
+	var client net.Addr
+	if p, ok := peer.FromContext(ctx); ok {
+		client = p.Addr
+	}
+	a.refusals.Add(reason, client, "err", s.Message())
 	return s.Err()
 }

@@ -109,7 +109,7 @@ func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
 type verdict struct {
 	identity Identity
 	refusal  string
-	reason   reason
+	reason   string
 	code     codes.Code
 	// retry is after how long the caller should come back; 0 means that it is not told.
 	retry   time.Duration

@@ -174,7 +174,7 @@ func TestTokens(t *testing.T) {
 		token   string
 		node    string
 		want    codes.Code
-		reason  reason
+		reason  string
 		message string
 	}{
 		{"the agent's", agent.token(audience, true), "token-a", codes.OK, "", ""},

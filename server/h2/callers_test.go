@@ -29,7 +29,7 @@ func TestCallersAreBounded(t *testing.T) {
 			t.Helper()
 			require.Equal(t, codes.ResourceExhausted, status.Code(err), err)
 			require.ErrorContains(t, err, reason[1:]+" has ")
-			require.Equal(t, 1.0, testutil.ToFloat64(all.refused.count.WithLabelValues(map[byte]string{'+': reasonConnections, '#': reasonCalls}[reason[0]])))
+			require.Equal(t, 1.0, testutil.ToFloat64(all.refused.Counts.WithLabelValues(map[byte]string{'+': reasonConnections, '#': reasonCalls}[reason[0]])))
 		}
 		node := Caller{Name: "node a", MaxConnections: 2, Displace: true, MaxCalls: 3}
 		user := Caller{Name: "user u", MaxConnections: 2, MaxCalls: 3}
@@ -55,7 +55,7 @@ func TestCallersAreBounded(t *testing.T) {
 		require.Empty(t, closed, "what is refused displaces nothing")
 		require.NoError(t, third.Enter(ctx, as(stream)), "the agent's stream")
 		require.Error(t, <-closed)
-		require.Equal(t, 1.0, testutil.ToFloat64(all.closed.count.WithLabelValues(reasonCaller)))
+		require.Equal(t, 1.0, testutil.ToFloat64(all.closed.Counts.WithLabelValues(reasonCaller)))
 		require.Equal(t, codes.Unavailable, status.Code(first.Enter(ctx, as(node))))
 
 		// For a user, connections stay, and calls on a further one are refused.
@@ -72,7 +72,7 @@ func TestCallersAreBounded(t *testing.T) {
 		users[0].end()
 		require.NoError(t, users[2].Enter(ctx, as(user)))
 		refused("#user u", func() error {
-			all.refused.count.Reset()
+			all.refused.Counts.Reset()
 			return users[2].Enter(ctx, as(user))
 		}())
 		cancel2()

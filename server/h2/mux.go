@@ -163,7 +163,7 @@ func (m *Mux) handshake(c *Connection) {
 		m.errors.Inc()
 		var certificate *tls.CertificateVerificationError
 		if errors.As(err, &certificate) {
-			m.conns.closed.add(reasonCertificate, c.raw.RemoteAddr(), "err", err)
+			m.conns.closed.Add(reasonCertificate, c.raw.RemoteAddr(), "err", err)
 		}
 		m.options.Logger.Debug("TLS handshake failed", "client", c.raw.RemoteAddr().String(), "err", err)
 		c.raw.Close()

@@ -90,7 +90,7 @@ func TestCertificateOfAnotherCA(t *testing.T) {
 	}
 	require.Error(t, err)
 	require.Eventually(t, func() bool {
-		return testutil.ToFloat64(f.mux.conns.closed.count.WithLabelValues(reasonCertificate)) == 1
+		return testutil.ToFloat64(f.mux.conns.closed.Counts.WithLabelValues(reasonCertificate)) == 1
 	}, patience, tick)
 }
 

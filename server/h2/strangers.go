@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/server/refusals"
 )
 
 // sourceBits is the length of the IPv6 prefix that counts as one address. Networks assign at least
@@ -56,7 +58,7 @@ const (
 type connections struct {
 	options *MuxOptions
 	// closed counts closed connections, and refused counts refused calls.
-	closed, refused *refusals
+	closed, refused *refusals.Counter
 
 	mu sync.Mutex // guards the fields below and those of Connection that say so
 	// ofNodes and others together hold all strangers, and sources the strangers of each source.
@@ -138,7 +140,7 @@ func (a *connections) enter(raw net.Conn) *Connection {
 
 // close closes a connection that is over. Its server notices by a failed read or write.
 func (c *Connection) close(reason string, attributes ...any) {
-	c.all.closed.add(reason, c.raw.RemoteAddr(), attributes...)
+	c.all.closed.Add(reason, c.raw.RemoteAddr(), attributes...)
 	_ = c.raw.Close()
 }
 
@@ -259,7 +261,7 @@ func (c *Connection) admit(ctx context.Context, by Caller) error {
 		displaced.close(reasonCaller, "caller", by.Name)
 	}
 	if reason != "" {
-		c.all.refused.add(reason, c.raw.RemoteAddr(), "err", err)
+		c.all.refused.Add(reason, c.raw.RemoteAddr(), "err", err)
 	}
 	return err
 }

@@ -61,7 +61,7 @@ func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 	m := NewMux(o)
 	run(t, m)
 	address := l.Addr().String()
-	displaced := func(reason string) float64 { return testutil.ToFloat64(m.conns.closed.count.WithLabelValues(reason)) }
+	displaced := func(reason string) float64 { return testutil.ToFloat64(m.conns.closed.Counts.WithLabelValues(reason)) }
 	from := func(source string, strangers int) net.Conn {
 		t.Helper()
 		c := dialFrom(t, source, address)
@@ -284,7 +284,7 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 			return Caller{}, status.Error(codes.Unauthenticated, "who are you?")
 		}
 		refused := func(c *Connection) codes.Code { return status.Code(c.Enter(t.Context(), unknown)) }
-		ended := func() float64 { return testutil.ToFloat64(all.closed.count.WithLabelValues(reasonRefused)) }
+		ended := func() float64 { return testutil.ToFloat64(all.closed.Counts.WithLabelValues(reasonRefused)) }
 
 		c := connect()
 		for range maxRefusedCalls {

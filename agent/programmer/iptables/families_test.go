@@ -161,7 +161,7 @@ func TestFamilyFails(t *testing.T) {
 		require.NoError(t, err)
 		reason, err := p.readBack(t.Context())
 		require.NoError(t, err)
-		require.Contains(t, reason, "IPv4: table nat: the chain SLICECAST-VIPS was changed")
+		require.Contains(t, reason, "IPv4: table nat: the chain SLICECAST-VIPS has changed")
 
 		broken = "ip"
 		leftOut(p.Replace(t.Context(), c.state), model.IPv4, model.IPv6)

@@ -348,5 +348,5 @@ func TestOptions(t *testing.T) {
 	_, err := New(Options{Variant: "nftables"})
 	require.ErrorContains(t, err, `iptables variant is "nftables"`)
 	_, err = New(Options{MasqueradeMark: 3})
-	require.ErrorContains(t, err, "one bit")
+	require.ErrorContains(t, err, "a single bit")
 }
