@@ -200,8 +200,8 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 			"an issuer and at least one key are required", discoveryPath, discovery.Issuer, keysPath, len(next.keys))
 	}
 	// An API server whose issuer changes still accepts tokens of the earlier issuer.
-	earlier := slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer })
-	next.issuers = append(earlier, discovery.Issuer)
+	next.issuers = slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer })
+	next.issuers = append(next.issuers, discovery.Issuer)
 	next.issuers = next.issuers[max(0, len(next.issuers)-maxIssuers):]
 	return next, nil
 }
