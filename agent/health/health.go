@@ -69,9 +69,13 @@ type Options struct {
 }
 
 // Server answers health checks while Run runs.
+//
+// Invariants:
+//
+//  1. checks and node are those of the last Sync.
+//  2. wake holds a value unless Run has seen the last Sync.
 type Server struct {
 	Options
-	// wake holds a value if checks or node have changed.
 	wake     chan struct{}
 	retry    time.Duration
 	failures prometheus.Counter

@@ -20,8 +20,8 @@ const (
 //
 // Invariants:
 //
-//  1. While retryAt is set, a step has failed since the last one that succeeded. Further failures do
-//     not postpone the retry.
+//  1. While retryAt is set, a step has failed since the last one that succeeded. Further failures
+//     do not postpone the retry.
 //  2. At most repairsAtOnce repairs, and one more for each repairPause, begin in any period.
 type schedule struct {
 	// minSyncPeriod and syncPeriod are those of Options.

@@ -89,6 +89,12 @@ func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 }
 
 // status records what the loop does, for other goroutines to read.
+//
+// Invariants:
+//
+//  1. pending is set from when the loop notices changes until a step has programmed them or has
+//     found none.
+//  2. A family is broken from a loss or a failure until a Replace has programmed it.
 type status struct {
 	// mu guards all other fields.
 	mu       sync.Mutex

@@ -33,8 +33,8 @@ import (
 // Invariants:
 //
 //  1. After New, only draining changes. Run may be called once.
-//  2. Once draining is closed, /readyz and gRPC's health checks say that the server is not ready, and
-//     no stream begins.
+//  2. Once draining is closed, /readyz and gRPC's health checks say that the server is not ready,
+//     and no stream begins.
 type Server struct {
 	config Config
 	store  *store.Store

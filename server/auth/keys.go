@@ -61,12 +61,17 @@ type objectName struct {
 
 // keys verifies tokens with the keys that the API server publishes. It reads the keys when a token
 // needs them.
+//
+// Invariants:
+//
+//  1. held is never nil. Only a flight replaces it, and there is one at a time.
+//  2. The keys are read at most once in keysInterval.
 type keys struct {
 	get     func(ctx context.Context, path string) ([]byte, error)
 	now     func() time.Time
 	limit   *rate.Limiter
 	flights singleflight.Group
-	held    atomic.Pointer[published] // never nil
+	held    atomic.Pointer[published]
 }
 
 // published is what the API server published when it was last read. It is immutable.

@@ -74,6 +74,13 @@ type TokenOptions struct {
 // itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
 // knows whether the Pod still exists, within the budgets of the token's node. It caches verdicts
 // for a short time, by the token's hash.
+//
+// Invariants:
+//
+//  1. verdicts has verdicts of the API server only, each until it expires. Tokens that fail the
+//     first check have none, so invented tokens do not displace others.
+//  2. Each TokenReview is paid for with a token of the share of its node or relay, and with one of
+//     a budget.
 type tokenReviewer struct {
 	options   TokenOptions
 	knownNode func(name string) bool // reports whether a Node of that name exists

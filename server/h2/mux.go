@@ -60,6 +60,12 @@ type MuxOptions struct {
 //
 // Handshakes run concurrently, but only a few compute at a time. So a thousand clients that connect
 // at once do not delay those that are connected, and a client that answers slowly delays no other.
+//
+// Invariants:
+//
+//  1. Once ctx has ended, no handshake starts.
+//  2. slots has a token for each handshake that computes, and none for those that wait for a
+//     client.
 type Mux struct {
 	options MuxOptions
 	tls     credentials.TransportCredentials

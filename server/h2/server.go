@@ -77,6 +77,11 @@ type Options struct {
 }
 
 // Server serves the connections that a Mux hands over.
+//
+// Invariants, under mu:
+//
+//  1. conns has exactly the connections whose goroutine has not ended.
+//  2. Once ended is set, no connection is added.
 type Server struct {
 	options Options
 	// parse, blockTime and writeTime are parseRequest, maxBlockTime and maxWriteTime, except in

@@ -23,6 +23,13 @@ const (
 
 // Stream is a stream of a client. Send and TrySend may be called from different goroutines, but not
 // concurrently.
+//
+// Invariants, under conn.mu:
+//
+//  1. Once over is set, it stays as it is, the context is done, and no message is sent.
+//  2. While partial is set, the stream can only end with a reset, because a message is incomplete.
+//  3. Until the session is open, inbox has at most initialWindow bytes, because the stream's window
+//     is not reopened.
 type Stream struct {
 	conn   *conn
 	id     uint32

@@ -44,6 +44,11 @@ type Options struct {
 }
 
 // Programmer is the programmer for iptables.
+//
+// Invariants:
+//
+//  1. families has the same keys and values since New. mu guards what the values hold.
+//  2. Once alone is set, each Replace removes this package's rules from the other variant, too.
 type Programmer struct {
 	run runner
 	log *slog.Logger

@@ -64,8 +64,8 @@ type Other struct {
 // Invariants:
 //
 //  1. Nothing that the others left is removed while ready is false.
-//  2. ready becomes true once the kernel holds the state in all IP families, apart from Service ports
-//     that have failed for longer than patience. It never becomes false again.
+//  2. ready becomes true once the kernel holds the state in all IP families, apart from Service
+//     ports that have failed for longer than patience. It never becomes false again.
 type Programmer struct {
 	programmer.Monitor
 
