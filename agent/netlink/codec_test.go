@@ -143,8 +143,8 @@ func TestCodec(t *testing.T) {
 	})
 }
 
-// TestMalformed asserts that nothing is read beyond what was received, whatever it is, and that each
-// read comes to an end.
+// TestMalformed asserts that nothing is read beyond what was received, whatever it is, and that
+// each read comes to an end.
 func TestMalformed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := slices.Clip(rapid.SliceOfN(rapid.Byte(), 0, 100).Draw(t, "received"))

@@ -258,8 +258,8 @@ func (s *Socket) Dump(w *Writer, each func(Message)) error { return s.ask(w, uni
 // Attempts is how often an interrupted dump is attempted.
 const Attempts = 10
 
-// Read is Dump until no object is missing. It calls reset before each attempt, unless it is nil. On a
-// node where others change their objects all the time, every attempt may be interrupted. So two
+// Read is Dump until no object is missing. It calls reset before each attempt, unless it is nil. On
+// a node where others change their objects all the time, every attempt may be interrupted. So two
 // attempts in a row that return the same number of messages count as complete.
 func (s *Socket) Read(w *Writer, reset func(), each func(Message)) error {
 	before := -1

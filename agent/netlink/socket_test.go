@@ -92,8 +92,8 @@ func TestExecute(t *testing.T) {
 	}))
 }
 
-// TestLostAnswers asserts that failures are reported up to the first answer that does not fit in the
-// socket's buffer, and that the socket works for the next request.
+// TestLostAnswers asserts that failures are reported up to the first answer that does not fit in
+// the socket's buffer, and that the socket works for the next request.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	s := open(t, testenv.NewNetwork(t).AddNode("a").Host, unix.NETLINK_ROUTE)

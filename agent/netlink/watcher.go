@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watcher receives the kernel's notifications about what others change. A programmer opens it before
-// it reads what the kernel holds. What others change after that waits in the socket until Watch
-// reads it, so no change is missed in between.
+// Watcher receives the kernel's notifications about what others change. A programmer opens it
+// before it reads what the kernel holds. What others change after that waits in the socket until
+// Watch reads it, so no change is missed in between.
 //
 // Invariants, while mu is not held:
 //
 //  1. file is the socket, which is a member of the groups, or nil.
-//  2. If file is nil although it was open before, closed is true. Changes since then are unknown, and
-//     Open makes Watch report them.
+//  2. If file is nil although it was open before, closed is true. Changes since then are unknown,
+//     and Open makes Watch report them.
 //  3. If missed is true, a read of file is interrupted, so that Watch reports it.
 type Watcher struct {
 	protocol int
@@ -131,11 +131,11 @@ func (w *Watcher) Forget() {
 	})
 }
 
-// Deaf calls change while the socket receives no notifications. If anybody listens, the kernel makes
-// a notification for each object that changes, even if all listeners leave it out. For a large
-// change, that takes several times as long as the change itself, and gigabytes of memory. generation
-// returns a number that each change by anybody increases by one. It shows whether others changed
-// something meanwhile.
+// Deaf calls change while the socket receives no notifications. If anybody listens, the kernel
+// makes a notification for each object that changes, even if all listeners leave it out. For a
+// large change, that takes several times as long as the change itself, and gigabytes of memory.
+// generation returns a number that each change by anybody increases by one. It shows whether others
+// changed something meanwhile.
 func (w *Watcher) Deaf(generation func() (uint32, error), change func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,8 +185,8 @@ func (w *Watcher) control(f func(fd int) error) error {
 }
 
 // Watch calls lost when others have changed something, until ctx ends. loss returns what a
-// notification says about that, or "" if it does not matter. lost is also called if changes may have
-// been missed. If the socket fails, Watch calls failed with the reason and tries again after a
+// notification says about that, or "" if it does not matter. lost is also called if changes may
+// have been missed. If the socket fails, Watch calls failed with the reason and tries again after a
 // pause.
 func (w *Watcher) Watch(
 	ctx context.Context, pause time.Duration, loss func(Message) string, lost func(reason string), failed func(error),

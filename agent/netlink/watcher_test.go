@@ -130,8 +130,8 @@ func TestLargeTransactionsOfOthers(t *testing.T) {
 	}
 }
 
-// TestOpenAndForget asserts that changes are reported however soon they come after Open, and also if
-// the socket was closed for a while, but not those before Forget.
+// TestOpenAndForget asserts that changes are reported however soon they come after Open, and also
+// if the socket was closed for a while, but not those before Forget.
 func TestOpenAndForget(t *testing.T) {
 	t.Parallel()
 	w := newWatch(t, newHost(t), 0)
@@ -152,7 +152,8 @@ func TestOpenAndForget(t *testing.T) {
 	w.hears("something changed")
 }
 
-// TestDeaf asserts that a change by the caller is not reported, and that one by others meanwhile is.
+// TestDeaf asserts that a change by the caller is not reported, and that one by others meanwhile
+// is.
 func TestDeaf(t *testing.T) {
 	t.Parallel()
 	w := newWatch(t, newHost(t), 0)

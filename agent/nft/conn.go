@@ -21,8 +21,8 @@ import (
 	"github.com/slicecast/slicecast/agent/netlink"
 )
 
-// headerLen is the length of a message's headers, nlmsghdr and nfgenmsg, in bytes. genLen is that of
-// the latter.
+// headerLen is the length of a message's headers, nlmsghdr and nfgenmsg, in bytes. genLen is that
+// of the latter.
 const (
 	genLen    = 4
 	headerLen = unix.NLMSG_HDRLEN + genLen

@@ -70,8 +70,8 @@ func TestLostAnswers(t *testing.T) {
 	require.Equal(t, before+1, after)
 }
 
-// fdOf returns the file descriptor of a Conn's socket. No other Conn may be open, because its port may
-// be the same in another network namespace.
+// fdOf returns the file descriptor of a Conn's socket. No other Conn may be open, because its port
+// may be the same in another network namespace.
 func fdOf(t *testing.T, c *Conn) int {
 	t.Helper()
 	for fd := range 1024 {

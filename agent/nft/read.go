@@ -108,8 +108,8 @@ func (c *Conn) Sets(t Table) (map[string]HeldSet, error) {
 	return sets, err
 }
 
-// Element is an element of a set as the kernel holds it. It is valid only during the call that it is
-// passed to.
+// Element is an element of a set as the kernel holds it. It is valid only during the call that it
+// is passed to.
 type Element struct {
 	// End is the last key of an interval. It is nil in other sets.
 	Key, End []byte

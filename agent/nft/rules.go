@@ -27,8 +27,8 @@ func (r Rule) Because(comment string) Rule {
 }
 
 // Hash returns the hash of the rule's expressions in an IP family. The kernel returns rules in a
-// form of its own but keeps user data, which holds the hash. So an equal hash means that the kernel's
-// rule is still the same.
+// form of its own but keeps user data, which holds the hash. So an equal hash means that the
+// kernel's rule is still the same.
 func (r Rule) Hash(f Family) uint64 {
 	_, hash := r.encode(f.Number)
 	return hash

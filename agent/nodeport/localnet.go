@@ -10,9 +10,9 @@ import (
 // from the network.
 const RouteLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// SetRouteLocalnet sets that sysctl, so that NodePorts can be on loopback addresses. Rules must keep
-// packets from outside away from these addresses before. The sysctl is never reset, because others
-// may rely on it.
+// SetRouteLocalnet sets that sysctl, so that NodePorts can be on loopback addresses. Rules must
+// keep packets from outside away from these addresses before. The sysctl is never reset, because
+// others may rely on it.
 func SetRouteLocalnet() error {
 	if is, err := os.ReadFile(RouteLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
 		return nil // a container without privileges can read the sysctl but not set it

@@ -1,6 +1,6 @@
 // Package xtables asks the kernel what it reports about the tables of iptables' legacy interface at
-// little cost. That shows whether tables have changed without reading them. Everything refers to the
-// network namespace of the calling thread. See agent/nft for the tables of nf_tables.
+// little cost. That shows whether tables have changed without reading them. Everything refers to
+// the network namespace of the calling thread. See agent/nft for the tables of nf_tables.
 package xtables
 
 import (

@@ -21,8 +21,8 @@ import (
 //
 // Invariants while known is true:
 //
-//  1. holdings describe exactly what the kernel's table holds. They change only after the kernel has
-//     committed a transaction.
+//  1. holdings describe exactly what the kernel's table holds. They change only after the kernel
+//     has committed a transaction.
 //  2. The slots of a set have indices from 0 without gaps.
 //  3. A part of the table that is counted in held exists in the kernel. It may be unused, with a
 //     count of 0, only if its kind is kept.
@@ -349,7 +349,8 @@ func refused(err error) bool {
 	return true
 }
 
-// bisect carries out steps in halves, until each refused step is alone. It returns the refused ones.
+// bisect carries out steps in halves, until each refused step is alone. It returns the refused
+// ones.
 func (f *family) bisect(ctx context.Context, steps []change) (failed []change, _ error) {
 	for _, half := range [][]change{steps[:len(steps)/2], steps[len(steps)/2:]} {
 		if len(half) == 0 {

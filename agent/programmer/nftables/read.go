@@ -9,8 +9,8 @@ import (
 )
 
 // content is what was read of a family's table. If foreign is true, its elements are incomplete and
-// do not count. Otherwise, each element of the table, except those of affinity, is in exactly one of
-// shared, vmaps, found and stray.
+// do not count. Otherwise, each element of the table, except those of affinity, is in exactly one
+// of shared, vmaps, found and stray.
 type content struct {
 	exists bool
 	// standIn means that a StandInTable exists.

@@ -72,18 +72,19 @@ func (c *changes) remove(m *nft.Messages) {
 	}
 }
 
-// script is what a transaction writes. Its fields are in the order in which they are written, except
-// for sets, which are created first.
+// script is what a transaction writes. Its fields are in the order in which they are written.
 //
 // Invariants:
 //
 //  1. Nothing leads to the elements of early before the transaction.
 //  2. Nothing leads to the elements of late after it.
 //  3. Whatever leads packets elsewhere is in define, removed, added and undefine.
+//  4. One transaction creates chains before elements. For each rule that is added, the kernel looks
+//     at all elements of the maps that the rule refers to.
 type script struct {
-	early          changes
 	sets           nft.Messages // creates sets
 	define         nft.Messages // creates chains and their rules
+	early          changes
 	removed, added changes
 	undefine       nft.Messages // removes chains and sets
 	late           changes
@@ -99,9 +100,8 @@ func (s *script) reset(t nft.Table) {
 	}
 }
 
-// steps writes what leads packets elsewhere.
+// steps writes what leads packets elsewhere, apart from define.
 func (s *script) steps(m *nft.Messages) {
-	m.Append(&s.define)
 	s.removed.remove(m)
 	s.added.add(m)
 	m.Append(&s.undefine)
@@ -118,7 +118,7 @@ func (s *script) writeAll(all *nft.Batch, prefix *nft.Messages) {
 	}
 	all.Buf = slices.Grow(all.Buf[:0], length)
 	all.Reset(prefix.Table)
-	all.Append(prefix, &s.sets)
+	all.Append(prefix, &s.sets, &s.define)
 	s.early.add(&all.Messages)
 	s.steps(&all.Messages)
 	s.late.remove(&all.Messages)
@@ -134,6 +134,7 @@ func (s *script) commitParts(conn *nft.Conn, prefix *nft.Messages) error {
 	}
 	first.Append(prefix, &s.sets)
 	s.early.add(&early)
+	main.Append(&s.define)
 	s.steps(&main)
 	s.late.remove(&late)
 	if !conn.Fits(main.Batch()) {
