@@ -228,6 +228,15 @@ func ChangeMark(mask, value uint32) []expr.Any {
 	return slices.Concat(loadMark(0), bitwise(0, 0, Integer(^mask), Integer(value)), StoreMark(0))
 }
 
+// ChangeCtMark is ChangeMark for the mark of the packet's connection.
+func ChangeCtMark(mask, value uint32) []expr.Any {
+	return slices.Concat(
+		[]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: register(0)}},
+		bitwise(0, 0, Integer(^mask), Integer(value)),
+		[]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: register(0), SourceRegister: true}},
+	)
+}
+
 // InterfaceIs matches if the comparison of the name of the interface, over which the packet came,
 // with name is true. See InterfaceName.
 func InterfaceIs(op expr.CmpOp, name []byte) []expr.Any {
