@@ -42,8 +42,8 @@ func TestReadBackends(t *testing.T) {
 	}
 	count := func(id view.ServicePortID) (total int) {
 		for _, v := range c.virtuals(id) {
-			got := read(c.tellBackends, v.serviceKey)
-			require.Equal(t, read(c.dumpBackends, v.serviceKey), got, "%v of %v", v.serviceKey, id)
+			got := read(c.ipvs.entries.read, v.serviceKey)
+			require.Equal(t, read(c.ipvs.dumpBackends, v.serviceKey), got, "%v of %v", v.serviceKey, id)
 			total += len(got)
 		}
 		return total
@@ -54,8 +54,8 @@ func TestReadBackends(t *testing.T) {
 		require.Equal(t, 1000, count(many.ID))
 		require.Equal(t, 3*len(c.virtuals(sticky.ID)), count(sticky.ID))
 	}
-	draining := read(c.tellBackends, c.virtuals(web.ID)[0].serviceKey)[0]
-	require.Equal(t, heldBackend{address: netip.AddrPortFrom(c.pods[0].Addr(false), tcpPort), connections: 1}, draining)
-	require.Empty(t, read(c.tellBackends, serviceKey{family: model.IPv4, number: maxID}))
-	require.Empty(t, read(c.tellBackends, serviceKey{family: model.IPv4, address: vip(model.IPv4, 9), protocol: model.UDP, port: 53}))
+	draining := read(c.ipvs.entries.read, c.virtuals(web.ID)[0].serviceKey)[0]
+	require.Equal(t, heldBackend{address: netip.AddrPortFrom(c.pods[0].Addr(false), tcpPort), connections: 1, active: 1}, draining)
+	require.Empty(t, read(c.ipvs.entries.read, serviceKey{family: model.IPv4, number: maxID}))
+	require.Empty(t, read(c.ipvs.entries.read, serviceKey{family: model.IPv4, address: vip(model.IPv4, 9), protocol: model.UDP, port: 53}))
 }

@@ -160,7 +160,7 @@ func BenchmarkProgrammer(b *testing.B) {
 				for b.Loop() {
 					for id := range state.Ports {
 						for _, v := range h.virtuals(id) {
-							require.NoError(b, h.tellBackends(v.serviceKey, func(heldBackend) {}))
+							require.NoError(b, h.ipvs.entries.read(v.serviceKey, func(heldBackend) {}))
 						}
 					}
 				}

@@ -23,14 +23,25 @@ type change struct {
 	before, after, last []command
 	gone                []serviceKey
 	adopted             []*virtual // that others had created before
-	errs                []error    // of type PortError
+	// touched is by how much the count of each element changes that Service ports share.
+	touched map[elementKey]int
+	errs    []error // of type PortError
 }
 
-func newChange() *change { return &change{held: elements{}, want: elements{}} }
+func newChange() *change {
+	return &change{held: elements{}, want: elements{}, touched: map[elementKey]int{}}
+}
 
 // blame records an error that concerns a single Service port.
 func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
 	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err, Lasting: lasting})
+}
+
+// blameScheduler records an error if a virtual service has another scheduler than the wanted one.
+func (x *change) blameScheduler(v *virtual) {
+	if v.fault != nil {
+		x.blame(v.owner, v.fault, true)
+	}
 }
 
 // carryOut first makes packets go where they should, and then removes what they no longer go to. It
@@ -53,7 +64,7 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	if err := f.adopt(x); err != nil {
 		return err
 	}
-	if err := f.removeAddresses(x.depart); err != nil {
+	if err := f.device.removeAddresses(x.depart); err != nil {
 		return err
 	}
 	if err := f.writeTable(x); err != nil {
@@ -61,7 +72,7 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	}
 	// A device that refuses every address has lost all of its addresses, so the family is not served,
 	// however much of it is in place by now.
-	refused, err := f.addAddresses(x.arrive)
+	refused, err := f.device.addAddresses(x.arrive)
 	if err == nil && len(refused) > 0 {
 		err = f.checkOrdinaryAddress()
 	}
@@ -73,29 +84,13 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 		return err
 	}
 	for _, k := range x.gone {
-		delete(f.taken, k.number)
+		delete(f.numbers.taken, k.number)
 		delete(f.draining, k)
 	}
 	f.known = true
-	f.log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
+	f.options.Log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart), "commands", commands,
+		"duration", time.Since(start))
 	return errors.Join(x.errs...)
-}
-
-// writeTable makes the table hold the wanted elements, in one transaction.
-func (f *family) writeTable(x *change) error {
-	switch {
-	case !x.rules:
-	case x.held == nil:
-		if err := f.tables.create(f.layout); err != nil {
-			return err
-		}
-	default:
-		f.tables.writeRules(f.layout)
-	}
-	if err := f.tables.change(f.layout, x.held, x.want); err != nil {
-		return err
-	}
-	return f.tables.write()
 }
 
 // blameAddresses records errors for the Service ports with addresses that the device did not get.
@@ -120,29 +115,22 @@ func (x *change) onlyIPVS() bool {
 
 // checkOrdinary returns an error if IPVS refuses the backends of an ordinary Service port.
 func (f *family) checkOrdinary() error {
-	v := &virtual{serviceKey: serviceKey{family: f.family, number: maxID}, scheduler: f.options.Scheduler}
-	remove := command{kind: commandDelService, service: v.serviceKey}
-	// A process that was killed during a check may have left it.
-	commands := []command{remove, {kind: commandNewService, service: v.serviceKey, virtual: v}}
-	for b := range programmer.Ordinary(f.family).Cluster.All() {
-		commands = append(commands, command{kind: commandNewBackend, service: v.serviceKey, backend: b.Address, weight: 1})
-	}
-	return notOrdinary(f.run(newChange(), append(commands, remove)))
+	return notOrdinary(f.ipvs.try(f.family, f.options.Scheduler, programmer.Ordinary(f.family).Cluster))
 }
 
 // checkOrdinaryAddress returns an error if the kernel refuses to give the device the address of an
 // ordinary Service port.
 func (f *family) checkOrdinaryAddress() error {
 	address := programmer.Ordinary(f.family).Frontends[0].Address
-	held, err := f.deviceAddresses(f.device, domain(f.family))
+	held, _, err := f.device.read(f.family)
 	if err != nil || held[address] { // a Service has that address
 		return err
 	}
-	refused, err := f.addAddresses([]netip.Addr{address})
+	refused, err := f.device.addAddresses([]netip.Addr{address})
 	if err = cmp.Or(err, refused[address]); err != nil {
 		return notOrdinary(err)
 	}
-	return f.removeAddresses([]netip.Addr{address})
+	return f.device.removeAddresses([]netip.Addr{address})
 }
 
 // notOrdinary wraps the error of a check that used an ordinary Service port. It returns nil for

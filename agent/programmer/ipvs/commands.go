@@ -1,13 +1,16 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Commands of IPVS and their attributes, from include/uapi/linux/ip_vs.h. The library sends the
@@ -43,9 +46,9 @@ const (
 	destAttrLower    = 6
 	destAttrActive   = 7
 	destAttrInactive = 8
-	destAttrFamily   = 11
 
 	genericVersion = 1
+	genericHeader  = 4 // length of the header of generic netlink, in bytes
 )
 
 // command is one operation of IPVS.
@@ -77,48 +80,48 @@ func (c *command) String() string {
 }
 
 // write appends the message of the command.
-func (c *command) write(r *requests, family uint16) {
-	r.begin(family, 0)
-	r.buf = append(r.buf, c.kind, genericVersion, 0, 0)
-	c.service.write(r, c.virtual)
+func (c *command) write(w *netlink.Writer, generic uint16) {
+	at := w.Begin(generic, 0)
+	w.Buf = append(w.Buf, c.kind, genericVersion, 0, 0)
+	c.service.write(w, c.virtual)
 	if c.backend.IsValid() {
-		at := r.nest(attrBackend)
-		r.bytes(destAttrAddress, c.backend.Addr().AsSlice())
-		r.port(destAttrPort, c.backend.Port())
+		nested := w.Nest(attrBackend)
+		w.Bytes(destAttrAddress, c.backend.Addr().AsSlice())
+		w.BigUint16(destAttrPort, c.backend.Port())
 		if c.kind != commandDelBackend {
-			r.uint32(destAttrMethod, 0)
-			r.uint32(destAttrWeight, c.weight)
-			r.uint32(destAttrUpper, 0)
-			r.uint32(destAttrLower, 0)
+			w.Uint32(destAttrMethod, 0)
+			w.Uint32(destAttrWeight, c.weight)
+			w.Uint32(destAttrUpper, 0)
+			w.Uint32(destAttrLower, 0)
 		}
-		r.endNest(at)
+		w.Close(nested)
 	}
-	r.end()
+	w.End(at)
 }
 
 // write appends the attributes that identify a virtual service, and all others if v is not nil.
-func (k serviceKey) write(r *requests, v *virtual) {
-	at := r.nest(attrService)
-	s := k.moby()
-	r.uint16(svcAttrFamily, s.AddressFamily)
-	if s.FWMark != 0 {
-		r.uint32(svcAttrMark, s.FWMark)
+func (k serviceKey) write(w *netlink.Writer, v *virtual) {
+	at := w.Nest(attrService)
+	w.Uint16(svcAttrFamily, uint16(domain(k.family)))
+	if k.number != 0 {
+		w.Uint32(svcAttrMark, markTag|k.number)
 	} else {
-		r.uint16(svcAttrProtocol, s.Protocol)
-		r.bytes(svcAttrAddress, s.Address)
-		r.port(svcAttrPort, s.Port)
+		w.Uint16(svcAttrProtocol, uint16(protocolNumber(k.protocol)))
+		w.Bytes(svcAttrAddress, k.address.AsSlice())
+		w.BigUint16(svcAttrPort, k.port)
 	}
 	if v != nil {
-		s = v.moby()
-		r.text(svcAttrScheduler, s.SchedName)
-		flags := r.nest(svcAttrFlags)
-		r.buf = append(r.buf, host32(s.Flags)...)
-		r.buf = append(r.buf, host32(^uint32(0))...) // mask of valid flags
-		r.endNest(flags)
-		r.uint32(svcAttrTimeout, s.Timeout)
-		r.uint32(svcAttrNetmask, s.Netmask)
+		s, netmask := v.settings(), ^uint32(0)
+		if k.family == model.IPv6 {
+			netmask = 128
+		}
+		w.Text(svcAttrScheduler, s.scheduler)
+		const valid = ^uint32(0) // mask of the flags that are set
+		w.Bytes(svcAttrFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.flags), valid))
+		w.Uint32(svcAttrTimeout, s.timeout)
+		w.Uint32(svcAttrNetmask, netmask)
 	}
-	r.endNest(at)
+	w.Close(at)
 }
 
 // nobody stands for no Service port.
@@ -133,16 +136,12 @@ const maxTries = 3
 func (f *family) run(x *change, commands []command) error {
 	blamed := len(x.errs)
 	for len(commands) > 0 {
-		f.requests.reset()
-		for i := range commands {
-			commands[i].write(&f.requests, f.ipvsFamily)
-		}
 		var again []command
 		var fatal error
-		err := f.commands.execute(&f.requests, func(i int, errno unix.Errno) {
+		err := f.ipvs.execute(commands, func(i int, refusal *netlink.Error) {
 			c := commands[i]
 			c.tries++
-			retry, err := f.remedy(x, &c, errno)
+			retry, err := f.remedy(x, &c, refusal)
 			switch {
 			case retry && c.tries < maxTries:
 				again = append(again, c)
@@ -161,30 +160,38 @@ func (f *family) run(x *change, commands []command) error {
 	return nil
 }
 
+// failure is an error of one kind of command.
+type failure struct {
+	kind  byte
+	errno unix.Errno
+}
+
+// remedies are the kinds of commands to try instead, because what a command is about exists already
+// or does not exist.
+var remedies = map[failure]byte{
+	{commandNewService, unix.EEXIST}: commandSetService,
+	{commandSetService, unix.ESRCH}:  commandNewService,
+	{commandNewBackend, unix.EEXIST}: commandSetBackend,
+	{commandSetBackend, unix.ENOENT}: commandNewBackend,
+}
+
 // remedy changes a failed command so that it can be tried again, or returns what its error means.
-func (f *family) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ error) {
-	err := fmt.Errorf("%v: %w", c, errno)
+func (f *family) remedy(x *change, c *command, refusal *netlink.Error) (retry bool, _ error) {
+	errno, err := refusal.Errno, fmt.Errorf("%v: %w", c, refusal)
 	switch {
 	case c.kind == commandDelService && errno == unix.ESRCH, c.kind == commandDelBackend && (errno == unix.ENOENT || errno == unix.ESRCH):
 		return false, nil // already as wanted
 	case c.kind == commandSetBackend && c.weight == 0 && errno == unix.ENOENT:
 		return false, nil
-	case c.kind == commandNewService && errno == unix.EEXIST:
-		c.kind = commandSetService
-		x.adopted = append(x.adopted, c.virtual)
-		return true, err
-	case c.kind == commandSetService && errno == unix.ESRCH:
-		c.kind = commandNewService
-		return true, err
-	case c.kind == commandNewBackend && errno == unix.EEXIST:
-		c.kind = commandSetBackend
-		return true, err
-	case c.kind == commandSetBackend && errno == unix.ENOENT:
-		c.kind = commandNewBackend
+	case remedies[failure{c.kind, errno}] != 0:
+		if c.kind == commandNewService {
+			x.adopted = append(x.adopted, c.virtual)
+		}
+		c.kind = remedies[failure{c.kind, errno}]
 		return true, err
 	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != f.options.Scheduler:
 		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
-			c.virtual.scheduler, c.virtual.scheduler, errno), true)
+			c.virtual.scheduler, c.virtual.scheduler, refusal), true)
 		f.lacking[c.virtual.scheduler] = true
 		plain := *c.virtual
 		plain.scheduler = f.options.Scheduler

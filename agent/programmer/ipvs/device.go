@@ -2,15 +2,18 @@ package ipvs
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -22,27 +25,123 @@ const Device = "slicecast-ipvs0"
 // KubeProxyDevice is the name of kube-proxy's device for the same purpose.
 const KubeProxyDevice = "kube-ipvs0"
 
-// ensureDevice creates the device unless it exists, and sets it up.
-func (m *machine) ensureDevice() error {
-	link, err := m.links.LinkByName(Device)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		made := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}
-		if err := m.links.LinkAdd(made); err != nil {
-			return fmt.Errorf("make the dummy device %s: %w", Device, err)
-		}
-		link, err = m.links.LinkByName(Device)
+// device is the dummy device with the addresses of Services, and the sockets to reach it. link is nil
+// before find or ensure has found it.
+type device struct {
+	links *vnetlink.Handle
+	// addresses carries requests about addresses, which are sent in batches.
+	addresses *netlink.Socket
+	requests  netlink.Writer // reused by each operation
+	link      vnetlink.Link
+	// watcher receives notifications about addresses and devices.
+	watcher *netlink.Watcher
+}
+
+// openDevice opens the sockets. It neither looks for the device nor creates it.
+func openDevice() (*device, error) {
+	links, err := vnetlink.NewHandle()
+	if err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	addresses, err := netlink.Open(unix.NETLINK_ROUTE)
+	if err != nil {
+		links.Close()
+		return nil, fmt.Errorf("open a netlink socket for addresses: %w", err)
+	}
+	watcher := netlink.NewWatcher(unix.NETLINK_ROUTE, addresses.Port, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	return &device{links: links, addresses: addresses, watcher: watcher}, nil
+}
+
+func (d *device) close() {
+	d.links.Close()
+	d.addresses.Close()
+	d.watcher.Close()
+}
+
+// findLink returns the network device with a name, or nil if there is none.
+func findLink(links *vnetlink.Handle, name string) (vnetlink.Link, error) {
+	link, err := links.LinkByName(name)
+	if errors.As(err, new(vnetlink.LinkNotFoundError)) {
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("find the device %s: %w", Device, err)
+		return nil, fmt.Errorf("find the device %s: %w", name, err)
 	}
-	if link.Type() != "dummy" {
-		return fmt.Errorf("there is a device %s that is no dummy device but of type %s: remove it", Device, link.Type())
+	return link, nil
+}
+
+// find looks for the device, and reports whether it exists.
+func (d *device) find() (exists bool, err error) {
+	d.link, err = findLink(d.links, Device)
+	return d.link != nil, err
+}
+
+// index returns the number of the device, or 0 before it has been found.
+func (d *device) index() int {
+	if d.link == nil {
+		return 0
 	}
-	if err := m.links.LinkSetUp(link); err != nil {
+	return d.link.Attrs().Index
+}
+
+// ensure creates the device unless it exists, and sets it up.
+func (d *device) ensure() error {
+	if err := d.create(); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make the dummy device %s: %w", Device, err)
+	}
+	if exists, err := d.find(); !exists {
+		return cmp.Or(err, fmt.Errorf("another process has removed the device %s", Device))
+	}
+	if d.link.Type() != "dummy" {
+		return fmt.Errorf("there is a device %s that is no dummy device but of type %s: remove it", Device, d.link.Type())
+	}
+	if err := d.links.LinkSetUp(d.link); err != nil {
 		return fmt.Errorf("set the device %s up: %w", Device, err)
 	}
-	m.device = link
 	return nil
+}
+
+func (d *device) create() error {
+	return d.links.LinkAdd(&vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: Device}})
+}
+
+// try creates the device, and removes it again unless it existed before.
+func (d *device) try() error {
+	if exists, err := d.find(); exists || err != nil {
+		return err
+	}
+	if err := d.create(); err != nil {
+		return err
+	}
+	return d.remove()
+}
+
+// remove removes the device if it exists.
+func (d *device) remove() error {
+	exists, err := d.find()
+	if !exists || err != nil {
+		return err
+	}
+	if err := d.links.LinkDel(d.link); err != nil {
+		return fmt.Errorf("remove the device %s: %w", Device, err)
+	}
+	return nil
+}
+
+// isUp reports whether the device exists and is up. Otherwise its addresses are not the node's.
+func (d *device) isUp() bool {
+	link, err := findLink(d.links, Device)
+	return err == nil && link != nil && link.Attrs().Flags&net.FlagUp != 0
+}
+
+// kubeProxys returns the index of kube-proxy's device, or 0 if there is none. Both devices may have
+// the same address, so the address stays when one of them is removed.
+func (d *device) kubeProxys() int {
+	link, err := findLink(d.links, KubeProxyDevice)
+	if link == nil || err != nil {
+		return 0
+	}
+	return link.Attrs().Index
 }
 
 // domain returns the kernel's number of an IP family.
@@ -53,20 +152,24 @@ func domain(family model.Family) byte {
 	return unix.AF_INET
 }
 
-// deviceAddresses returns a device's addresses of a domain, except the link-local one that the
-// kernel gives each device.
-func (m *machine) deviceAddresses(device netlink.Link, domain byte) (map[netip.Addr]bool, error) {
-	list, err := m.listAddresses(domain)
+// read returns the node's addresses of an IP family: those of the device, except the link-local one
+// that the kernel gives each device, and those of devices that do not hold addresses of Services.
+func (d *device) read(family model.Family) (own, elsewhere map[netip.Addr]bool, err error) {
+	list, err := d.list(domain(family))
 	if err != nil {
-		return nil, fmt.Errorf("read the addresses of %s: %w", device.Attrs().Name, err)
+		return nil, nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
-	held := map[netip.Addr]bool{}
+	own, elsewhere = map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	kubeProxys := d.kubeProxys()
 	for _, a := range list {
-		if a.device == device.Attrs().Index && !a.IsLinkLocalUnicast() {
-			held[a.Addr] = true
+		switch {
+		case a.device == d.index() && !a.IsLinkLocalUnicast():
+			own[a.Addr] = true
+		case a.device != d.index() && a.device != kubeProxys:
+			elsewhere[a.Addr] = true
 		}
 	}
-	return held, nil
+	return own, elsewhere, nil
 }
 
 // deviceAddress is an address of a device.
@@ -75,80 +178,34 @@ type deviceAddress struct {
 	device int // index of the device
 }
 
-// listAddresses returns the addresses of a domain that any device has. It reads them again if some
-// changed meanwhile. AF_UNSPEC stands for both IP families.
-func (m *machine) listAddresses(domain byte) (list []deviceAddress, err error) {
-	err = readAgain(func() error {
-		list = list[:0]
-		r := &m.requests
-		r.reset()
-		r.begin(unix.RTM_GETADDR, 0)
-		r.buf = append(r.buf, domain)
-		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg-1)...) // for all devices
-		r.end()
-		return m.addresses.dump(r, func(body []byte) {
-			if a := parseAddress(body); a.IsValid() {
-				list = append(list, a)
-			}
-		})
+// list returns the addresses of a domain that any device has. AF_UNSPEC stands for both IP families.
+func (d *device) list(domain byte) (list []deviceAddress, err error) {
+	d.requests.Buf = d.requests.Buf[:0]
+	at := d.requests.Begin(unix.RTM_GETADDR, 0)
+	d.requests.Buf = append(append(d.requests.Buf, domain), make([]byte, unix.SizeofIfAddrmsg-1)...) // for all devices
+	d.requests.End(at)
+	err = d.addresses.Read(&d.requests, func() { list = list[:0] }, func(m netlink.Message) {
+		if a := parseAddress(m); a.IsValid() {
+			list = append(list, a)
+		}
 	})
 	return list, err
 }
 
 // parseAddress parses a message about an address. The result is not valid if the address belongs to
 // neither IP family.
-func parseAddress(body []byte) (a deviceAddress) {
-	if len(body) < unix.SizeofIfAddrmsg || body[0] != unix.AF_INET && body[0] != unix.AF_INET6 {
+func parseAddress(m netlink.Message) (a deviceAddress) {
+	if len(m.Body) < unix.SizeofIfAddrmsg || m.Body[0] != unix.AF_INET && m.Body[0] != unix.AF_INET6 {
 		return a
 	}
-	a.device = int(hostNumber(body[4:]))
-	for kind, value := range attributes(body[unix.SizeofIfAddrmsg:]) {
+	a.device = int(netlink.Uint32(m.Body[4:8]))
+	for kind, value := range netlink.Attributes(m.Attributes(unix.SizeofIfAddrmsg)) {
 		// On a point-to-point device, IFA_ADDRESS is the address of the other end.
 		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !a.IsValid() {
 			a.Addr, _ = netip.AddrFromSlice(value)
 		}
 	}
 	return a
-}
-
-// readAgain calls read again while others change its object meanwhile, up to maxReads times.
-func readAgain(read func() error) (err error) {
-	for range maxReads {
-		if err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return err
-}
-
-// readAddresses reads which addresses are the node's own, apart from those of Services.
-func (f *family) readAddresses() (err error) {
-	if err := f.restoreSources(); err != nil {
-		return err
-	}
-	f.elsewhere, err = f.addressesElsewhere()
-	f.nodeAddresses = nodePortAddresses(f.layout.node, f.elsewhere)
-	return err
-}
-
-// addressesElsewhere returns the node's addresses on devices that do not hold the addresses of
-// Services.
-func (f *family) addressesElsewhere() (map[netip.Addr]bool, error) {
-	list, err := f.listAddresses(domain(f.family))
-	if err != nil {
-		return nil, fmt.Errorf("read the node's addresses: %w", err)
-	}
-	kubeProxys := 0
-	if link, err := f.links.LinkByName(KubeProxyDevice); err == nil {
-		kubeProxys = link.Attrs().Index
-	}
-	found := map[netip.Addr]bool{}
-	for _, a := range list {
-		if a.device != f.device.Attrs().Index && a.device != kubeProxys {
-			found[a.Addr] = true
-		}
-	}
-	return found, nil
 }
 
 // nodePortAddresses returns the addresses in own that have NodePorts, in ascending order.
@@ -170,28 +227,25 @@ func hasNodePorts(node view.Node, a netip.Addr) bool {
 // nodesOwn reports whether an address is on another interface, for example a node's address that a
 // Service has as an external IP. Such an address does not belong to a Service alone, so its other
 // ports are left alone.
-func (m *machine) nodesOwn(a netip.Addr) bool {
-	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	if err != nil {
-		return false // without a route, the address is not local
-	}
-	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		return r.Type == unix.RTN_LOCAL && r.LinkIndex != m.device.Attrs().Index && !m.isKubeProxys(r.LinkIndex)
-	})
+func (d *device) nodesOwn(a netip.Addr) bool {
+	index := d.local(a)
+	return index != 0 && index != d.index() && index != d.kubeProxys()
 }
 
-// isKubeProxys reports whether a device is the one with the addresses of kube-proxy's Services.
-// Both devices may have the same address, so the address stays when one of them is removed.
-func (m *machine) isKubeProxys(index int) bool {
-	link, err := m.links.LinkByName(KubeProxyDevice)
-	return err == nil && link.Attrs().Index == index
+// local returns the index of the interface by which an address is the node's, or 0 if it is not.
+func (d *device) local(a netip.Addr) int {
+	routes, err := d.links.RouteGetWithOptions(a.AsSlice(), &vnetlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+		return 0
+	}
+	return routes[0].LinkIndex
 }
 
 // addAddresses adds addresses to the device. It returns those that the kernel refuses, each with
 // the reason.
-func (m *machine) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
+func (d *device) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
 	refused = make(map[netip.Addr]error)
-	err = m.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
+	err = d.change(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
 		switch {
 		case errno == unix.EEXIST:
 		case errno == unix.EACCES && a.Is6():
@@ -204,8 +258,8 @@ func (m *machine) addAddresses(list []netip.Addr) (refused map[netip.Addr]error,
 	return refused, err
 }
 
-func (m *machine) removeAddresses(list []netip.Addr) error {
-	return m.changeAddresses(list, unix.RTM_DELADDR, 0, func(a netip.Addr, errno unix.Errno) error {
+func (d *device) removeAddresses(list []netip.Addr) error {
+	return d.change(list, unix.RTM_DELADDR, 0, func(a netip.Addr, errno unix.Errno) error {
 		if errno == unix.EADDRNOTAVAIL {
 			return nil
 		}
@@ -213,55 +267,36 @@ func (m *machine) removeAddresses(list []netip.Addr) error {
 	})
 }
 
-// changeAddresses adds addresses to the device or removes them, depending on kind.
-func (m *machine) changeAddresses(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
-	m.requests.reset()
+// change adds addresses to the device or removes them, depending on kind.
+func (d *device) change(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
+	d.requests.Buf = d.requests.Buf[:0]
 	for _, a := range list {
-		m.requests.address(kind, flags, m.device.Attrs().Index, a)
+		writeAddress(&d.requests, kind, flags, d.index(), a)
 	}
 	var failed error
-	err := m.addresses.execute(&m.requests, func(i int, errno unix.Errno) {
-		failed = cmp.Or(failed, failure(list[i], errno))
+	err := d.addresses.Execute(&d.requests, func(i int, err *netlink.Error) {
+		failed = cmp.Or(failed, failure(list[i], err.Errno))
 	})
 	return errors.Join(err, failed)
 }
 
-// address appends a message about an address of the device. The scope and flags keep the kernel
+// writeAddress appends a message about an address of a device. The scope and flags keep the kernel
 // from choosing the address as a source, for example when masquerading.
-func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
-	const own, permanent = unix.IFA_LOCAL, math.MaxUint32
+func writeAddress(w *netlink.Writer, kind, flags uint16, index int, a netip.Addr) {
 	scope, addressFlags := byte(unix.RT_SCOPE_HOST), byte(0)
-	if model.FamilyOf(a) == model.IPv6 {
+	if a.Is6() {
 		// The address is deprecated: valid forever, but never preferred.
 		scope, addressFlags = unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
 	}
-	r.begin(kind, flags)
-	r.buf = append(r.buf, domain(model.FamilyOf(a)), byte(a.BitLen()), addressFlags, scope)
-	r.buf = append(r.buf, host32(uint32(index))...)
-	r.bytes(own, a.AsSlice())
-	r.bytes(unix.IFA_ADDRESS, a.AsSlice())
-	if model.FamilyOf(a) == model.IPv6 {
-		info := r.nest(unix.IFA_CACHEINFO)
-		for _, v := range []uint32{0, permanent, 0, 0} {
-			// Preferred and valid lifetime, then two times that only the kernel sets.
-			r.buf = append(r.buf, host32(v)...)
-		}
-		r.endNest(info)
+	at := w.Begin(kind, flags)
+	w.Buf = append(w.Buf, domain(model.FamilyOf(a)), byte(a.BitLen()), addressFlags, scope)
+	w.Buf = binary.NativeEndian.AppendUint32(w.Buf, uint32(index))
+	w.Bytes(unix.IFA_LOCAL, a.AsSlice())
+	w.Bytes(unix.IFA_ADDRESS, a.AsSlice())
+	if a.Is6() {
+		const preferred, valid = 0, math.MaxUint32
+		lifetimes := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, preferred), valid)
+		w.Bytes(unix.IFA_CACHEINFO, append(lifetimes, make([]byte, 8)...)) // then two times that only the kernel sets
 	}
-	r.end()
-}
-
-// removeDevice removes the device if it exists.
-func removeDevice(links *netlink.Handle) error {
-	link, err := links.LinkByName(Device)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err == nil {
-		err = links.LinkDel(link)
-	}
-	if err != nil {
-		return fmt.Errorf("remove the device %s: %w", Device, err)
-	}
-	return nil
+	w.End(at)
 }

@@ -39,4 +39,11 @@
 // passes. UDP flows move at once. Connections to a Service that is removed end, because its
 // addresses are removed. Connections to a Service port that is renamed go on: a new Service port
 // inherits the virtual services of a removed one if it has one of that one's frontends.
+//
+// # Parts
+//
+// A Programmer has a family for each IP family. They share how the kernel is reached: the balancer,
+// which is IPVS, the device, and nf_tables. A family has a layout, which says what its table should
+// be, a record of what the kernel holds, and drains. A change collects what has to be done, and is
+// then carried out.
 package ipvs

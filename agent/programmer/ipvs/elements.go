@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -20,13 +21,10 @@ const (
 	roles // number of roles
 )
 
-func (r role) target() view.Target { return [...]view.Target{view.Cluster, view.Local}[r] }
+func (r role) String() string { return [...]view.Target{view.Cluster, view.Local}[r].String() }
 
 // backends returns the set.
 func (r role) backends(port *view.ServicePort) view.Backends {
-	if port == nil {
-		return view.Backends{}
-	}
 	return [...]view.Backends{port.Cluster, port.Local}[r]
 }
 
@@ -65,11 +63,46 @@ func (e estate) inherit(now *programmed) {
 	}
 }
 
+// numbersOf returns the numbers of the virtual services of the Service port with this name.
+func numbersOf(name string, numbers map[string]uint32) (of ids) {
+	for r := range roles {
+		of[r] = numbers[serviceComment(name, r)]
+	}
+	return of
+}
+
+// leftIn returns what Service ports leave behind that the table holds and the state lacks.
+func leftIn(held found, state view.State) estate {
+	stay, used := make(map[string]bool, len(state.Ports)), map[uint32]bool{}
+	for id := range state.Ports {
+		name := id.String()
+		stay[name] = true
+		for _, number := range numbersOf(name, held.numbers) {
+			used[number] = true // also if a Replace that failed assigned it
+		}
+	}
+	inheritance, left := estate{}, map[string]*identity{}
+	for k, e := range held.elements {
+		name := e.comment
+		if k.set != others.frontends() && k.set != others.nodePorts() || stay[name] {
+			continue
+		}
+		if left[name] == nil {
+			left[name] = &identity{}
+			for r, number := range numbersOf(name, held.numbers) {
+				if !used[number] {
+					left[name].numbers[r] = number
+				}
+			}
+		}
+		inheritance[k] = left[name]
+	}
+	return inheritance
+}
+
 // serviceComment returns the comment of a virtual service. Operators see it, and a new process
 // finds the virtual service of a Service port by it.
-func serviceComment(name string, r role) string {
-	return name + " " + r.target().String()
-}
+func serviceComment(name string, r role) string { return name + " " + r.String() }
 
 func protocolNumber(p model.Protocol) byte {
 	switch p {
@@ -83,18 +116,26 @@ func protocolNumber(p model.Protocol) byte {
 }
 
 // portKey returns the encoding of a protocol and a port in keys, each in four bytes.
-func portKey(p model.Protocol, port uint16) string {
-	return string([]byte{protocolNumber(p), 0, 0, 0, byte(port >> 8), byte(port), 0, 0})
+func portKey(protocol byte, port uint16) string {
+	return string([]byte{protocol, 0, 0, 0, byte(port >> 8), byte(port), 0, 0})
 }
 
 func addressKey(a netip.Addr) string { return string(a.AsSlice()) }
 
+// address returns the address that an element stands for. ok is false in other sets.
+func (k elementKey) address() (a netip.Addr, ok bool) {
+	if k.set != setAddresses {
+		return a, false
+	}
+	return netip.AddrFromSlice([]byte(k.key))
+}
+
 // element returns the key of a frontend in the class's maps.
 func (c class) element(protocol model.Protocol, f view.Frontend) elementKey {
 	if f.Kind == view.NodePort {
-		return elementKey{c.nodePorts(), portKey(protocol, f.Port)}
+		return elementKey{c.nodePorts(), portKey(protocolNumber(protocol), f.Port)}
 	}
-	return elementKey{c.frontends(), addressKey(f.Address) + portKey(protocol, f.Port)}
+	return elementKey{c.frontends(), addressKey(f.Address) + portKey(protocolNumber(protocol), f.Port)}
 }
 
 // own calls add for each element that belongs to this Service port alone: its frontends, the
@@ -116,7 +157,7 @@ func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey
 			add(c.element(port.ID.Protocol, f), e)
 		}
 		if len(f.Sources) > 0 {
-			key := addressKey(f.Address) + portKey(port.ID.Protocol, f.Port)
+			key := addressKey(f.Address) + portKey(protocolNumber(port.ID.Protocol), f.Port)
 			add(elementKey{setFiltered, key}, element{})
 			for _, p := range disjoint(f.Sources) {
 				first, last := bounds(p)
@@ -126,7 +167,7 @@ func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey
 	}
 	for r, number := range numbers {
 		if number != 0 {
-			add(elementKey{setServices, string(host32(markTag | number))}, element{comment: serviceComment(name, role(r))})
+			add(elementKey{setServices, string(nft.Integer(markTag | number))}, element{comment: serviceComment(name, role(r))})
 		}
 	}
 }
@@ -176,20 +217,10 @@ func markOf(r view.Route, numbers ids) uint32 {
 // disjoint returns the prefixes without those that are contained in another one, because a set
 // accepts no overlapping intervals.
 func disjoint(prefixes []netip.Prefix) []netip.Prefix {
-	sorted := slices.Clone(prefixes)
-	for i, p := range sorted {
-		sorted[i] = p.Masked()
-	}
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
-	})
-	kept := sorted[:0]
-	for _, p := range sorted {
+	var kept []netip.Prefix
+	for _, p := range slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare) {
 		if len(kept) == 0 || !kept[len(kept)-1].Contains(p.Addr()) {
-			kept = append(kept, p)
+			kept = append(kept, p.Masked())
 		}
 	}
 	return kept

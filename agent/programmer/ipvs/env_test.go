@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -50,6 +51,27 @@ func (h *inHost) programmed(id view.ServicePortID) *programmed { return h.family
 // virtuals returns the virtual services of a Service port.
 func (h *inHost) virtuals(id view.ServicePortID) []*virtual {
 	return h.family(id.Family).services(h.programmed(id))
+}
+
+// moby returns the library's form of the key, for asking the kernel by another way.
+func (k serviceKey) moby() *mobyipvs.Service {
+	s := &mobyipvs.Service{AddressFamily: uint16(domain(k.family)), Netmask: 1<<32 - 1}
+	if k.family == model.IPv6 {
+		s.Netmask = 128
+	}
+	if k.number != 0 {
+		s.FWMark = markTag | k.number
+	} else {
+		s.Address, s.Protocol, s.Port = k.address.AsSlice(), uint16(protocolNumber(k.protocol)), k.port
+	}
+	return s
+}
+
+// moby returns the library's form of the virtual service.
+func (v *virtual) moby() *mobyipvs.Service {
+	s, own := v.serviceKey.moby(), v.settings()
+	s.SchedName, s.Flags, s.Timeout = own.scheduler, own.flags, own.timeout
+	return s
 }
 
 // cluster is two nodes with two pods each and a client outside. The programmer works on node a.

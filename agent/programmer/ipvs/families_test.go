@@ -40,16 +40,13 @@ func TestFamilyByItself(t *testing.T) {
 		breakIt      func(t *testing.T, c *cluster, family model.Family) (mend func())
 	}{
 		{"table", "operation not permitted", families, func(t *testing.T, c *cluster, family model.Family) func() {
-			layout := newLayout(family, view.Node{}, 0)
-			c.tables.conn.AddTable(layout.table)
-			c.tables.conn.DelTable(layout.table)
-			require.NoError(t, c.tables.conn.Flush())
-			return c.occupyTable(t, family).close
+			require.NoError(t, c.nft.RemoveTable(tableOf(family)))
+			return c.occupyTable(t, family).Close
 		}},
 		{"backends", "read the backends of IPVS' virtual service", []model.Family{model.IPv4}, func(_ *testing.T, c *cluster, _ model.Family) func() {
-			works := c.entries
-			c.entries = &entryReader{fd: -1, buf: works.buf}
-			return func() { c.entries = works }
+			works := c.ipvs.entries
+			c.ipvs.entries = &entryReader{fd: -1, buf: works.buf}
+			return func() { c.ipvs.entries = works }
 		}},
 	}
 	for _, fault := range faults {
@@ -92,9 +89,8 @@ func TestFamilyThatFailsLater(t *testing.T) {
 		t.Run(family.String(), func(t *testing.T) {
 			c := newCluster(t, Options{})
 			require.NoError(t, c.Replace(t.Context(), c.state))
-			c.tables.conn.DelTable(newLayout(family, view.Node{}, 0).table)
-			require.NoError(t, c.tables.conn.Flush())
-			defer c.occupyTable(t, family).close()
+			require.NoError(t, c.nft.RemoveTable(tableOf(family)))
+			defer c.occupyTable(t, family).Close()
 			var changes []view.Change
 			for _, f := range families {
 				changes = append(changes, view.Change{After: c.web("web", f, 1, 0)})

@@ -1,12 +1,12 @@
 package ipvs
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -22,11 +22,13 @@ type heldState struct {
 }
 
 func (h *inHost) read(t require.TestingT) (s heldState) {
-	s = heldState{Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]uint32{}}
+	s = heldState{
+		Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]uint32{}, Addresses: map[netip.Addr]bool{},
+	}
 	all, err := h.ipvs.GetServices()
 	require.NoError(t, err)
 	for _, f := range h.families {
-		list, whole, err := h.tables.read(f.layout)
+		list, whole, err := h.readTable(f.layout)
 		require.NoError(t, err)
 		require.True(t, whole)
 		s.Elements[f.family] = list
@@ -39,9 +41,10 @@ func (h *inHost) read(t require.TestingT) (s heldState) {
 			}
 			s.Services[k] = weights
 		}
+		own, _, err := h.device.read(f.family)
+		require.NoError(t, err)
+		maps.Copy(s.Addresses, own)
 	}
-	s.Addresses, err = h.deviceAddresses(h.device, unix.AF_UNSPEC)
-	require.NoError(t, err)
 	return s
 }
 

@@ -1,28 +1,83 @@
 package ipvs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 
-	"github.com/google/nftables"
 	mobyipvs "github.com/moby/ipvs"
-	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
+
+// machine is how the kernel is reached. The IP families share it.
+type machine struct {
+	options Options
+	device  *device
+	nft     *nft.Conn
+	ipvs    *balancer // nil until openIPVS
+}
+
+// open opens the sockets that every machine supports.
+func (m *machine) open() (err error) {
+	if m.device, err = openDevice(); err != nil {
+		return err
+	}
+	if m.nft, err = nft.Dial(); err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	return nil
+}
+
+// openIPVS opens the sockets for IPVS, which must be loaded, unless they are open.
+func (m *machine) openIPVS() (err error) {
+	if m.ipvs != nil {
+		return nil
+	}
+	if m.ipvs, err = openBalancer(); err != nil {
+		return fmt.Errorf("open a socket for IPVS: %w", err)
+	}
+	return nil
+}
+
+// openLoaded opens the sockets for everything that is loaded. It returns nil if nf_tables is not, so
+// that nothing can have been created.
+func openLoaded() (*machine, error) {
+	m := &machine{}
+	err := m.open()
+	// Asking for IPVS would load it.
+	if _, missing := os.Stat("/proc/net/ip_vs"); err == nil && missing == nil {
+		err = m.openIPVS()
+	}
+	if err == nil {
+		return m, nil
+	}
+	m.close()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, nil
+	}
+	return nil, err
+}
+
+// close closes the sockets that are open.
+func (m *machine) close() {
+	if m.device != nil {
+		m.device.close()
+	}
+	if m.nft != nil {
+		m.nft.Close()
+	}
+	if m.ipvs != nil {
+		m.ipvs.close()
+	}
+}
 
 // MissingError reports something that this machine lacks, so that it cannot be programmed with
 // IPVS.
@@ -76,8 +131,8 @@ func (m *machine) probes() []probe {
 			_, err := os.Stat(filepath.Join("/proc/sys", conntrackSysctl))
 			return err
 		}},
-		{"IPVS scheduler " + m.options.Scheduler, "ip_vs_" + m.options.Scheduler, func() error { return m.tryScheduler(model.IPv4, m.options.Scheduler) }},
-		{"dummy devices", "dummy", m.tryDevice},
+		{"IPVS scheduler " + m.options.Scheduler, "ip_vs_" + m.options.Scheduler, func() error { return m.tryIPVS(model.IPv4) }},
+		{"dummy devices", "dummy", m.device.try},
 		{"nftables with all that is needed", "nf_tables", func() error { return m.tryTable(model.IPv4) }},
 	}
 }
@@ -85,74 +140,16 @@ func (m *machine) probes() []probe {
 // probesIPv6 returns the probes for Services that have IPv6 addresses.
 func (m *machine) probesIPv6() []probe {
 	return []probe{
-		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return m.tryScheduler(model.IPv6, m.options.Scheduler) }},
+		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return m.tryIPVS(model.IPv6) }},
 		{"nftables with all that is needed for IPv6", "nf_tables", func() error { return m.tryTable(model.IPv6) }},
 	}
 }
 
-// tryTable lets the kernel create a table with all kinds of rules, and remove it in the same
-// transaction.
-func (m *machine) tryTable(family model.Family) error {
-	l := newLayout(family, view.Node{
-		Pods:      view.PodDetector{Prefixes: []netip.Prefix{loopback(family)}, Interface: "lo", InterfacePrefix: "lo"},
-		NodePorts: []netip.Prefix{loopback(family)}, ServiceCIDRs: []netip.Prefix{loopback(family)},
-	}, m.options.MasqueradeMark)
-	l.table.Name += "-check"
-	if err := m.tables.create(l); err != nil {
-		return err
-	}
-	m.tables.conn.DelTable(l.table)
-	return m.tables.write()
-}
-
-// tryScheduler creates a virtual service that receives no packets, and removes it.
-func (m *machine) tryScheduler(family model.Family, name string) error {
+func (m *machine) tryIPVS(family model.Family) error {
 	if err := m.openIPVS(); err != nil {
 		return err
 	}
-	v := &virtual{serviceKey: serviceKey{number: maxID, family: family}, scheduler: name}
-	err := m.ipvs.NewService(v.moby())
-	if errors.Is(err, unix.EEXIST) { // left by a process that was killed
-		err = errors.Join(m.ipvs.DelService(v.moby()), m.ipvs.NewService(v.moby()))
-	}
-	if err != nil {
-		return err
-	}
-	return m.ipvs.DelService(v.moby())
-}
-
-// tryDevice creates the device, and removes it again unless it existed before.
-func (m *machine) tryDevice() error {
-	if _, err := m.links.LinkByName(Device); err == nil {
-		return nil
-	}
-	if err := m.links.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}); err != nil {
-		return err
-	}
-	return removeDevice(m.links)
-}
-
-// openIPVS opens the sockets for IPVS. IPVS must be loaded, because the library looks for it only
-// once.
-func (m *machine) openIPVS() error {
-	if m.ipvs != nil {
-		return nil
-	}
-	family, err := netlink.GenlFamilyGet("IPVS")
-	if err != nil {
-		return err
-	}
-	if m.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
-		return err
-	}
-	if m.entries, err = newEntryReader(); err != nil {
-		return err
-	}
-	m.ipvsFamily = family.ID
-	// The library calls modprobe, too, and logs if there is none.
-	logrus.SetOutput(io.Discard)
-	m.ipvs, err = mobyipvs.New("")
-	return err
+	return m.ipvs.try(family, m.options.Scheduler, view.Backends{})
 }
 
 // New checks for everything that this package needs, lets the kernel load it if possible, and
@@ -163,7 +160,7 @@ func New(options Options) (*Programmer, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	m := &machine{options: options, log: options.Log}
+	m := &machine{options: options}
 	p := &Programmer{machine: m, families: []*family{newFamily(m, model.IPv4)}}
 	err := p.open()
 	if err == nil {
@@ -180,156 +177,19 @@ func New(options Options) (*Programmer, error) {
 	return p, nil
 }
 
-// close closes the sockets that are open.
-func (m *machine) close() {
-	if m.links != nil {
-		m.links.Close()
-	}
-	if m.addresses != nil {
-		m.addresses.close()
-	}
-	if m.tables != nil {
-		m.tables.close()
-	}
-	if m.commands != nil {
-		m.commands.close()
-	}
-	if m.entries != nil {
-		m.entries.close()
-	}
-	if m.ipvs != nil {
-		m.ipvs.Close()
-	}
-}
-
-// open opens the sockets that every machine supports.
-func (m *machine) open() error {
-	if err := m.openLinks(); err != nil {
-		return err
-	}
-	var err error
-	if m.tables, err = dialTables(); err != nil {
-		return fmt.Errorf("open a socket for nftables: %w", err)
-	}
-	return nil
-}
-
-// openLinks opens the sockets for devices and addresses.
-func (m *machine) openLinks() (err error) {
-	if m.links, err = netlink.NewHandle(); err != nil {
-		return fmt.Errorf("open a netlink socket: %w", err)
-	}
-	if m.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("open a netlink socket for addresses: %w", err)
-	}
-	return nil
-}
-
-// conntrackSysctl makes IPVS report its connections to conntrack.
-const conntrackSysctl = "net/ipv4/vs/conntrack"
-
-// sysctls are the settings that kube-proxy makes in its IPVS mode, too, and run_estimation.
-// Masquerading requires that conntrack knows the connections of IPVS. The two expire settings end
-// the connections of a removed backend at their next packet, so that clients can go elsewhere.
-// Rates are not estimated, because before Linux 6.2 a timer goes through all backends every two
-// seconds for that, which delays packets if there are many. Kernels may lack a setting that is
-// marked with a question mark.
-var sysctls = map[string]string{
-	conntrackSysctl:                         "1",
-	"?net/ipv4/vs/run_estimation":           "0",
-	"net/ipv4/vs/expire_nodest_conn":        "1",
-	"net/ipv4/vs/expire_quiescent_template": "1",
-	"net/ipv4/ip_forward":                   "1",
-}
-
-// reuseSysctl set to 0 lets a new connection from an address and port that IPVS remembers go to the
-// earlier connection's backend. kube-proxy sets it on kernels for which slowReuse is true, too. On
-// these, its first packet would be dropped otherwise, and the client would try again a second
-// later. The setting does not exist before Linux 4.1.
-const reuseSysctl = "?net/ipv4/vs/conn_reuse_mode"
-
-// slowReuse reports whether a kernel is older than 5.9. Newer kernels choose a backend for such
-// connections at once.
-func slowReuse(release string) bool {
-	var major, minor int
-	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
-	return err == nil && (major < 5 || major == 5 && minor < 9)
-}
-
-// strictARP are the settings for Options.StrictARP.
-var strictARP = map[string]string{
-	"net/ipv4/conf/all/arp_ignore":   "1",
-	"net/ipv4/conf/all/arp_announce": "2",
-}
-
-// SetSysctls does in advance the part of a Replace that needs a privileged container, as far as it
-// can. IPVS must be loaded, which New does.
-func SetSysctls(options Options) error {
-	wanted := maps.Clone(sysctls)
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return err
-	}
-	if slowReuse(string(release)) {
-		wanted[reuseSysctl] = "0"
-	}
-	if options.StrictARP {
-		maps.Copy(wanted, strictARP)
-	}
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		value := wanted[name]
-		name, optional := strings.CutPrefix(name, "?")
-		if isSet(name, value) {
-			continue // a container without privileges can read the sysctl but not set it
-		}
-		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
-			errs = append(errs, fmt.Errorf("set sysctl %s to %s: %w", name, value, err))
-		}
-	}
-	if len(errs) > 0 {
-		return fmt.Errorf("%w; in a container, run the agent once with --init-only in a privileged one", errors.Join(errs...))
-	}
-	return nil
-}
-
-func isSet(name, value string) bool {
-	is, err := os.ReadFile(filepath.Join("/proc/sys", name))
-	return err == nil && string(bytes.TrimSpace(is)) == value
-}
-
-// setSysctls makes the settings, which others may have changed. If that fails, it logs the error
-// once, because most of a node's Services work without the settings. If the node has not been
-// programmed yet, it returns an error if conntrackSysctl is not set.
-func (p *Programmer) setSysctls() error {
-	err := SetSysctls(p.options)
-	programmed := slices.ContainsFunc(p.families, func(f *family) bool { return f.ports != nil })
-	if err != nil && !programmed && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
-		return err
-	}
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if text != p.unset && err != nil {
-		p.log.Error("Settings of the kernel can't be made; Services are programmed without them", "err", err)
-	}
-	p.unset = text
-	return nil
-}
-
 // prepare does what is the same for both IP families.
 func (p *Programmer) prepare() error {
 	if err := p.setSysctls(); err != nil {
 		return err
 	}
-	timeouts := &mobyipvs.Config{TimeoutTCP: p.options.TCPTimeout, TimeoutTCPFin: p.options.TCPFinTimeout, TimeoutUDP: p.options.UDPTimeout}
-	if *timeouts != (mobyipvs.Config{}) {
-		if err := p.ipvs.SetConfig(timeouts); err != nil {
+	o := p.options
+	timeouts := mobyipvs.Config{TimeoutTCP: o.TCPTimeout, TimeoutTCPFin: o.TCPFinTimeout, TimeoutUDP: o.UDPTimeout}
+	if timeouts != (mobyipvs.Config{}) {
+		if err := p.ipvs.SetConfig(&timeouts); err != nil {
 			return fmt.Errorf("set IPVS' timeouts: %w", err)
 		}
 	}
-	return p.ensureDevice()
+	return p.device.ensure()
 }
 
 // Cleanup removes everything that the function Cleanup removes.
@@ -346,70 +206,38 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 // device, the tables and the virtual services. Kernel settings stay. Open connections through IPVS
 // end: see ledFrontends.
 func Cleanup(ctx context.Context) error {
-	m := &machine{}
-	defer m.close()
-	if err := m.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil // without nftables, nothing can have been created
-	} else if err != nil {
+	m, err := openLoaded()
+	if m == nil || err != nil {
 		return err
 	}
-	// Asking for IPVS would load it.
-	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
-		if err := m.openIPVS(); err != nil {
-			return fmt.Errorf("open a socket for IPVS: %w", err)
-		}
-	}
+	defer m.close()
 	return m.cleanup(ctx)
 }
 
 func (m *machine) cleanup(context.Context) error {
-	if err := removeDevice(m.links); err != nil {
+	if err := m.device.remove(); err != nil {
 		return err
-	}
-	if err := m.tables.dropAnswers(); err != nil {
-		return err
-	}
-	tables, err := m.tables.conn.ListTables()
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		return nil // without nf_tables, nothing can have been created
-	}
-	if err != nil {
-		return fmt.Errorf("list nftables tables: %w", err)
 	}
 	led := ledFrontends{}
-	for _, t := range tables {
-		if t.Name != Table {
-			continue
-		}
-		family := model.IPv4
-		if t.Family == nftables.TableFamilyIPv6 {
-			family = model.IPv6
-		}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		l := newLayout(family, view.Node{}, 0)
-		held, _, err := m.tables.read(l)
+		held, _, err := m.readTable(l)
 		if err != nil {
 			return err
 		}
 		led.addTable(family, held)
-		m.tables.conn.DelTable(t)
-	}
-	if err := m.tables.write(); err != nil {
-		return err
+		if err := m.nft.RemoveTable(l.Table); err != nil {
+			return fmt.Errorf("remove nftables table %s: %w", Table, err)
+		}
 	}
 	if m.ipvs == nil {
 		return nil
 	}
-	services, err := m.ipvs.GetServices()
+	ours, err := m.ipvs.ours()
+	if err == nil {
+		err = m.removeServices(ours)
+	}
 	if err != nil {
-		return fmt.Errorf("read IPVS' virtual services: %w", err)
-	}
-	x := newChange()
-	for _, s := range services {
-		if k, ok := ours(s); ok {
-			x.removeService(k)
-		}
-	}
-	if err := (&family{machine: m}).run(x, x.after); err != nil {
 		return err
 	}
 	return led.forget()

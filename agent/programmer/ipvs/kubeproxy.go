@@ -2,20 +2,17 @@ package ipvs
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
-	mobyipvs "github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -56,47 +53,42 @@ const settleTime = 10 * time.Second
 // ipsets.
 //
 // If this package's device has an address, too, the address stays the node's all the time: see
-// isKubeProxys. Otherwise, connections from the node itself would lose their source address. So
+// device.kubeProxys. Otherwise, connections from the node itself would lose their source address. So
 // CleanupKubeProxy gives them another source first, and waits settleTime for connections that are
 // being established.
 func CleanupKubeProxy(ctx context.Context) error {
-	if _, err := os.Stat("/proc/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
-		return nil // asking for IPVS would load it
+	m, err := openLoaded()
+	if m == nil || err != nil {
+		return err
 	}
-	m := &machine{}
 	defer m.close()
-	if err := m.openLinks(); err != nil {
-		return err
+	if m.ipvs == nil {
+		return nil
 	}
-	if err := m.openIPVS(); err != nil {
-		return fmt.Errorf("open a socket for IPVS: %w", err)
-	}
-	device, err := m.kubeProxyDevice()
-	if err != nil {
-		return err
-	}
-	theirs, err := m.kubeProxyServices(device)
+	theirs, err := m.kubeProxyServices()
 	if err != nil {
 		return err
 	}
 	led := ledFrontends{}
-	for _, s := range theirs {
-		if err := m.ipvs.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove kube-proxy's virtual service %v:%d from IPVS: %w", s.Address, s.Port, err)
-		}
-		if k, ok := keyOf(s); ok {
-			led.addService(k)
-		}
+	for _, k := range theirs {
+		led.addService(k)
 	}
-	if device == nil {
-		return nil
+	if err := m.removeServices(theirs); err != nil {
+		return err
 	}
-	if _, err := m.links.LinkByName(Device); err != nil { // without that device, IPVS leads no longer
+	link, err := findLink(m.device.links, KubeProxyDevice)
+	if link == nil || err != nil {
+		return err
+	}
+	if exists, err := m.device.find(); err != nil {
+		return err
+	} else if !exists { // IPVS leads no longer
 		if err := led.forget(); err != nil {
 			return err
 		}
 		// kube-proxy leaves the device down, and routes require it to be up.
-		if err := errors.Join(m.links.LinkSetUp(device), preferOtherSources(m.links, device)); err != nil {
+		kubeProxys := &device{links: m.device.links, link: link}
+		if err := errors.Join(kubeProxys.links.LinkSetUp(link), kubeProxys.preferOtherSources()); err != nil {
 			return err
 		}
 		select {
@@ -105,31 +97,26 @@ func CleanupKubeProxy(ctx context.Context) error {
 		case <-time.After(settleTime):
 		}
 	}
-	if err := m.links.LinkDel(device); err != nil {
+	if err := m.device.links.LinkDel(link); err != nil {
 		return fmt.Errorf("remove the device %s: %w", KubeProxyDevice, err)
 	}
 	return nil
 }
 
-// kubeProxyDevice returns kube-proxy's device, or nil if it is gone.
-func (m *machine) kubeProxyDevice() (netlink.Link, error) {
-	device, err := m.links.LinkByName(KubeProxyDevice)
-	switch {
-	case errors.As(err, new(netlink.LinkNotFoundError)):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("find the device %s: %w", KubeProxyDevice, err)
-	}
-	return device, nil
-}
-
-// kubeProxyServices returns kube-proxy's virtual services. device is nil if it is gone.
-func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, error) {
+// kubeProxyServices returns kube-proxy's virtual services.
+func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 	addresses := map[netip.Addr]bool{}
-	if device != nil {
-		var err error
-		if addresses, err = m.deviceAddresses(device, unix.AF_UNSPEC); err != nil {
-			return nil, err
+	link, err := findLink(m.device.links, KubeProxyDevice)
+	if err != nil {
+		return nil, err
+	}
+	if link != nil {
+		list, err := m.device.list(unix.AF_UNSPEC)
+		if err != nil {
+			return nil, fmt.Errorf("read the addresses of %s: %w", KubeProxyDevice, err)
+		}
+		for _, a := range list {
+			addresses[a.Addr] = addresses[a.Addr] || a.device == link.Attrs().Index
 		}
 	}
 	type nodePort struct {
@@ -137,7 +124,7 @@ func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, e
 		port     uint16
 	}
 	nodePorts := map[nodePort]bool{}
-	err := eachIPSet(func(name string, entries []netip.AddrPort) {
+	err = eachIPSet(func(name string, entries []netip.AddrPort) {
 		name = strings.Replace(name, "KUBE-6-", "KUBE-", 1)
 		protocol, hasNodePorts := nodePortSets[name]
 		hasAddresses := slices.Contains(addressSets, name)
@@ -157,21 +144,13 @@ func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, e
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
-	var theirs []*mobyipvs.Service
 	for _, s := range all {
 		k, ok := keyOf(s)
-		if !ok || k.number != 0 || s.Flags&tagged != 0 || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && m.isLocal(k.address)) {
-			continue
+		if ok && !isOurs(k, s) && (addresses[k.address] || nodePorts[nodePort{k.protocol, k.port}] && m.device.local(k.address) != 0) {
+			theirs = append(theirs, k)
 		}
-		theirs = append(theirs, s)
 	}
 	return theirs, nil
-}
-
-// isLocal reports whether an address is the node's.
-func (m *machine) isLocal(a netip.Addr) bool {
-	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
 // CleanupKubeProxySets removes kube-proxy's ipsets. No rule may refer to them any more.
@@ -184,55 +163,55 @@ func CleanupKubeProxySets() error {
 	})
 	errs := []error{err}
 	for name := range theirs {
-		if err := netlink.IpsetDestroy(name); err != nil {
+		if err := vnetlink.IpsetDestroy(name); err != nil {
 			errs = append(errs, fmt.Errorf("remove the ipset %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// Numbers of include/uapi/linux/netfilter/ipset/ip_set.h.
+const (
+	ipsetList = 7
+
+	ipsetProtocol       = 1
+	ipsetName           = 2
+	ipsetEntries        = 8
+	ipsetEntryIP        = 1
+	ipsetEntryPort      = 4
+	ipsetCurrentVersion = 6
+
+	netfilterHeader = 4 // length of the header of netfilter's messages, in bytes
+)
+
 // eachIPSet calls f with the name of each ipset and the addresses and ports of its entries, if they
 // have any. For a large ipset it calls f several times. A kernel without ipsets has none. The
 // library's own function would write to the log.
 func eachIPSet(f func(name string, entries []netip.AddrPort)) error {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, unix.NLM_F_DUMP)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	err := r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		var name string
-		var entries []netip.AddrPort
-		for kind, value := range attributes(message[min(nl.SizeofNfgenmsg, len(message)):]) {
-			switch kind {
-			case nl.IPSET_ATTR_SETNAME:
-				name = nl.BytesToString(value)
-			case nl.IPSET_ATTR_ADT:
-				for _, entry := range attributes(value) {
-					entries = append(entries, ipsetEntry(entry))
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err == nil {
+		defer socket.Close()
+		w := &netlink.Writer{}
+		at := w.Begin(unix.NFNL_SUBSYS_IPSET<<8|ipsetList, 0)
+		w.Buf = append(w.Buf, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
+		w.Bytes(ipsetProtocol, []byte{ipsetCurrentVersion})
+		w.End(at)
+		err = socket.Dump(w, func(m netlink.Message) {
+			attributes := m.Attributes(netfilterHeader)
+			var entries []netip.AddrPort
+			for _, entry := range netlink.Attributes(netlink.Attribute(attributes, ipsetEntries)) {
+				var address netip.Addr
+				for _, a := range netlink.Attributes(netlink.Attribute(entry, ipsetEntryIP)) {
+					address, _ = netip.AddrFromSlice(a)
 				}
+				entries = append(entries, netip.AddrPortFrom(address, netlink.BigUint16(netlink.Attribute(entry, ipsetEntryPort))))
 			}
-		}
-		f(name, entries)
-		return true
-	})
+			f(netlink.Text(netlink.Attribute(attributes, ipsetName)), entries)
+		})
+	}
 	switch {
 	case err == nil, errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
 		return nil
 	}
 	return fmt.Errorf("list ipsets: %w", err)
-}
-
-func ipsetEntry(b []byte) netip.AddrPort {
-	var address netip.Addr
-	var port uint16
-	for kind, value := range attributes(b) {
-		switch {
-		case kind == nl.IPSET_ATTR_PORT && len(value) == 2:
-			port = binary.BigEndian.Uint16(value)
-		case kind == nl.IPSET_ATTR_IP:
-			for _, a := range attributes(value) {
-				address, _ = netip.AddrFromSlice(a)
-			}
-		}
-	}
-	return netip.AddrPortFrom(address, port)
 }

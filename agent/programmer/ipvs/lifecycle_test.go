@@ -12,6 +12,8 @@ import (
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -52,7 +54,7 @@ func (c *cluster) kernel(t *testing.T) string {
 // destinations returns the weights of a virtual service's destinations.
 func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]uint32 {
 	t.Helper()
-	list, err := c.readBackends(nil, c.virtuals(id)[0].serviceKey)
+	list, err := c.ipvs.readBackends(nil, c.virtuals(id)[0].serviceKey)
 	require.NoError(t, err)
 	weights := map[netip.AddrPort]uint32{}
 	for _, b := range list {
@@ -710,15 +712,12 @@ func TestFailsAsAWhole(t *testing.T) {
 	for _, family := range families {
 		c.set(c.web("web", family, 1, 0), c.web("more", family, 2, 1))
 	}
-	works := c.tables
-	broken, err := dialTables()
-	require.NoError(t, err)
-	broken.close()
-	c.tables = broken
+	works := c.nft
+	c.nft = &nft.Conn{Socket: &netlink.Socket{}, Watcher: works.Watcher} // on a file that is no socket
 	ports, failed := programmer.Split(c.Replace(t.Context(), c.state), c.Families())
 	require.Empty(t, ports)
 	require.Len(t, failed, len(families))
-	c.tables = works
+	c.nft = works
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	for _, family := range families {
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 2, patient)

@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -141,8 +141,8 @@ func TestExcluded(t *testing.T) {
 	refused(c.Apply(t.Context(), []view.Change{{After: sticky}}))
 
 	device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
-	require.NoError(t, c.links.LinkAdd(device))
-	require.NoError(t, c.links.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(vip(model.IPv4, 1).AsSlice())}))
+	require.NoError(t, c.device.links.LinkAdd(device))
+	require.NoError(t, c.device.links.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(vip(model.IPv4, 1).AsSlice())}))
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	requireOurs(1, 2, 3)
 }
@@ -152,24 +152,23 @@ func TestBusyRuleset(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0))
 	require.NoError(t, c.Replace(t.Context(), c.state))
-	var other *tables
+	var other *nft.Conn
 	require.NoError(t, c.a.Do(func() (err error) {
-		other, err = dialTables()
+		other, err = nft.Dial()
 		return err
 	}))
-	defer other.close()
+	defer other.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	defer cancel()
 	changes := make(chan error, 1)
 	busy.Go(func() {
-		l := newLayout(model.IPv4, view.Node{}, 0)
-		l.table.Name = "busy"
+		m := nft.Messages{Table: nft.Table{Family: nft.FamilyOf(model.IPv4), Name: "busy"}}
+		m.AddTable()
+		m.RemoveTable()
 		for n := 0; ctx.Err() == nil; n++ {
-			other.conn.AddTable(l.table)
-			other.conn.DelTable(l.table)
-			err := other.conn.Flush()
+			err := other.Commit(m.Batch())
 			if err != nil || n == 0 {
 				changes <- err
 			}
@@ -187,31 +186,21 @@ func TestBusyRuleset(t *testing.T) {
 
 // occupyTable makes another process own the table of an IP family, until the returned socket is
 // closed. Meanwhile, the kernel refuses changes to the table.
-func (c *cluster) occupyTable(t *testing.T, family model.Family) *tables {
+func (c *cluster) occupyTable(t *testing.T, family model.Family) *nft.Conn {
 	t.Helper()
 	const owned = 2 // NFT_TABLE_F_OWNER: the table is removed with its owner's socket
-	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
-		{Type: unix.NFTA_TABLE_NAME, Data: []byte(Table + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, owned}},
-	})
-	require.NoError(t, err)
-	batch := func(kind mdnetlink.HeaderType) mdnetlink.Message {
-		return mdnetlink.Message{Header: mdnetlink.Header{Type: kind, Flags: mdnetlink.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
-	}
-	var other *tables
+	var other *nft.Conn
 	require.NoError(t, c.a.Do(func() (err error) {
-		other, err = dialTables()
+		other, err = nft.Dial()
 		return err
 	}))
-	_, err = other.raw.SendMessages([]mdnetlink.Message{
-		batch(unix.NFNL_MSG_BATCH_BEGIN), {
-			Header: mdnetlink.Header{
-				Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE, Flags: mdnetlink.Request | mdnetlink.Acknowledge | mdnetlink.Create,
-			}, Data: append([]byte{byte(newLayout(family, view.Node{}, 0).table.Family), 0, 0, 0}, table...),
-		}, batch(unix.NFNL_MSG_BATCH_END),
-	})
-	require.NoError(t, err)
-	_, err = other.raw.Receive()
-	require.NoError(t, err)
+	b := nft.NewBatch(tableOf(family), nil)
+	at := b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
+	b.Buf = append(b.Buf, b.Number, unix.NFNETLINK_V0, 0, 0)
+	b.Text(unix.NFTA_TABLE_NAME, Table)
+	b.BigUint32(unix.NFTA_TABLE_FLAGS, owned)
+	b.End(at)
+	require.NoError(t, other.Commit(b))
 	return other
 }
 
@@ -251,11 +240,11 @@ func TestRefusedTransaction(t *testing.T) {
 	}
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	c.set(web)
-	other.close()
+	other.Close()
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	c.endDrains(time.Now())
 	require.Equal(t, 1, destinations())
-	require.False(t, c.rulesetChanged())
+	c.requireNothingHeard(t)
 	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
 	require.Equal(t, map[string]int{"pod0": 2}, r.Backends(), "%v", r)
 }

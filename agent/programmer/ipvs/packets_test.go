@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -129,7 +130,7 @@ func TestPackets(t *testing.T) {
 		r = probe(c.client.Host, ingress(family, 4), servicePort, 3)
 		require.Equal(t, map[string]int{"pod0": 3}, r.Backends(), "%v", r)
 
-		r = c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(loopback(family).Addr(), 30001), 2, patient)
+		r = c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(nft.FamilyOf(family).Loopback().Addr(), 30001), 2, patient)
 		require.True(t, r.All(testenv.Refused), "loopback is left alone: %v", r)
 	})
 	out, err := c.a.Run(t.Context(), "nft", "list", "table", "ip", Table)

@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -39,32 +38,22 @@ type Retirement struct {
 // reply after its removal. The next step refuses connections that the other programmer does not
 // serve. When no TCP connection is left or the time is up, Step removes everything.
 func (r *Retirement) Step(ctx context.Context) error {
-	links, err := netlink.NewHandle()
-	if err != nil {
-		return fmt.Errorf("open a netlink socket: %w", err)
+	m, err := openLoaded()
+	if m == nil || err != nil {
+		return err
 	}
-	defer links.Close()
-	device, err := links.LinkByName(Device)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return Cleanup(ctx) // without the device, no connection goes on
-	}
-	if err != nil {
-		return fmt.Errorf("find the device %s: %w", Device, err)
+	defer m.close()
+	if exists, err := m.device.find(); err != nil {
+		return err
+	} else if !exists || m.ipvs == nil {
+		return m.cleanup(ctx) // no connection goes on
 	}
 	if r.began.IsZero() {
-		if err := preferOtherSources(links, device); err != nil {
+		if err := m.device.preferOtherSources(); err != nil {
 			return err
 		}
 		r.began = time.Now()
 		return programmer.ErrDraining
-	}
-	m := &machine{}
-	defer m.close()
-	if err := m.open(); err != nil {
-		return err
-	}
-	if err := m.openIPVS(); err != nil {
-		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	if !r.refused {
 		if err := m.refuseNew(); err != nil {
@@ -73,51 +62,46 @@ func (r *Retirement) Step(ctx context.Context) error {
 		r.refused = true
 	}
 	if time.Since(r.began) < r.Limit {
-		if leads, err := m.leads(); leads || err != nil {
+		if leads, err := m.ipvs.leads(); leads || err != nil {
 			return errors.Join(err, programmer.ErrDraining)
 		}
 	}
-	return Cleanup(ctx)
+	return m.cleanup(ctx)
 }
 
 // refuseNew inserts a rule before those that lead to IPVS. It refuses new connections only.
 func (m *machine) refuseNew() error {
-	all, err := m.tables.conn.ListTables()
-	if err != nil {
-		return fmt.Errorf("list nftables tables: %w", err)
-	}
-	for _, t := range all {
-		if t.Name == Table {
-			m.tables.conn.InsertRule(&nftables.Rule{
-				Table: t, Chain: &nftables.Chain{Table: t, Name: routeChain}, Exprs: join(isNew(), verdict(expr.VerdictGoto, unknownChain)),
-			})
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		serves, err := Serves(family)
+		if err != nil {
+			return err
+		}
+		if !serves {
+			continue
+		}
+		t := nft.Messages{Table: tableOf(family)}
+		t.InsertRule(routeChain, nft.Do(isNew(), nft.Goto(unknownChain)))
+		if err := m.nft.Commit(t.Batch()); err != nil {
+			return fmt.Errorf("write nftables table %s: %w", Table, err)
 		}
 	}
-	return m.tables.write()
+	return nil
 }
 
 // leads reports whether IPVS has an open TCP connection.
-func (m *machine) leads() (bool, error) {
-	all, err := m.ipvs.GetServices()
-	if err != nil {
-		return false, fmt.Errorf("read IPVS' virtual services: %w", err)
-	}
-	for _, s := range all {
-		k, ok := ours(s)
-		if !ok {
-			continue
+func (b *balancer) leads() (bool, error) {
+	keys, err := b.ours()
+	var held []heldBackend
+	for _, k := range keys {
+		if held, err = b.readBackends(held[:0], k); err != nil {
+			return false, err
 		}
-		destinations, err := m.ipvs.GetDestinations(s)
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return false, fmt.Errorf("read the destinations of IPVS' virtual service %v: %w", k, err)
-		}
-		for _, d := range destinations {
-			if d.ActiveConnections > 0 { // UDP flows do not count as active
-				return true, nil
-			}
+		// UDP flows do not count as active.
+		if slices.ContainsFunc(held, func(b heldBackend) bool { return b.active > 0 }) {
+			return true, nil
 		}
 	}
-	return false, nil
+	return false, err
 }
 
 // outside are addresses that nobody has (RFC 5737, RFC 3849). They serve to ask for the route out
@@ -125,95 +109,93 @@ func (m *machine) leads() (bool, error) {
 var outside = map[model.Family]netip.Addr{model.IPv4: netip.MustParseAddr("192.0.2.1"), model.IPv6: netip.MustParseAddr("2001:db8:ffff:ffff::1")}
 
 // sourceProtocol marks the routes that preferOtherSources adds.
-const sourceProtocol = netlink.RouteProtocol(0x5c)
+const sourceProtocol = vnetlink.RouteProtocol(0x5c)
 
 // preferOtherSources makes the node's connections to an address of the device come from the address
 // that the node uses towards the outside. It replaces the kernel's routes, whose source is the
 // address itself, by routes with another source. A family without a route to the outside keeps the
 // kernel's routes.
-func preferOtherSources(links *netlink.Handle, device netlink.Link) error {
+func (d *device) preferOtherSources() error {
 	for family, outside := range outside {
-		err := eachLocalRoute(links, device, family, unix.RTPROT_KERNEL, func(held netlink.Route) error {
-			way, err := links.RouteGet(outside.AsSlice())
-			if err != nil || len(way) == 0 || way[0].Src == nil || way[0].LinkIndex == device.Attrs().Index {
-				return nil //nolint:nilerr // there is none
-			}
-			other := localRoute(device, held.Dst)
+		routes, err := d.localRoutes(family, unix.RTPROT_KERNEL)
+		if err != nil {
+			return err
+		}
+		way, err := d.links.RouteGet(outside.AsSlice())
+		if err != nil || len(way) == 0 || way[0].Src == nil || way[0].LinkIndex == d.index() {
+			continue // there is no route to the outside
+		}
+		for _, own := range routes {
+			other := *own
 			other.Src, other.Protocol = way[0].Src, sourceProtocol
-			if err := links.RouteAddEcmp(other); err != nil && !errors.Is(err, unix.EEXIST) {
-				// For IPv4, it comes before the kernel's route.
-				return fmt.Errorf("route %v with another source: %w", held.Dst, err)
+			if err := d.links.RouteAddEcmp(&other); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("route %v with another source: %w", own.Dst, err)
 			}
 			if family == model.IPv4 {
-				return nil
+				continue // the new route comes before the kernel's
 			}
-			own := localRoute(device, held.Dst)
-			own.Protocol = unix.RTPROT_KERNEL
-			if err := links.RouteDel(own); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("remove the route to %v: %w", held.Dst, err)
+			if err := d.removeRoute(own); err != nil {
+				return err
 			}
-			return nil
-		})
-		if err != nil {
+		}
+	}
+	return nil
+}
+
+// restoreSources undoes preferOtherSources for an IP family. It adds IPv6 addresses again, so that
+// the kernel creates their routes.
+func (d *device) restoreSources(family model.Family) error {
+	routes, err := d.localRoutes(family, sourceProtocol)
+	if err != nil {
+		return err
+	}
+	var again []netip.Addr
+	for _, r := range routes {
+		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok && family == model.IPv6 {
+			again = append(again, a)
+		}
+	}
+	removed := d.removeAddresses(again)
+	refused, err := d.addAddresses(again)
+	if err := errors.Join(append(slices.Collect(maps.Values(refused)), removed, err)...); err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if err := d.removeRoute(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// restoreSources undoes preferOtherSources. It adds IPv6 addresses again, so that the kernel
-// creates their routes.
-func (f *family) restoreSources() error {
-	var again []netip.Addr
-	var others []*netlink.Route
-	err := eachLocalRoute(f.links, f.device, f.family, sourceProtocol, func(held netlink.Route) error {
-		other := localRoute(f.device, held.Dst)
-		other.Src, other.Protocol = held.Src, sourceProtocol
-		others = append(others, other)
-		if a, ok := netip.AddrFromSlice(held.Dst.IP); ok && f.family == model.IPv6 {
-			again = append(again, a)
-		}
-		return nil
-	})
-	if err != nil || len(others) == 0 {
-		return err
-	}
-	removed := f.removeAddresses(again)
-	refused, err := f.addAddresses(again)
-	if err := errors.Join(append(slices.Collect(maps.Values(refused)), removed, err)...); err != nil {
-		return err
-	}
-	for _, other := range others {
-		if err := f.links.RouteDel(other); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove the route to %v: %w", other.Dst, err)
-		}
+// removeRoute removes a route if it exists.
+func (d *device) removeRoute(r *vnetlink.Route) error {
+	if err := d.links.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("remove the route to %v: %w", r.Dst, err)
 	}
 	return nil
 }
 
-func localRoute(device netlink.Link, to *net.IPNet) *netlink.Route {
-	return &netlink.Route{LinkIndex: device.Attrs().Index, Dst: to, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
-}
-
-// eachLocalRoute calls do with each route of a protocol by which a device's addresses of an IP
-// family are the node's.
-func eachLocalRoute(links *netlink.Handle, device netlink.Link, family model.Family, protocol netlink.RouteProtocol, do func(netlink.Route) error) error {
-	filter := &netlink.Route{LinkIndex: device.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
-	var held []netlink.Route
-	err := readAgain(func() (err error) {
-		held, err = links.RouteListFiltered(int(domain(family)), filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("read the %v routes of %s: %w", family, device.Attrs().Name, err)
+// localRoutes returns the routes of a protocol by which the device's addresses of an IP family are
+// the node's.
+func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtocol) (routes []*vnetlink.Route, err error) {
+	const by = vnetlink.RT_FILTER_OIF | vnetlink.RT_FILTER_TABLE | vnetlink.RT_FILTER_TYPE | vnetlink.RT_FILTER_PROTOCOL
+	local := vnetlink.Route{LinkIndex: d.index(), Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
+	held, err := d.links.RouteListFiltered(int(domain(family)), &local, by)
+	for i := 1; errors.Is(err, vnetlink.ErrDumpInterrupted) && i < netlink.Attempts; i++ {
+		held, err = d.links.RouteListFiltered(int(domain(family)), &local, by)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("read the %v routes of %s: %w", family, d.link.Attrs().Name, err)
+	}
+	local.Scope = vnetlink.SCOPE_HOST
 	for _, r := range held {
 		if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
 			continue // a link-local address belongs to the kernel
 		}
-		if err := do(r); err != nil {
-			return err
-		}
+		route := local
+		route.Dst, route.Src = r.Dst, r.Src
+		routes = append(routes, &route)
 	}
-	return nil
+	return routes, nil
 }

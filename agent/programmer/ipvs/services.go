@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -56,36 +55,27 @@ type virtual struct {
 	fault error
 }
 
-// moby returns the library's form of the key.
-func (k serviceKey) moby() *mobyipvs.Service {
-	s := &mobyipvs.Service{AddressFamily: uint16(domain(k.family)), Netmask: 1<<32 - 1}
-	if k.family == model.IPv6 {
-		s.Netmask = 128
-	}
-	if k.number != 0 {
-		s.FWMark = markTag | k.number
-	} else {
-		s.Address, s.Protocol, s.Port = k.address.AsSlice(), uint16(protocolNumber(k.protocol)), k.port
-	}
-	return s
+// settings are what a virtual service has beside its key and its backends.
+type settings struct {
+	scheduler string
+	flags     uint32
+	timeout   uint32 // of affinity, in seconds
 }
 
-// moby returns the library's form of the virtual service.
-func (v *virtual) moby() *mobyipvs.Service {
-	s := v.serviceKey.moby()
-	s.SchedName = v.scheduler
+func (v *virtual) settings() settings {
+	s := settings{scheduler: v.scheduler}
 	switch v.scheduler {
 	case "sh":
-		s.Flags |= hashOthers
+		s.flags = hashOthers
 	case "mh":
-		s.Flags |= hashOthers | hashPort
+		s.flags = hashOthers | hashPort
 	}
 	if v.number == 0 {
-		s.Flags |= tagged
+		s.flags |= tagged
 	}
 	if v.affinity > 0 {
-		s.Flags |= persistent
-		s.Timeout = uint32(v.affinity / time.Second)
+		s.flags |= persistent
+		s.timeout = uint32(v.affinity / time.Second)
 	}
 	return s
 }
@@ -98,16 +88,39 @@ func (k serviceKey) String() string {
 	return fmt.Sprintf("%v %v", k.protocol, netip.AddrPortFrom(k.address, k.port))
 }
 
-// same reports whether the kernel has the virtual service as it should be.
-func same(have, want *mobyipvs.Service) bool {
-	return have.SchedName == want.SchedName && have.Flags&ourFlags == want.Flags && (want.Flags&persistent == 0 || have.Timeout == want.Timeout)
+// are reports whether settings that the kernel holds are as they should be.
+func (s settings) are(want settings) bool {
+	s.flags &= ourFlags
+	if want.flags&persistent == 0 {
+		s.timeout = want.timeout
+	}
+	return s == want
 }
 
-// ours returns the key of a virtual service in the kernel. ok is false if it does not belong to
-// this package.
-func ours(s *mobyipvs.Service) (k serviceKey, ok bool) {
-	k, ok = keyOf(s)
-	return k, ok && (k.number != 0 || s.Flags&tagged != 0)
+// ours returns the keys of the virtual services that belong to this package.
+func (b *balancer) ours() (keys []serviceKey, err error) {
+	all, err := b.GetServices()
+	if err != nil {
+		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
+	}
+	for _, s := range all {
+		if k, ok := keyOf(s); ok && isOurs(k, s) {
+			keys = append(keys, k)
+		}
+	}
+	return keys, nil
+}
+
+// isOurs reports whether a virtual service with this key belongs to this package.
+func isOurs(k serviceKey, s *mobyipvs.Service) bool { return k.number != 0 || s.Flags&tagged != 0 }
+
+// removeServices removes virtual services if they exist.
+func (m *machine) removeServices(keys []serviceKey) error {
+	x := newChange()
+	for _, k := range keys {
+		x.removeService(k)
+	}
+	return (&family{machine: m}).run(x, x.after)
 }
 
 // keyOf returns the key of a virtual service in the kernel. ok is false if it has another mark, or
@@ -132,9 +145,15 @@ func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	return k, false
 }
 
+// ascending sorts backends by their addresses, and returns them.
+func ascending(list []heldBackend) []heldBackend {
+	slices.SortFunc(list, func(a, b heldBackend) int { return a.address.Compare(b.address) })
+	return list
+}
+
 // heldService is what the kernel holds of a virtual service.
 type heldService struct {
-	service  *mobyipvs.Service
+	settings
 	backends []heldBackend // in ascending order
 }
 
@@ -145,59 +164,23 @@ func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldServ
 	held := map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
-		k, known := keyOf(s)
-		if k.family != f.family {
+		k, ok := keyOf(s)
+		if !ok || k.family != f.family {
 			continue
 		}
-		if _, ok := ours(s); !ok {
-			if known && f.isExcluded(k) {
+		if !isOurs(k, s) {
+			if f.isExcluded(k) {
 				f.theirs[k] = true
 			}
 			continue
 		}
 		var err error
-		if space, err = f.readBackends(space[:0], k); err != nil {
+		if space, err = f.ipvs.readBackends(space[:0], k); err != nil {
 			return nil, err
 		}
-		h := &heldService{service: s, backends: slices.Clone(space)}
-		slices.SortFunc(h.backends, func(a, b heldBackend) int { return a.address.Compare(b.address) })
-		held[k] = h
+		held[k] = &heldService{settings{s.SchedName, s.Flags, s.Timeout}, ascending(slices.Clone(space))}
 	}
 	return held, f.leaveOutKubeProxys()
-}
-
-// readService reads the scheduler, flags and timeout of a virtual service. It returns unix.ESRCH if
-// there is none. The library would read 64 KiB for each answer.
-func (m *machine) readService(k serviceKey) (mobyipvs.Service, error) {
-	var s mobyipvs.Service
-	err := m.commands.get(m.askAbout(commandGetService, k), func(body []byte) {
-		if len(body) < 4 {
-			return
-		}
-		for kind, nested := range attributes(body[4:]) {
-			if kind == attrService {
-				s = parseService(nested)
-			}
-		}
-	})
-	if err != nil {
-		return s, fmt.Errorf("read IPVS' virtual service %v: %w", k, err)
-	}
-	return s, nil
-}
-
-func parseService(b []byte) (s mobyipvs.Service) {
-	for kind, value := range attributes(b) {
-		switch {
-		case kind == svcAttrScheduler:
-			s.SchedName = string(bytes.TrimRight(value, "\x00"))
-		case kind == svcAttrFlags && len(value) >= 4: // followed by a mask of valid flags
-			s.Flags = hostNumber(value)
-		case kind == svcAttrTimeout && len(value) >= 4:
-			s.Timeout = hostNumber(value)
-		}
-	}
-	return s
 }
 
 // isExcluded reports whether a virtual service is in one of ExcludeCIDRs.
@@ -207,14 +190,14 @@ func (m *machine) isExcluded(k serviceKey) bool {
 
 // isTheirs reports whether a virtual service exists and belongs to others.
 func (m *machine) isTheirs(k serviceKey) (bool, error) {
-	have, err := m.readService(k)
+	have, err := m.ipvs.readService(k)
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	return have.Flags&tagged == 0, nil
+	return have.flags&tagged == 0, nil
 }
 
 // noteTheirs adds to f.theirs the virtual services of others that these Service ports had or may
@@ -223,17 +206,13 @@ func (f *family) noteTheirs(changes []view.Change) error {
 	if len(f.options.ExcludeCIDRs) == 0 {
 		return nil
 	}
-	more := false
+	known := len(f.theirs)
 	for _, c := range changes {
-		var ports []*view.ServicePort
 		was := f.ports[c.ID()]
-		if was != nil && was.addressed {
-			ports = append(ports, was.port)
-		}
-		if c.After != nil && (c.After.Affinity > 0 || was != nil && was.addressed) {
-			ports = append(ports, c.After)
-		}
-		for _, port := range ports {
+		for _, port := range []*view.ServicePort{c.Before, c.After} {
+			if port == nil || port.Affinity == 0 && (was == nil || !was.addressed) {
+				continue
+			}
 			for k := range f.byAddress(port) {
 				if f.theirs[k] || !f.isExcluded(k) {
 					continue
@@ -243,12 +222,12 @@ func (f *family) noteTheirs(changes []view.Change) error {
 					return err
 				}
 				if theirs {
-					f.theirs[k], more = true, true
+					f.theirs[k] = true
 				}
 			}
 		}
 	}
-	if !more {
+	if len(f.theirs) == known {
 		return nil
 	}
 	return f.leaveOutKubeProxys()
@@ -260,29 +239,25 @@ func (f *family) leaveOutKubeProxys() error {
 	if len(f.theirs) == 0 {
 		return nil
 	}
-	device, err := f.kubeProxyDevice()
-	if err != nil {
-		return err
-	}
-	services, err := f.kubeProxyServices(device)
-	for _, s := range services {
-		k, _ := keyOf(s)
+	kubeProxys, err := f.kubeProxyServices()
+	for _, k := range kubeProxys {
 		delete(f.theirs, k)
 	}
 	return err
 }
 
-// blameTheirs records a PortError for each virtual service of a Service port that belongs to
-// others. At that address, the others serve connections.
-func (f *family) blameTheirs(x *change, port *view.ServicePort) {
+// theirsOf returns the virtual services that a Service port needs and that belong to others. At their
+// addresses, the others serve connections.
+func (f *family) theirsOf(port *view.ServicePort) (keys []serviceKey) {
 	if port.Affinity == 0 || len(f.theirs) == 0 {
-		return
+		return nil
 	}
 	for k := range f.byAddress(port) {
 		if f.theirs[k] {
-			x.blame(port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k), true)
+			keys = append(keys, k)
 		}
 	}
+	return keys
 }
 
 // services returns the virtual services of a Service port.
@@ -293,36 +268,29 @@ func (f *family) blameTheirs(x *change, port *view.ServicePort) {
 // leads everybody to the set for others. If affinity was added or removed, the virtual services
 // from before stay, without backends.
 func (f *family) services(of *programmed) (list []*virtual) {
-	if of == nil {
-		return nil
-	}
-	id := of.port.ID
+	port := of.port
 	add := func(k serviceKey, affinity time.Duration, backends view.Backends) {
-		v := &virtual{serviceKey: k, affinity: affinity, backends: backends, owner: id}
-		v.scheduler, v.fault = f.scheduler(of.port, backends.Len())
+		v := &virtual{serviceKey: k, affinity: affinity, backends: backends, owner: port.ID}
+		v.scheduler, v.fault = f.scheduler(port, backends.Len())
 		list = append(list, v)
 	}
 	for r, number := range of.numbers {
-		var backends view.Backends
-		if of.port.Affinity == 0 {
-			backends = role(r).backends(of.port)
-		}
-		if number != 0 {
-			add(serviceKey{family: id.Family, number: number}, 0, backends)
+		k := serviceKey{family: port.ID.Family, number: number}
+		switch {
+		case number == 0:
+		case port.Affinity == 0:
+			add(k, 0, role(r).backends(port))
+		default:
+			add(k, 0, view.Backends{})
 		}
 	}
 	if !of.addressed {
 		return list
 	}
-	for k, at := range f.byAddress(of.port) {
-		if f.theirs[k] {
-			continue
+	for k, at := range f.byAddress(port) {
+		if !f.theirs[k] {
+			add(k, port.Affinity, affinitySet(port, at))
 		}
-		var backends view.Backends
-		if of.port.Affinity > 0 {
-			backends = affinitySet(of.port, at)
-		}
-		add(k, of.port.Affinity, backends)
 	}
 	return list
 }
@@ -346,8 +314,11 @@ func (f *family) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Fr
 }
 
 // affinitySet returns the backends that a frontend with affinity leads to: those for others or, if
-// others are not served, those for the node or for pods.
+// others are not served, those for the node or for pods. Without affinity, there are none.
 func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
+	if port.Affinity == 0 {
+		return view.Backends{}
+	}
 	for _, r := range []view.Route{f.Others, f.Node, f.Pods} {
 		switch r.To {
 		case view.Cluster:
@@ -360,16 +331,16 @@ func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 }
 
 // ensureService adds the command that creates a virtual service, or changes it if the kernel has a
-// different one. have is nil if the kernel has none. A change to mh comes after backends were
+// different one. have is zero if the kernel has none. A change to mh comes after backends were
 // removed, because mh only has room for a limited number of them.
-func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
+func (x *change) ensureService(v *virtual, have settings) {
 	c := command{kind: commandNewService, service: v.serviceKey, virtual: v, owner: v.owner}
-	if have != nil {
-		if same(have, v.moby()) {
+	if have != (settings{}) {
+		if have.are(v.settings()) {
 			return
 		}
 		c.kind = commandSetService
-		if v.scheduler == "mh" && have.SchedName != "mh" {
+		if v.scheduler == "mh" && have.scheduler != "mh" {
 			x.last = append(x.last, c)
 			return
 		}
@@ -380,10 +351,8 @@ func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
 // addBackend adds the command that makes a backend take new connections. held means that the kernel
 // has the backend already.
 func (f *family) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
-	_, draining := f.draining[v.serviceKey][b]
-	delete(f.draining[v.serviceKey], b)
 	kind := byte(commandNewBackend)
-	if draining || held {
+	if f.draining.stop(v.serviceKey, b) || held {
 		kind = commandSetBackend
 	}
 	x.before = append(x.before, command{kind: kind, service: v.serviceKey, backend: b, weight: 1, owner: v.owner})
@@ -397,7 +366,7 @@ func (f *family) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
 		return
 	}
-	f.drain(v.serviceKey, b)
+	f.draining.begin(v.serviceKey, b, f.options.DrainLimit)
 	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
 }
 
@@ -405,16 +374,11 @@ func (f *family) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 // can have only one virtual service for an address and port, so this package took them over.
 func (f *family) adopt(x *change) error {
 	for _, v := range x.adopted {
-		held, err := f.readBackends(nil, v.serviceKey)
+		held, err := f.ipvs.readBackends(nil, v.serviceKey)
 		if err != nil {
 			return err
 		}
-		for _, b := range held {
-			if !v.backends.Contains(b.address) {
-				f.removeBackend(x, v, b.address)
-			}
-		}
-		f.makeRoom(x, v)
+		f.replaceBackends(x, v, ascending(held))
 	}
 	return nil
 }

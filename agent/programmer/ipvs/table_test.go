@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/nftables/userdata"
+	"github.com/google/nftables"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -32,19 +32,27 @@ func TestReadElements(t *testing.T) {
 		}
 	}
 	require.NoError(t, c.Replace(t.Context(), c.state))
+	var library *nftables.Conn
+	require.NoError(t, c.a.Do(func() (err error) {
+		library, err = nftables.New(nftables.AsLasting())
+		return err
+	}))
+	defer func() { require.NoError(t, library.CloseLasting()) }()
 	for _, family := range families {
-		l := c.family(family).layout
-		got, want := elements{}, elements{}
+		l, want := c.family(family).layout, elements{}
+		got, err := c.readElements(l)
+		require.NoError(t, err)
+		table := &nftables.Table{Family: nftables.TableFamily(l.Number), Name: l.Name}
 		for id, s := range l.sets {
-			before := len(got)
-			require.NoError(t, c.tables.readElements(l, setID(id), got))
-			require.NotEqual(t, before, len(got), "the test has none in set %s", s.Name)
-			list, err := c.tables.conn.GetSetElements(s)
+			set, err := library.GetSetByName(table, s.name)
 			require.NoError(t, err)
+			list, err := library.GetSetElements(set)
+			require.NoError(t, err)
+			require.NotEmpty(t, list, "the test has none in set %s", s.name)
 			for _, e := range list {
 				value := element{end: string(e.KeyEnd), comment: e.Comment}
 				if len(e.Val) == 4 {
-					value.mark = binary.BigEndian.Uint32(e.Val)
+					value.mark = binary.NativeEndian.Uint32(e.Val)
 				}
 				want[elementKey{setID(id), string(e.Key)}] = value
 			}
@@ -52,31 +60,21 @@ func TestReadElements(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 
-	list, err := c.links.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := c.device.links.AddrList(nil, netlink.FAMILY_ALL)
 	require.NoError(t, err)
 	var want []deviceAddress
 	for _, a := range list {
 		address, _ := netip.AddrFromSlice(a.IP)
 		want = append(want, deviceAddress{address.Unmap(), a.LinkIndex})
 	}
-	got, err := c.listAddresses(unix.AF_UNSPEC)
+	got, err := c.device.list(unix.AF_UNSPEC)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 	require.Greater(t, len(got), 400)
 	for _, family := range families {
-		one, err := c.listAddresses(domain(family))
+		one, err := c.device.list(domain(family))
 		require.NoError(t, err)
 		isOther := func(a deviceAddress) bool { return model.FamilyOf(a.Addr) != family }
 		require.Equal(t, slices.DeleteFunc(slices.Clone(want), isOther), one)
 	}
-}
-
-// TestCommentOf asserts that user data which this package never wrote do not count as a comment.
-func TestCommentOf(t *testing.T) {
-	whole := userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, "default/web")
-	require.Equal(t, "default/web", commentOf(whole))
-	for i := range whole {
-		require.Empty(t, commentOf(whole[:i]))
-	}
-	require.Empty(t, commentOf(append(whole, 1, 1, 0)))
 }

@@ -2,29 +2,23 @@ package ipvs
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // lookEvery is the time between two checks of IPVS, which does not report changes.
 const lookEvery = 500 * time.Millisecond
-
-// drainEvery is the time between two checks for draining backends that have no connections left.
-const drainEvery = 2 * time.Second
 
 // tryEvery is the time between two checks for schedulers that the kernel lacks.
 const tryEvery = 30 * time.Second
@@ -41,41 +35,30 @@ const lookedAt, serviceCounts, backendIPv6Counts = 7000, 50, 4
 // Watch also removes the backends whose connections have ended. Without it, removed backends stay,
 // without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
-	p.watch(ctx, lost, p.followTables, followAddresses, time.Minute)
-}
-
-// dialer opens a socket for notifications.
-type dialer func() (*mdnetlink.Conn, error)
-
-func (p *Programmer) followTables() (*mdnetlink.Conn, error) {
-	conn, err := follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1))
-	if err != nil {
-		return nil, err
-	}
-	filter, err := xtables.WithoutOwn(p.tables.port)
-	if err == nil {
-		err = conn.SetBPF(filter)
-	}
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return conn, nil
-}
-
-func followAddresses() (*mdnetlink.Conn, error) {
-	return follow(unix.NETLINK_ROUTE, unix.RTMGRP_LINK|unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
-}
-
-// watch is Watch. If a socket fails, it opens the socket again after a pause.
-func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables, addresses dialer, pause time.Duration) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	failed := func(of string) func(error) {
+		return func(err error) {
+			p.options.Log.Warn("changes that others make can't be seen; trying again in a minute", "of", of, "err", err)
+		}
+	}
 	wg.Go(func() {
-		p.keepNoticing(ctx, losses{"nftables table " + Table, tables, p.rulesetChanged, changesTable}, pause, lost)
+		p.nft.Watch(ctx, time.Minute, []nft.Table{tableOf(model.IPv4), tableOf(model.IPv6)}, lost, failed("nftables"))
 	})
 	wg.Go(func() {
-		p.keepNoticing(ctx, losses{"the addresses of " + Device + " or of the node", addresses, p.addressesChanged, p.addressLost}, pause, lost)
+		if err := p.device.watcher.Open(); err == nil && p.addressesChanged() {
+			lost(addressesLost)
+		}
+		p.device.watcher.Watch(ctx, time.Minute, p.addressLoss, lost, failed("addresses"))
 	})
+	p.look(ctx, lost)
+}
+
+// addressesLost is what Watch says about changes of addresses.
+const addressesLost = "others changed the addresses of " + Device + " or of the node"
+
+// look checks what the kernel does not report, until ctx ends, and ends drains.
+func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
 	tried, drained := time.Now(), time.Now()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -107,91 +90,12 @@ func (p *Programmer) schedulerFound() string {
 	defer p.mu.Unlock()
 	for _, f := range p.families {
 		for name := range f.lacking {
-			if p.tryScheduler(f.family, name) == nil {
+			if p.ipvs.try(f.family, name, view.Backends{}) == nil {
 				return name
 			}
 		}
 	}
 	return ""
-}
-
-// follow opens a socket for notifications.
-func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
-	conn, err := mdnetlink.Dial(protocol, &mdnetlink.Config{Groups: groups})
-	if err != nil {
-		return nil, err
-	}
-	if err := conn.SetReadBuffer(xtables.NotificationBuffer); err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return conn, nil
-}
-
-// losses describes one kind of changes by others.
-type losses struct {
-	of      string // what others change
-	dial    dialer
-	changed func() bool // reports whether others have changed something since the last Replace began
-	isLoss  func(mdnetlink.Message) bool
-}
-
-// keepNoticing calls lost for changes until ctx ends, and for those from before the call.
-func (p *Programmer) keepNoticing(ctx context.Context, l losses, pause time.Duration, lost func(reason string)) {
-	for {
-		conn, err := l.dial()
-		if err == nil {
-			if l.changed() {
-				lost("others have changed " + l.of + " unseen")
-			}
-			err = notice(ctx, conn, l, lost)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		p.log.Warn("changes that others make can't be seen; trying again", "of", l.of, "in", pause, "err", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-	}
-}
-
-// notice is keepNoticing until the socket fails. It closes the socket.
-func notice(ctx context.Context, conn *mdnetlink.Conn, l losses, lost func(reason string)) error {
-	stop := context.AfterFunc(ctx, func() {
-		_ = conn.Close() // ends Receive
-	})
-	defer func() {
-		if stop() {
-			_ = conn.Close() // there is no remedy
-		}
-	}()
-	for {
-		messages, err := conn.Receive()
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			lost("there were more changes than could be followed")
-		case err != nil:
-			return err
-		case slices.ContainsFunc(messages, l.isLoss):
-			lost("others changed " + l.of)
-		}
-	}
-}
-
-// rulesetChanged reports whether others have changed nftables, in any table, since the last Replace
-// began.
-func (p *Programmer) rulesetChanged() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	changed, err := p.tables.othersWrote()
-	return p.anyKnown() && (changed || err != nil)
-}
-
-// anyKnown reports whether it is known for any IP family what the kernel holds.
-func (p *Programmer) anyKnown() bool {
-	return slices.ContainsFunc(p.families, func(f *family) bool { return f.known })
 }
 
 // addressesChanged reports whether relevant addresses differ from those that the last Replace and
@@ -203,20 +107,16 @@ func (p *Programmer) addressesChanged() bool {
 }
 
 func (f *family) addressesChanged() bool {
-	if !f.isDeviceUp() {
-		return true
-	}
-	held, err := f.deviceAddresses(f.device, domain(f.family))
-	elsewhere, errElsewhere := f.addressesElsewhere()
-	if err != nil || errElsewhere != nil || !f.sameNodePorts(elsewhere) {
+	held, elsewhere, err := f.device.read(f.family)
+	if err != nil || !f.device.isUp() || !f.sameNodePorts(elsewhere) {
 		return true
 	}
 	for k := range f.shared {
-		if k.set != setAddresses {
+		a, ok := k.address()
+		if !ok {
 			continue
 		}
-		a, _ := netip.AddrFromSlice([]byte(k.key))
-		if foreign := f.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && f.nodesOwn(a)) {
+		if foreign := f.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && f.device.nodesOwn(a)) {
 			return true
 		}
 	}
@@ -227,13 +127,6 @@ func (f *family) addressesChanged() bool {
 // the node's own addresses now.
 func (f *family) sameNodePorts(own map[netip.Addr]bool) bool {
 	return slices.Equal(nodePortAddresses(f.layout.node, own), f.nodeAddresses)
-}
-
-// isDeviceUp reports whether the device exists and is up. Otherwise its addresses are not the
-// node's.
-func (m *machine) isDeviceUp() bool {
-	link, err := m.links.LinkByName(Device)
-	return err == nil && link.Attrs().Flags&net.FlagUp != 0
 }
 
 // serviceLost checks some of the virtual services, different ones each time. It returns one that is
@@ -265,13 +158,7 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 				return v.serviceKey, v.owner, true
 			}
 		}
-		if len(f.theirs) == 0 || known.port.Affinity == 0 {
-			continue
-		}
-		for k := range f.byAddress(known.port) {
-			if !f.theirs[k] {
-				continue
-			}
+		for _, k := range f.theirsOf(known.port) {
 			looked += serviceCounts
 			if theirs, err := p.isTheirs(k); err == nil && !theirs {
 				return k, known.port.ID, true
@@ -284,11 +171,11 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 // holds reports whether the kernel has a virtual service as it was made, apart from backends
 // without new connections.
 func (f *family) holds(v *virtual) bool {
-	have, err := f.readService(v.serviceKey)
-	if err != nil || !same(&have, v.moby()) {
+	have, err := f.ipvs.readService(v.serviceKey)
+	if err != nil || !have.are(v.settings()) {
 		return false
 	}
-	if f.looked, err = f.readBackends(f.looked[:0], v.serviceKey); err != nil {
+	if f.looked, err = f.ipvs.readBackends(f.looked[:0], v.serviceKey); err != nil {
 		return false
 	}
 	found := 0
@@ -303,120 +190,47 @@ func (f *family) holds(v *virtual) bool {
 	return found == v.backends.Len()
 }
 
-// changesTable reports whether a notification is about a change of this package's tables.
-func changesTable(m mdnetlink.Message) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Data) < 4 {
-		return false
-	}
-	attributes, err := mdnetlink.UnmarshalAttributes(m.Data[4:])
-	if err != nil {
-		return false
-	}
-	// The table's name has the same attribute number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE
-	// and so on.
-	return slices.ContainsFunc(attributes, func(a mdnetlink.Attribute) bool {
-		return a.Type == unix.NFTA_TABLE_NAME && string(a.Data) == Table+"\x00"
-	})
-}
-
-// addressLost reports whether a notification is about one of these changes:
+// addressLoss returns addressesLost if a notification is about one of these changes, and "" otherwise:
 //
 //   - The device is down.
 //   - An address that should be on the device is not.
 //   - One of the node's own addresses changes that has NodePorts or is a Service's as well.
-func (p *Programmer) addressLost(m mdnetlink.Message) bool {
-	if m.Header.Type == unix.RTM_NEWLINK && len(m.Data) >= unix.SizeofIfInfomsg {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.anyKnown() && int(binary.NativeEndian.Uint32(m.Data[4:])) == p.device.Attrs().Index && !p.isDeviceUp()
-	}
-	if m.Header.Type != unix.RTM_DELADDR && m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
-		return false
-	}
-	attributes, err := mdnetlink.UnmarshalAttributes(m.Data[unix.SizeofIfAddrmsg:])
-	if err != nil {
-		return false
-	}
-	i := slices.IndexFunc(attributes, func(a mdnetlink.Attribute) bool { return a.Type == unix.IFA_ADDRESS })
-	if i < 0 {
-		return false
-	}
-	address, _ := netip.AddrFromSlice(attributes[i].Data)
+func (p *Programmer) addressLoss(m netlink.Message) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := p.family(model.FamilyOf(address))
-	if f == nil || !f.known {
-		return false
+	lost := false
+	switch m.Kind {
+	case unix.RTM_NEWLINK:
+		known := slices.ContainsFunc(p.families, func(f *family) bool { return f.known })
+		lost = known && len(m.Body) >= unix.SizeofIfInfomsg && int(netlink.Uint32(m.Body[4:8])) == p.device.index() && !p.device.isUp()
+	case unix.RTM_DELADDR, unix.RTM_NEWADDR:
+		a := parseAddress(m)
+		f := p.family(model.FamilyOf(a.Addr))
+		lost = a.IsValid() && f != nil && f.known && f.addressLost(a, m.Kind == unix.RTM_NEWADDR)
 	}
-	index := int(binary.NativeEndian.Uint32(m.Data[4:]))
-	services := f.shared[elementKey{setAddresses, addressKey(address)}] > 0
-	arrived := m.Header.Type == unix.RTM_NEWADDR
+	if !lost {
+		return ""
+	}
+	return addressesLost
+}
+
+// addressLost is addressLoss for an address that arrived at a device or left it.
+func (f *family) addressLost(a deviceAddress, arrived bool) bool {
+	services := f.shared[elementKey{setAddresses, addressKey(a.Addr)}] > 0
 	switch {
-	case index == f.device.Attrs().Index:
+	case a.device == f.device.index():
 		if !services || arrived { // the kernel also reports the addresses that this package adds
 			return false
 		}
-		held, err := f.deviceAddresses(f.device, domain(f.family))
-		return err != nil || !held[address]
-	case f.foreign[address]:
-		return !f.nodesOwn(address)
+		held, _, err := f.device.read(f.family)
+		return err != nil || !held[a.Addr]
+	case f.foreign[a.Addr]:
+		return !f.device.nodesOwn(a.Addr)
 	case services && arrived:
-		return !f.isKubeProxys(index)
-	case hasNodePorts(f.layout.node, address):
-		now, err := f.addressesElsewhere()
+		return a.device != f.device.kubeProxys()
+	case hasNodePorts(f.layout.node, a.Addr):
+		_, now, err := f.device.read(f.family)
 		return err != nil || !f.sameNodePorts(now)
 	}
 	return false
-}
-
-// drains are the backends whose connections may still end by themselves, by virtual service, each
-// with the time when the wait ends.
-type drains map[serviceKey]map[netip.AddrPort]time.Time
-
-// drain starts the wait for a backend's connections, unless it has started before.
-func (f *family) drain(k serviceKey, b netip.AddrPort) {
-	if f.draining[k] == nil {
-		f.draining[k] = map[netip.AddrPort]time.Time{}
-	}
-	if _, already := f.draining[k][b]; !already {
-		f.draining[k][b] = time.Now().Add(f.options.DrainLimit)
-	}
-}
-
-// endDrains removes the draining backends that have no connections any more or whose time is up.
-func (p *Programmer) endDrains(now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, f := range p.families {
-		f.endDrains(now)
-	}
-}
-
-func (f *family) endDrains(now time.Time) {
-	var held []heldBackend
-	var ended []command
-	for k, draining := range f.draining {
-		var err error
-		if held, err = f.readBackends(held[:0], k); err != nil {
-			f.log.Warn("backends that get no new connections stay in IPVS for now", "err", err)
-			continue
-		}
-		left := map[netip.AddrPort]time.Time{}
-		for _, b := range held {
-			until, ok := draining[b.address]
-			switch {
-			case !ok, b.weight > 0: // the transaction that was to set the weight to 0 was refused
-			case b.connections > 0 && now.Before(until):
-				left[b.address] = until
-			default:
-				ended = append(ended, command{kind: commandDelBackend, service: k, backend: b.address})
-			}
-		}
-		if f.draining[k] = left; len(left) == 0 {
-			delete(f.draining, k)
-		}
-	}
-	if err := f.run(newChange(), ended); err != nil {
-		f.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "err", err)
-	}
 }

@@ -1,20 +1,22 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
+	"iter"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -30,10 +32,10 @@ func TestWatch(t *testing.T) {
 	c.apply(t, web.ID, nil)
 	c.apply(t, web.ID, web)
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
-	require.False(t, c.rulesetChanged())
 	require.False(t, c.addressesChanged())
-	_, err := c.a.Run(t.Context(), "sh", "-c", "nft add table ip other; ip addr del 10.96.0.1/32 dev "+Device)
+	_, err := c.a.Run(t.Context(), "sh", "-c", "nft add table ip other; nft flush set ip "+Table+" addresses; ip addr del 10.96.0.1/32 dev "+Device)
 	require.NoError(t, err)
+	c.device.watcher.Close() // as if it had failed
 	ctx, cancel := context.WithCancel(t.Context())
 	lost, done := make(chan string, 100), make(chan struct{})
 	go func() {
@@ -41,8 +43,9 @@ func TestWatch(t *testing.T) {
 		c.watchInHost(ctx, func(reason string) { lost <- reason })
 	}()
 	require.ElementsMatch(t, []string{
-		"others have changed nftables table " + Table + " unseen", "others have changed the addresses of " + Device + " or of the node unseen",
-	}, []string{await(t, lost), await(t, lost)})
+		"another process did this to the IPv4 table: remove elements of set addresses", addressesLost,
+		"others may have changed something while that could not be heard",
+	}, []string{await(t, lost), await(t, lost), await(t, lost)})
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 0))
@@ -166,14 +169,53 @@ func TestArrivals(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "10.96.0.1/32", "dev", Device)
 	require.NoError(t, err)
-	message := func(kind mdnetlink.HeaderType) mdnetlink.Message {
-		data := binary.NativeEndian.AppendUint32([]byte{unix.AF_INET, 32, 0, 0}, uint32(c.device.Attrs().Index))
-		attribute, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{{Type: unix.IFA_ADDRESS, Data: vip(model.IPv4, 1).AsSlice()}})
-		require.NoError(t, err)
-		return mdnetlink.Message{Header: mdnetlink.Header{Type: kind}, Data: append(data, attribute...)}
+	message := func(kind uint16) netlink.Message {
+		w := &netlink.Writer{}
+		at := w.Begin(kind, 0)
+		w.Buf = binary.NativeEndian.AppendUint32(append(w.Buf, unix.AF_INET, 32, 0, 0), uint32(c.device.index()))
+		w.Bytes(unix.IFA_ADDRESS, vip(model.IPv4, 1).AsSlice())
+		w.End(at)
+		next, stop := iter.Pull(netlink.Messages(w.Buf))
+		defer stop()
+		m, _ := next()
+		return m
 	}
-	require.False(t, c.addressLost(message(unix.RTM_NEWADDR)), "what is not there would be noticed by reading")
-	require.True(t, c.addressLost(message(unix.RTM_DELADDR)))
+	require.Empty(t, c.addressLoss(message(unix.RTM_NEWADDR)), "what is not there would be noticed by reading")
+	require.Equal(t, addressesLost, c.addressLoss(message(unix.RTM_DELADDR)))
+}
+
+// TestPointToPoint asserts that Watch notices if a point-to-point device of the node gets an address
+// of a Service. In the kernel's notification, the address of the other end comes first.
+func TestPointToPoint(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.NoError(t, c.a.Do(c.device.watcher.Open))
+	_, err := c.a.Run(t.Context(), "ip", "addr", "add", "10.96.0.1", "peer", "203.0.113.77", "dev", "lo")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patient.Timeout)
+	defer cancel()
+	var heard string
+	c.device.watcher.Watch(ctx, time.Minute, c.addressLoss, func(reason string) {
+		heard = reason
+		cancel()
+	}, func(err error) { require.NoError(t, err) })
+	require.Equal(t, addressesLost, heard)
+}
+
+// requireNothingHeard asserts that no notifications about the tables wait: the first one is about
+// what another process does now.
+func (c *cluster) requireNothingHeard(t *testing.T) {
+	t.Helper()
+	_, err := c.a.Run(t.Context(), "nft", "add", "chain", "ip", Table, "marker")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var heard string
+	c.nft.Watch(ctx, time.Minute, []nft.Table{tableOf(model.IPv4), tableOf(model.IPv6)}, func(reason string) {
+		heard = cmp.Or(heard, reason)
+		cancel()
+	}, func(err error) { require.NoError(t, err) })
+	require.Equal(t, "another process did this to the IPv4 table: add chain marker", heard)
 }
 
 // await returns the next reason with which lost was called.
@@ -188,24 +230,10 @@ func await(t *testing.T, lost <-chan string) string {
 	}
 }
 
-// watchInHost runs Watch in the host's namespace. The first socket for addresses fails and is
-// replaced.
+// watchInHost runs Watch with sockets in the host's namespace.
 func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
-	in := func(dial dialer) dialer {
-		return func() (conn *mdnetlink.Conn, err error) {
-			return conn, h.host.Do(func() error {
-				conn, err = dial()
-				return err
-			})
-		}
+	if err := h.host.Do(h.device.watcher.Open); err != nil {
+		lost(err.Error())
 	}
-	failed := false
-	h.watch(ctx, lost, in(h.followTables), in(func() (*mdnetlink.Conn, error) {
-		conn, err := followAddresses()
-		if err == nil && !failed {
-			failed = true
-			err = errors.Join(errors.New("no socket yet"), conn.Close())
-		}
-		return conn, err
-	}), time.Millisecond)
+	h.Watch(ctx, lost)
 }
