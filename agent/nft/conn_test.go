@@ -142,7 +142,7 @@ func TestReadBack(t *testing.T) {
 			"intervals": {Key: []Field{table.Address, PortType}, Flags: unix.NFT_SET_INTERVAL},
 			"filled":    {Key: []Field{IntegerType}, Data: []Field{IntegerType}, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: 9},
 		}
-		rules := append(table.Refuse(table.InPrefix(table.Source, expr.CmpOpEq, table.Loopback())),
+		rules := append(table.Refuse("", table.InPrefix(table.Source, expr.CmpOpEq, table.Loopback())),
 			Do(table.Frontend(0), LookupInteger("map", 0, 0), LookupChain("verdicts")).Because("a reason"),
 			Do(table.Source(0), In("set"), Masquerade()), Do(table.Destination(0), NotIn("set"), Drop()))
 		m := &Messages{Table: table}

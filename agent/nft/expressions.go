@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -75,6 +76,19 @@ func payload(base expr.PayloadBase, offset uint32, length, to int) []expr.Any {
 
 // Protocol loads the packet's protocol.
 func Protocol(to int) []expr.Any { return Meta(expr.MetaKeyL4PROTO, to) }
+
+// ProtocolNumber returns the number that Protocol loads.
+func ProtocolNumber(p model.Protocol) byte {
+	switch p {
+	case model.TCP:
+		return unix.IPPROTO_TCP
+	case model.UDP:
+		return unix.IPPROTO_UDP
+	case model.SCTP:
+		return unix.IPPROTO_SCTP
+	}
+	panic(fmt.Sprintf("protocol %d", p))
+}
 
 // Meta loads what the kernel knows of the packet beside its content.
 func Meta(key expr.MetaKey, to int) []expr.Any {
@@ -176,6 +190,27 @@ func (f Family) InPrefix(load func(int) []expr.Any, op expr.CmpOp, p netip.Prefi
 		return append(load(0), Compare(op, p.Addr().AsSlice())...)
 	}
 	return slices.Concat(load(0), f.Masked(0, p.Bits()), Compare(op, p.Addr().AsSlice()))
+}
+
+// Own returns the prefixes that are of the family.
+func (f Family) Own(prefixes []netip.Prefix) []netip.Prefix {
+	other := func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) != f.IP }
+	return slices.DeleteFunc(slices.Clone(prefixes), other)
+}
+
+// From returns matches for packets whose source is in one of the prefixes, or which come over an
+// interface with this name or with a name that begins like this. Empty names stand for no interface.
+func (f Family) From(prefixes []netip.Prefix, name, begin string) (matches [][]expr.Any) {
+	for _, p := range f.Own(prefixes) {
+		matches = append(matches, f.InPrefix(f.Source, expr.CmpOpEq, p))
+	}
+	if name != "" {
+		matches = append(matches, InterfaceIs(expr.CmpOpEq, InterfaceName(name)))
+	}
+	if begin != "" {
+		matches = append(matches, InterfaceIs(expr.CmpOpEq, []byte(begin)))
+	}
+	return matches
 }
 
 // Integer returns an integer in the byte order that expressions such as numgen produce.
@@ -281,19 +316,19 @@ func Immediate(n uint32, to int) []expr.Any {
 	return []expr.Any{&expr.Immediate{Register: register(to), Data: Integer(n)}}
 }
 
-// Refuse returns rules that refuse a connection which matches, with ICMP port unreachable. If client
-// and node share a kernel, an ICMPv6 error may arrive while connect still holds the socket. Linux
-// ignores it then, and the client is refused only at its next attempt, a second later. A TCP reset is
-// not ignored.
-func (f Family) Refuse(matches ...[]expr.Any) []Rule {
+// Refuse returns rules, with a comment, that refuse a connection which matches, with ICMP port
+// unreachable. If client and node share a kernel, an ICMPv6 error may arrive while connect still
+// holds the socket. Linux ignores it then, and the client is refused only at its next attempt, a
+// second later. A TCP reset is not ignored.
+func (f Family) Refuse(comment string, matches ...[]expr.Any) []Rule {
 	const portUnreachable, portUnreachable6 = 3, 4
 	match := slices.Concat(matches...)
 	if f.IP == model.IPv4 {
-		return []Rule{Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable}})}
+		return []Rule{Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable}}).Because(comment)}
 	}
 	tcp := append(Protocol(0), Compare(expr.CmpOpEq, []byte{unix.IPPROTO_TCP})...)
 	return []Rule{
-		Do(match, tcp, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
-		Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable6}}),
+		Do(match, tcp, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}).Because(comment),
+		Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable6}}).Because(comment),
 	}
 }

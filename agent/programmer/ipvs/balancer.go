@@ -64,12 +64,12 @@ func (b *balancer) close() {
 
 // try creates a virtual service that receives no packets, with these backends, and removes it.
 func (b *balancer) try(family model.Family, scheduler string, backends view.Backends) error {
-	v := &virtual{serviceKey: serviceKey{number: maxID, family: family}, scheduler: scheduler}
-	remove := command{kind: commandDelService, service: v.serviceKey}
-	// A process that was killed meanwhile may have left it.
-	commands := []command{remove, {kind: commandNewService, service: v.serviceKey, virtual: v}}
+	k := serviceKey{number: maxID, family: family}
+	remove := command{kind: commandDelService, service: k}
+	create := command{kind: commandNewService, service: k, virtual: &virtual{serviceKey: k, scheduler: scheduler}}
+	commands := []command{remove, create} // a process that was killed meanwhile may have left it
 	for backend := range backends.All() {
-		commands = append(commands, command{kind: commandNewBackend, service: v.serviceKey, backend: backend.Address, weight: 1})
+		commands = append(commands, command{kind: commandNewBackend, service: k, backend: backend.Address, weight: 1})
 	}
 	commands = append(commands, remove)
 	var refused error
@@ -242,13 +242,14 @@ func (e *entryReader) ask(k serviceKey) error {
 	if k.number != 0 {
 		binary.NativeEndian.PutUint32(head[destsMark:], markTag|k.number)
 	} else {
-		binary.NativeEndian.PutUint16(head[destsProtocol:], uint16(protocolNumber(k.protocol)))
+		binary.NativeEndian.PutUint16(head[destsProtocol:], uint16(nft.ProtocolNumber(k.protocol)))
 		copy(head[destsAddress:], k.address.AsSlice())
 		binary.BigEndian.PutUint16(head[destsPort:], k.port)
 	}
 	binary.NativeEndian.PutUint32(head[destsCount:], uint32((len(e.buf)-destsSize)/entrySize))
 	length := uint32(len(e.buf))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(e.fd), unix.SOL_IP, getDests, uintptr(unsafe.Pointer(&e.buf[0])), uintptr(unsafe.Pointer(&length)), 0)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(e.fd), unix.SOL_IP, getDests,
+		uintptr(unsafe.Pointer(&e.buf[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 && errno != unix.ESRCH { // ESRCH means that the virtual service does not exist
 		return os.NewSyscallError("getsockopt", errno)
 	}

@@ -55,7 +55,7 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	start := time.Now()
 	x.after = append(x.after, x.last...)
 	commands := len(x.before) + len(x.after)
-	if x.onlyIPVS() {
+	if len(x.want)+len(x.held)+len(x.arrive)+len(x.depart) == 0 && !x.rules { // only IPVS changes
 		x.before, x.after = append(x.before, x.after...), nil
 	}
 	if err := f.run(x, x.before); err != nil {
@@ -88,8 +88,8 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 		delete(f.draining, k)
 	}
 	f.known = true
-	f.options.Log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart), "commands", commands,
-		"duration", time.Since(start))
+	f.options.Log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart),
+		"commands", commands, "duration", time.Since(start))
 	return errors.Join(x.errs...)
 }
 
@@ -108,14 +108,15 @@ func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 	}
 }
 
-// onlyIPVS reports whether neither the table nor the device's addresses change.
-func (x *change) onlyIPVS() bool {
-	return len(x.want)+len(x.held)+len(x.arrive)+len(x.depart) == 0 && !x.rules
-}
+// errNotOrdinary is the error of a check that used an ordinary Service port.
+const errNotOrdinary = "an ordinary Service port, tried by itself, can't be programmed either: %w"
 
 // checkOrdinary returns an error if IPVS refuses the backends of an ordinary Service port.
 func (f *family) checkOrdinary() error {
-	return notOrdinary(f.ipvs.try(f.family, f.options.Scheduler, programmer.Ordinary(f.family).Cluster))
+	if err := f.ipvs.try(f.family, f.options.Scheduler, programmer.Ordinary(f.family).Cluster); err != nil {
+		return fmt.Errorf(errNotOrdinary, err)
+	}
+	return nil
 }
 
 // checkOrdinaryAddress returns an error if the kernel refuses to give the device the address of an
@@ -128,16 +129,7 @@ func (f *family) checkOrdinaryAddress() error {
 	}
 	refused, err := f.device.addAddresses([]netip.Addr{address})
 	if err = cmp.Or(err, refused[address]); err != nil {
-		return notOrdinary(err)
+		return fmt.Errorf(errNotOrdinary, err)
 	}
 	return f.device.removeAddresses([]netip.Addr{address})
-}
-
-// notOrdinary wraps the error of a check that used an ordinary Service port. It returns nil for
-// nil.
-func notOrdinary(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("an ordinary Service port, tried by itself, can't be programmed either: %w", err)
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -63,6 +64,9 @@ type command struct {
 	tries int
 }
 
+func (c *command) removes() bool { return c.kind == commandDelService || c.kind == commandDelBackend }
+func (c *command) drains() bool  { return c.kind == commandSetBackend && c.weight == 0 }
+
 // String describes the operation, for errors.
 func (c *command) String() string {
 	switch c.kind {
@@ -106,7 +110,7 @@ func (k serviceKey) write(w *netlink.Writer, v *virtual) {
 	if k.number != 0 {
 		w.Uint32(svcAttrMark, markTag|k.number)
 	} else {
-		w.Uint16(svcAttrProtocol, uint16(protocolNumber(k.protocol)))
+		w.Uint16(svcAttrProtocol, uint16(nft.ProtocolNumber(k.protocol)))
 		w.Bytes(svcAttrAddress, k.address.AsSlice())
 		w.BigUint16(svcAttrPort, k.port)
 	}
@@ -123,9 +127,6 @@ func (k serviceKey) write(w *netlink.Writer, v *virtual) {
 	}
 	w.Close(at)
 }
-
-// nobody stands for no Service port.
-var nobody view.ServicePortID
 
 // maxTries is how often a command is tried, possibly in another form. Each error has one remedy.
 const maxTries = 3
@@ -160,34 +161,24 @@ func (f *family) run(x *change, commands []command) error {
 	return nil
 }
 
-// failure is an error of one kind of command.
-type failure struct {
-	kind  byte
-	errno unix.Errno
-}
-
-// remedies are the kinds of commands to try instead, because what a command is about exists already
-// or does not exist.
-var remedies = map[failure]byte{
-	{commandNewService, unix.EEXIST}: commandSetService,
-	{commandSetService, unix.ESRCH}:  commandNewService,
-	{commandNewBackend, unix.EEXIST}: commandSetBackend,
-	{commandSetBackend, unix.ENOENT}: commandNewBackend,
-}
-
 // remedy changes a failed command so that it can be tried again, or returns what its error means.
 func (f *family) remedy(x *change, c *command, refusal *netlink.Error) (retry bool, _ error) {
 	errno, err := refusal.Errno, fmt.Errorf("%v: %w", c, refusal)
 	switch {
-	case c.kind == commandDelService && errno == unix.ESRCH, c.kind == commandDelBackend && (errno == unix.ENOENT || errno == unix.ESRCH):
+	case c.removes() && (errno == unix.ENOENT || errno == unix.ESRCH), c.drains() && errno == unix.ENOENT:
 		return false, nil // already as wanted
-	case c.kind == commandSetBackend && c.weight == 0 && errno == unix.ENOENT:
-		return false, nil
-	case remedies[failure{c.kind, errno}] != 0:
-		if c.kind == commandNewService {
-			x.adopted = append(x.adopted, c.virtual)
-		}
-		c.kind = remedies[failure{c.kind, errno}]
+	case c.kind == commandNewService && errno == unix.EEXIST:
+		c.kind = commandSetService
+		x.adopted = append(x.adopted, c.virtual)
+		return true, err
+	case c.kind == commandSetService && errno == unix.ESRCH:
+		c.kind = commandNewService
+		return true, err
+	case c.kind == commandNewBackend && errno == unix.EEXIST:
+		c.kind = commandSetBackend
+		return true, err
+	case c.kind == commandSetBackend && errno == unix.ENOENT:
+		c.kind = commandNewBackend
 		return true, err
 	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != f.options.Scheduler:
 		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
@@ -199,7 +190,7 @@ func (f *family) remedy(x *change, c *command, refusal *netlink.Error) (retry bo
 		return true, err
 	case c.backend.IsValid() && errno == unix.ESRCH && c.tries < maxTries:
 		return true, err // the virtual service will exist next time, or has failed itself
-	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
+	case c.owner != (view.ServicePortID{}) && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
 		// For example, IPVS refuses backends whose address nothing can be sent to.
 		x.blame(c.owner, err, false)
 		if blamed := f.ports[c.owner]; blamed != nil {

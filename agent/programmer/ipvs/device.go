@@ -25,8 +25,8 @@ const Device = "slicecast-ipvs0"
 // KubeProxyDevice is the name of kube-proxy's device for the same purpose.
 const KubeProxyDevice = "kube-ipvs0"
 
-// device is the dummy device with the addresses of Services, and the sockets to reach it. link is nil
-// before find or ensure has found it.
+// device is the dummy device with the addresses of Services, and the sockets to reach it. link is
+// nil before find or ensure has found it.
 type device struct {
 	links *vnetlink.Handle
 	// addresses carries requests about addresses, which are sent in batches.
@@ -48,8 +48,8 @@ func openDevice() (*device, error) {
 		links.Close()
 		return nil, fmt.Errorf("open a netlink socket for addresses: %w", err)
 	}
-	watcher := netlink.NewWatcher(unix.NETLINK_ROUTE, addresses.Port, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
-	return &device{links: links, addresses: addresses, watcher: watcher}, nil
+	return &device{links: links, addresses: addresses, watcher: netlink.NewWatcher(unix.NETLINK_ROUTE, addresses.Port,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)}, nil
 }
 
 func (d *device) close() {
@@ -86,7 +86,8 @@ func (d *device) index() int {
 
 // ensure creates the device unless it exists, and sets it up.
 func (d *device) ensure() error {
-	if err := d.create(); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := d.links.LinkAdd(&vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: Device}})
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("make the dummy device %s: %w", Device, err)
 	}
 	if exists, err := d.find(); !exists {
@@ -101,19 +102,12 @@ func (d *device) ensure() error {
 	return nil
 }
 
-func (d *device) create() error {
-	return d.links.LinkAdd(&vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: Device}})
-}
-
 // try creates the device, and removes it again unless it existed before.
 func (d *device) try() error {
 	if exists, err := d.find(); exists || err != nil {
 		return err
 	}
-	if err := d.create(); err != nil {
-		return err
-	}
-	return d.remove()
+	return errors.Join(d.ensure(), d.remove())
 }
 
 // remove removes the device if it exists.
@@ -178,7 +172,8 @@ type deviceAddress struct {
 	device int // index of the device
 }
 
-// list returns the addresses of a domain that any device has. AF_UNSPEC stands for both IP families.
+// list returns the addresses of a domain that any device has. AF_UNSPEC stands for both IP
+// families.
 func (d *device) list(domain byte) (list []deviceAddress, err error) {
 	d.requests.Buf = d.requests.Buf[:0]
 	at := d.requests.Begin(unix.RTM_GETADDR, 0)
@@ -221,7 +216,8 @@ func nodePortAddresses(node view.Node, own map[netip.Addr]bool) (found []netip.A
 
 // hasNodePorts reports whether NodePorts are on an address, given that it is the node's.
 func hasNodePorts(node view.Node, a netip.Addr) bool {
-	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.ContainsFunc(node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
+	contains := func(n netip.Prefix) bool { return n.Contains(a) }
+	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.ContainsFunc(node.NodePorts, contains)
 }
 
 // nodesOwn reports whether an address is on another interface, for example a node's address that a
@@ -246,12 +242,12 @@ func (d *device) local(a netip.Addr) int {
 func (d *device) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
 	refused = make(map[netip.Addr]error)
 	err = d.change(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
-		switch {
-		case errno == unix.EEXIST:
-		case errno == unix.EACCES && a.Is6():
-			refused[a] = fmt.Errorf("give %s the address %v: %w; IPv6 is off there, set the sysctl net.ipv6.conf.%s.disable_ipv6 to 0", Device, a, errno, Device)
-		default:
-			refused[a] = fmt.Errorf("give %s the address %v: %w", Device, a, errno)
+		advice := ""
+		if errno == unix.EACCES && a.Is6() {
+			advice = "; IPv6 is off there, set the sysctl net.ipv6.conf." + Device + ".disable_ipv6 to 0"
+		}
+		if errno != unix.EEXIST {
+			refused[a] = fmt.Errorf("give %s the address %v: %w%s", Device, a, errno, advice)
 		}
 		return nil
 	})

@@ -42,8 +42,7 @@
 //
 // # Parts
 //
-// A Programmer has a family for each IP family. They share how the kernel is reached: the balancer,
-// which is IPVS, the device, and nf_tables. A family has a layout, which says what its table should
-// be, a record of what the kernel holds, and drains. A change collects what has to be done, and is
-// then carried out.
+// A Programmer has a family for each IP family. They share the balancer, which is the kernel's
+// IPVS, the device, and nf_tables. A family has a layout of its table, a record of what the kernel
+// holds, and drains. A change collects what has to be done, and is then carried out.
 package ipvs

@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -104,17 +102,6 @@ func leftIn(held found, state view.State) estate {
 // finds the virtual service of a Service port by it.
 func serviceComment(name string, r role) string { return name + " " + r.String() }
 
-func protocolNumber(p model.Protocol) byte {
-	switch p {
-	case model.UDP:
-		return unix.IPPROTO_UDP
-	case model.SCTP:
-		return unix.IPPROTO_SCTP
-	default:
-		return unix.IPPROTO_TCP
-	}
-}
-
 // portKey returns the encoding of a protocol and a port in keys, each in four bytes.
 func portKey(protocol byte, port uint16) string {
 	return string([]byte{protocol, 0, 0, 0, byte(port >> 8), byte(port), 0, 0})
@@ -133,57 +120,57 @@ func (k elementKey) address() (a netip.Addr, ok bool) {
 // element returns the key of a frontend in the class's maps.
 func (c class) element(protocol model.Protocol, f view.Frontend) elementKey {
 	if f.Kind == view.NodePort {
-		return elementKey{c.nodePorts(), portKey(protocolNumber(protocol), f.Port)}
+		return elementKey{c.nodePorts(), portKey(nft.ProtocolNumber(protocol), f.Port)}
 	}
-	return elementKey{c.frontends(), addressKey(f.Address) + portKey(protocolNumber(protocol), f.Port)}
+	return elementKey{c.frontends(), addressKey(f.Address) + portKey(nft.ProtocolNumber(protocol), f.Port)}
 }
 
-// own calls add for each element that belongs to this Service port alone: its frontends, the
-// sources of frontends that have some, and its virtual services.
-func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey, element)) {
-	name, marks := port.ID.String(), numbers
+// own adds the elements that belong to this Service port alone: its frontends, the sources of
+// frontends that have some, and its virtual services.
+func own(to elements, port *view.ServicePort, numbers ids, withPods bool) {
+	name, protocol, marks := port.ID.String(), nft.ProtocolNumber(port.ID.Protocol), numbers
 	if port.Affinity > 0 {
 		marks = ids{}
 	}
 	for _, f := range port.Frontends {
 		for c := range classes {
-			if c == pods && !withPods {
-				continue
-			}
 			e := element{mark: markOf(c.route(f), marks)}
 			if c == others {
 				e.comment = name
 			}
-			add(c.element(port.ID.Protocol, f), e)
-		}
-		if len(f.Sources) > 0 {
-			key := addressKey(f.Address) + portKey(protocolNumber(port.ID.Protocol), f.Port)
-			add(elementKey{setFiltered, key}, element{})
-			for _, p := range disjoint(f.Sources) {
-				first, last := bounds(p)
-				add(elementKey{setSources, key + addressKey(first)}, element{end: key + addressKey(last), comment: name})
+			if c != pods || withPods {
+				to[c.element(port.ID.Protocol, f)] = e
 			}
+		}
+		if len(f.Sources) == 0 {
+			continue
+		}
+		key := addressKey(f.Address) + portKey(protocol, f.Port)
+		to[elementKey{setFiltered, key}] = element{}
+		for _, p := range disjoint(f.Sources) {
+			first, last := bounds(p)
+			to[elementKey{setSources, key + addressKey(first)}] = element{end: key + addressKey(last), comment: name}
 		}
 	}
 	for r, number := range numbers {
 		if number != 0 {
-			add(elementKey{setServices, string(nft.Integer(markTag | number))}, element{comment: serviceComment(name, role(r))})
+			to[elementKey{setServices, string(nft.Integer(markTag | number))}] = element{comment: serviceComment(name, role(r))}
 		}
 	}
 }
 
-// shared calls add for each element that other Service ports may have as well: addresses and local
-// backends' hairpins. It may call add several times for one element.
-func shared(port *view.ServicePort, add func(elementKey)) {
+// shared adds by to the count of each element that other Service ports may have as well: addresses
+// and local backends' hairpins.
+func shared(counts map[elementKey]int, port *view.ServicePort, by int) {
 	for _, f := range port.Frontends {
 		if f.Kind != view.NodePort {
-			add(elementKey{setAddresses, addressKey(f.Address)})
+			counts[elementKey{setAddresses, addressKey(f.Address)}] += by
 		}
 	}
 	for r := range roles {
 		for b := range r.backends(port).All() {
 			if b.Local {
-				add(hairpin(b))
+				counts[hairpin(b)] += by
 			}
 		}
 	}

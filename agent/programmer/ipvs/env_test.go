@@ -11,6 +11,7 @@ import (
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -62,7 +63,7 @@ func (k serviceKey) moby() *mobyipvs.Service {
 	if k.number != 0 {
 		s.FWMark = markTag | k.number
 	} else {
-		s.Address, s.Protocol, s.Port = k.address.AsSlice(), uint16(protocolNumber(k.protocol)), k.port
+		s.Address, s.Protocol, s.Port = k.address.AsSlice(), uint16(nft.ProtocolNumber(k.protocol)), k.port
 	}
 	return s
 }

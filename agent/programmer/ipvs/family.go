@@ -26,17 +26,13 @@ type family struct {
 	looked   []heldBackend // reused by holds
 }
 
-func newFamily(m *machine, name model.Family) *family {
-	return &family{machine: m, family: name, draining: drains{}}
-}
-
 // record is what this process knows of one IP family in the kernel.
 //
 // Invariants while known is true:
 //
-//  1. The kernel holds the virtual services that family.services returns for each Service port, with
-//     these backends at weight 1. Exceptions are Service ports with refused set, and schedulers in
-//     lacking, which the node's scheduler replaces.
+//  1. The kernel holds the virtual services that family.services returns for each Service port,
+//     with these backends at weight 1. Exceptions are Service ports with refused set, and schedulers
+//     in lacking, which the node's scheduler replaces.
 //  2. shared counts the elements that Service ports share. The table holds each of them with a
 //     count above 0, except for addresses in foreign.
 //  3. An address is on the device if its count in shared is above 0 and it is not in foreign.
@@ -52,9 +48,8 @@ type record struct {
 	// foreign are the addresses of Services that are not on the device because another device has
 	// them.
 	foreign map[netip.Addr]bool
-	// elsewhere are the addresses that other devices had at the last Replace. nodeAddresses are those
-	// of them that have NodePorts, in ascending order.
-	elsewhere     map[netip.Addr]bool
+	// nodeAddresses are the addresses of other devices that had NodePorts at the last Replace, in
+	// ascending order.
 	nodeAddresses []netip.Addr
 	// theirs are virtual services of others, in ExcludeCIDRs, that a Service port here would need.
 	theirs  map[serviceKey]bool
@@ -139,7 +134,7 @@ func (f *family) restart(held found) {
 	}
 	f.record = record{
 		ports: map[view.ServicePortID]*programmed{}, shared: map[elementKey]int{}, numbers: numbers{taken, f.numbers.last},
-		foreign: map[netip.Addr]bool{}, elsewhere: held.elsewhere, nodeAddresses: nodePortAddresses(f.layout.node, held.elsewhere),
+		foreign: map[netip.Addr]bool{}, nodeAddresses: nodePortAddresses(f.layout.node, held.elsewhere),
 		theirs: f.theirs, lacking: map[string]bool{},
 	}
 }
@@ -171,7 +166,7 @@ func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.
 		x.removeService(k)
 	}
 	for k, count := range x.touched {
-		f.changeShared(x, k, count, held.addresses)
+		f.changeShared(x, k, count, held)
 	}
 	x.depart = slices.Collect(maps.Keys(held.addresses))
 	return f.carryOut(ctx, x)
@@ -198,7 +193,8 @@ func (f *family) recognize(held found, left estate, port *view.ServicePort) *pro
 func (f *family) settle(x *change, now *programmed) {
 	f.ports[now.port.ID] = now
 	for _, k := range f.theirsOf(now.port) {
-		x.blame(now.port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k), true)
+		err := fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k)
+		x.blame(now.port.ID, err, true)
 	}
 	if now.port.Affinity > 0 {
 		now.addressed = true
@@ -214,8 +210,8 @@ func (f *family) settle(x *change, now *programmed) {
 // count adds the elements that a Service port has for itself to elements, and those that it shares
 // to x.touched, by times.
 func (f *family) count(x *change, elements elements, of *programmed, by int) {
-	own(of.port, of.numbers, f.layout.node.Pods.Of(f.family), func(k elementKey, e element) { elements[k] = e })
-	shared(of.port, func(k elementKey) { x.touched[k] += by })
+	own(elements, of.port, of.numbers, f.layout.node.Pods.Of(f.family))
+	shared(x.touched, of.port, by)
 }
 
 // replaceService adds the commands that make a virtual service as it should be. held is nil if the
@@ -303,7 +299,7 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 		x.removeService(k)
 	}
 	for k, more := range x.touched {
-		f.changeShared(x, k, more, nil)
+		f.changeShared(x, k, more, found{})
 	}
 	return f.carryOut(ctx, x)
 }
@@ -329,9 +325,9 @@ func (f *family) move(x *change, left estate, c view.Change) (was, now *programm
 // sameTable reports whether two states of a Service port have the same virtual services and the
 // same elements of their own.
 func sameTable(was, now *programmed) bool {
-	a, b := was.port.Frontends, now.port.Frontends
-	return was.identity == now.identity && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
-		len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
+	a, b := was.port, now.port
+	return was.identity == now.identity && a.Affinity == b.Affinity && a.Scheduler == b.Scheduler &&
+		len(a.Frontends) == len(b.Frontends) && len(a.Frontends) > 0 && &a.Frontends[0] == &b.Frontends[0]
 }
 
 // changeBackends changes a Service port of which only the backends differ.
@@ -374,10 +370,9 @@ func (f *family) changeService(x *change, was, v *virtual) {
 }
 
 // changeShared changes the count of an element that Service ports share. It adds the element with
-// the first of them and removes it with the last, as invariants 2 and 3 of record require. onDevice
-// are addresses that the device has, although the record does not say so. changeShared removes those
-// that it leaves there.
-func (f *family) changeShared(x *change, k elementKey, more int, onDevice map[netip.Addr]bool) {
+// the first of them and removes it with the last, as invariants 2 and 3 of record require. It
+// removes addresses that stay on the device from those in held.
+func (f *family) changeShared(x *change, k elementKey, more int, held found) {
 	count := f.shared[k]
 	becomes := count + more
 	f.shared[k] = becomes
@@ -398,11 +393,11 @@ func (f *family) changeShared(x *change, k elementKey, more int, onDevice map[ne
 			x.depart = append(x.depart, address)
 		}
 		return
-	case isAddress && onDevice[address] && f.elsewhere[address], isAddress && !onDevice[address] && f.device.nodesOwn(address):
+	case isAddress && held.addresses[address] && !held.elsewhere[address]:
+		delete(held.addresses, address)
+	case isAddress && (held.addresses[address] || f.device.nodesOwn(address)):
 		f.foreign[address] = true
 		return
-	case isAddress && onDevice[address]:
-		delete(onDevice, address)
 	case isAddress:
 		x.arrive = append(x.arrive, address)
 	}

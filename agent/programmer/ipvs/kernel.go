@@ -1,15 +1,19 @@
 package ipvs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	mobyipvs "github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/nft"
@@ -47,8 +51,8 @@ func (m *machine) openIPVS() (err error) {
 	return nil
 }
 
-// openLoaded opens the sockets for everything that is loaded. It returns nil if nf_tables is not, so
-// that nothing can have been created.
+// openLoaded opens the sockets for everything that is loaded. It returns nil if nf_tables is not,
+// so that nothing can have been created.
 func openLoaded() (*machine, error) {
 	m := &machine{}
 	err := m.open()
@@ -61,7 +65,7 @@ func openLoaded() (*machine, error) {
 	}
 	m.close()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, nil
+		err = nil
 	}
 	return nil, err
 }
@@ -112,8 +116,7 @@ func find(probes []probe, load func(module string) error) error {
 			err = probe.ask()
 		}
 		if err != nil {
-			what := fmt.Sprintf("%s (kernel module %s)", probe.what, probe.module)
-			missing = append(missing, &MissingError{what, err})
+			missing = append(missing, &MissingError{fmt.Sprintf("%s (kernel module %s)", probe.what, probe.module), err})
 		}
 	}
 	return errors.Join(missing...)
@@ -122,16 +125,17 @@ func find(probes []probe, load func(module string) error) error {
 func modprobe(module string) error { return exec.Command("modprobe", module).Run() }
 
 func (m *machine) probes() []probe {
+	scheduler := m.options.Scheduler
 	return []probe{
 		{"IPVS", "ip_vs", func() error {
-			_, err := netlink.GenlFamilyGet("IPVS")
+			_, err := vnetlink.GenlFamilyGet("IPVS")
 			return err
 		}},
 		{"IPVS that tells conntrack of its connections, CONFIG_IP_VS_NFCT", "ip_vs", func() error {
 			_, err := os.Stat(filepath.Join("/proc/sys", conntrackSysctl))
 			return err
 		}},
-		{"IPVS scheduler " + m.options.Scheduler, "ip_vs_" + m.options.Scheduler, func() error { return m.tryIPVS(model.IPv4) }},
+		{"IPVS scheduler " + scheduler, "ip_vs_" + scheduler, func() error { return m.tryIPVS(model.IPv4) }},
 		{"dummy devices", "dummy", m.device.try},
 		{"nftables with all that is needed", "nf_tables", func() error { return m.tryTable(model.IPv4) }},
 	}
@@ -161,13 +165,13 @@ func New(options Options) (*Programmer, error) {
 		return nil, err
 	}
 	m := &machine{options: options}
-	p := &Programmer{machine: m, families: []*family{newFamily(m, model.IPv4)}}
+	p := &Programmer{machine: m, families: []*family{{machine: m, family: model.IPv4, draining: drains{}}}}
 	err := p.open()
 	if err == nil {
 		err = find(p.probes(), modprobe)
 	}
 	if _, missing := os.Stat("/proc/sys/net/ipv6"); err == nil && missing == nil {
-		p.families = append(p.families, newFamily(m, model.IPv6))
+		p.families = append(p.families, &family{machine: m, family: model.IPv6, draining: drains{}})
 		err = find(p.probesIPv6(), modprobe)
 	}
 	if err != nil {
@@ -175,6 +179,100 @@ func New(options Options) (*Programmer, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// conntrackSysctl makes IPVS report its connections to conntrack.
+const conntrackSysctl = "net/ipv4/vs/conntrack"
+
+// sysctls are the settings that kube-proxy makes in its IPVS mode, too, and run_estimation.
+// Masquerading requires that conntrack knows the connections of IPVS. The two expire settings end
+// the connections of a removed backend at their next packet, so that clients can go elsewhere.
+// Rates are not estimated, because before Linux 6.2 a timer goes through all backends every two
+// seconds for that, which delays packets if there are many. Kernels may lack a setting that is
+// marked with a question mark.
+var sysctls = map[string]string{
+	conntrackSysctl:                         "1",
+	"?net/ipv4/vs/run_estimation":           "0",
+	"net/ipv4/vs/expire_nodest_conn":        "1",
+	"net/ipv4/vs/expire_quiescent_template": "1",
+	"net/ipv4/ip_forward":                   "1",
+}
+
+// reuseSysctl set to 0 lets a new connection from an address and port that IPVS remembers go to the
+// earlier connection's backend. kube-proxy sets it on kernels for which slowReuse is true, too. On
+// these, its first packet would be dropped otherwise, and the client would try again a second
+// later. The setting does not exist before Linux 4.1.
+const reuseSysctl = "?net/ipv4/vs/conn_reuse_mode"
+
+// slowReuse reports whether a kernel is older than 5.9. Newer kernels choose a backend for such
+// connections at once.
+func slowReuse(release string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return err == nil && (major < 5 || major == 5 && minor < 9)
+}
+
+// strictARP are the settings for Options.StrictARP.
+var strictARP = map[string]string{
+	"net/ipv4/conf/all/arp_ignore":   "1",
+	"net/ipv4/conf/all/arp_announce": "2",
+}
+
+// SetSysctls does in advance the part of a Replace that needs a privileged container, as far as it
+// can. IPVS must be loaded, which New does.
+func SetSysctls(options Options) error {
+	wanted := maps.Clone(sysctls)
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return err
+	}
+	if slowReuse(string(release)) {
+		wanted[reuseSysctl] = "0"
+	}
+	if options.StrictARP {
+		maps.Copy(wanted, strictARP)
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		value := wanted[name]
+		name, optional := strings.CutPrefix(name, "?")
+		if isSet(name, value) {
+			continue // a container without privileges can read the sysctl but not set it
+		}
+		err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+		if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
+			errs = append(errs, fmt.Errorf("set sysctl %s to %s: %w", name, value, err))
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%w; in a container, run the agent once with --init-only in a privileged one", errors.Join(errs...))
+	}
+	return nil
+}
+
+func isSet(name, value string) bool {
+	is, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return err == nil && string(bytes.TrimSpace(is)) == value
+}
+
+// setSysctls makes the settings, which others may have changed. If that fails, it logs the error
+// once, because most of a node's Services work without the settings. If the node has not been
+// programmed yet, it returns an error if conntrackSysctl is not set.
+func (p *Programmer) setSysctls() error {
+	err := SetSysctls(p.options)
+	if err == nil {
+		p.unset = ""
+		return nil
+	}
+	programmed := slices.ContainsFunc(p.families, func(f *family) bool { return f.ports != nil })
+	if !programmed && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
+		return err
+	}
+	if p.unset != err.Error() {
+		p.options.Log.Error("Settings of the kernel can't be made; Services are programmed without them", "err", err)
+	}
+	p.unset = err.Error()
+	return nil
 }
 
 // prepare does what is the same for both IP families.
@@ -218,7 +316,7 @@ func (m *machine) cleanup(context.Context) error {
 	if err := m.device.remove(); err != nil {
 		return err
 	}
-	led := ledFrontends{}
+	led := newLedFrontends()
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		l := newLayout(family, view.Node{}, 0)
 		held, _, err := m.readTable(l)
@@ -234,10 +332,7 @@ func (m *machine) cleanup(context.Context) error {
 		return nil
 	}
 	ours, err := m.ipvs.ours()
-	if err == nil {
-		err = m.removeServices(ours)
-	}
-	if err != nil {
+	if err := errors.Join(err, m.removeServices(ours)); err != nil {
 		return err
 	}
 	return led.forget()

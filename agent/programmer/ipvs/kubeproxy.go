@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -23,7 +24,8 @@ import (
 var (
 	kubeProxySets = []string{
 		"KUBE-LOOP-BACK", "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL",
-		"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+		"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-FW",
+		"KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
 		"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-PORT-LOCAL-UDP",
 		"KUBE-NODE-PORT-SCTP-HASH", "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS",
 	}
@@ -53,9 +55,9 @@ const settleTime = 10 * time.Second
 // ipsets.
 //
 // If this package's device has an address, too, the address stays the node's all the time: see
-// device.kubeProxys. Otherwise, connections from the node itself would lose their source address. So
-// CleanupKubeProxy gives them another source first, and waits settleTime for connections that are
-// being established.
+// device.kubeProxys. Otherwise, connections from the node itself would lose their source address.
+// So CleanupKubeProxy gives them another source first, and waits settleTime for connections that
+// are being established.
 func CleanupKubeProxy(ctx context.Context) error {
 	m, err := openLoaded()
 	if m == nil || err != nil {
@@ -69,9 +71,9 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	led := ledFrontends{}
+	led := newLedFrontends()
 	for _, k := range theirs {
-		led.addService(k)
+		led[k.family][addressKey(k.address)+portKey(nft.ProtocolNumber(k.protocol), k.port)] = true
 	}
 	if err := m.removeServices(theirs); err != nil {
 		return err
@@ -119,11 +121,7 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 			addresses[a.Addr] = addresses[a.Addr] || a.device == link.Attrs().Index
 		}
 	}
-	type nodePort struct {
-		protocol model.Protocol
-		port     uint16
-	}
-	nodePorts := map[nodePort]bool{}
+	nodePorts := map[serviceKey]bool{} // with protocol and port only
 	err = eachIPSet(func(name string, entries []netip.AddrPort) {
 		name = strings.Replace(name, "KUBE-6-", "KUBE-", 1)
 		protocol, hasNodePorts := nodePortSets[name]
@@ -131,7 +129,7 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 		for _, e := range entries {
 			switch {
 			case hasNodePorts:
-				nodePorts[nodePort{protocol, e.Port()}] = true
+				nodePorts[serviceKey{protocol: protocol, port: e.Port()}] = true
 			case hasAddresses:
 				addresses[e.Addr()] = true
 			}
@@ -146,7 +144,8 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 	}
 	for _, s := range all {
 		k, ok := keyOf(s)
-		if ok && !isOurs(k, s) && (addresses[k.address] || nodePorts[nodePort{k.protocol, k.port}] && m.device.local(k.address) != 0) {
+		isNodePort := nodePorts[serviceKey{protocol: k.protocol, port: k.port}]
+		if ok && !isOurs(k, s) && (addresses[k.address] || isNodePort && m.device.local(k.address) != 0) {
 			theirs = append(theirs, k)
 		}
 	}

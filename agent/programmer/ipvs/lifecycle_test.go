@@ -5,12 +5,14 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
@@ -668,6 +670,48 @@ func TestMissing(t *testing.T) {
 	require.Equal(t, map[string]bool{"mod_two": true, "mod_three": true, "mod_four": true}, loaded)
 	require.EqualError(t, err, "this node has no three (kernel module mod_three): absent\nthis node has no four (kernel module mod_four): absent")
 	require.ErrorAs(t, err, new(*MissingError))
+}
+
+// TestOpenFails asserts that an attempt to open the sockets for IPVS leaves none of them open if one
+// cannot be opened, whichever it is.
+func TestOpenFails(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	newInHost(t, host, Options{}) // makes the kernel load what it needs
+	openFiles := func() (numbers []int) {
+		list, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		for _, entry := range list {
+			number, err := strconv.Atoi(entry.Name())
+			require.NoError(t, err)
+			numbers = append(numbers, number)
+		}
+		return numbers
+	}
+	// Without gaps in the numbers of open files, a limit is a number of files that can be opened.
+	last := 0
+	for highest := slices.Max(openFiles()); last <= highest; {
+		file, err := unix.Dup(0)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, unix.Close(file)) }()
+		last = file
+	}
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, host.Do(func() error {
+		for more := 0; ; more++ {
+			before := openFiles()
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(last + 1 + more), Max: limit.Max}))
+			b, err := openBalancer()
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+			if err == nil {
+				b.close()
+				require.GreaterOrEqual(t, more, 3, "three sockets were opened")
+				return nil
+			}
+			require.ErrorIs(t, err, unix.EMFILE)
+			require.Equal(t, before, openFiles(), "after %d sockets", more)
+		}
+	}))
 }
 
 // TestOthersServices asserts that virtual services of others, such as kube-proxy's, stay as they

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -106,7 +107,9 @@ func (b *balancer) leads() (bool, error) {
 
 // outside are addresses that nobody has (RFC 5737, RFC 3849). They serve to ask for the route out
 // of the node.
-var outside = map[model.Family]netip.Addr{model.IPv4: netip.MustParseAddr("192.0.2.1"), model.IPv6: netip.MustParseAddr("2001:db8:ffff:ffff::1")}
+var outside = map[model.Family]netip.Addr{
+	model.IPv4: netip.MustParseAddr("192.0.2.1"), model.IPv6: netip.MustParseAddr("2001:db8:ffff:ffff::1"),
+}
 
 // sourceProtocol marks the routes that preferOtherSources adds.
 const sourceProtocol = vnetlink.RouteProtocol(0x5c)
@@ -178,7 +181,7 @@ func (d *device) removeRoute(r *vnetlink.Route) error {
 
 // localRoutes returns the routes of a protocol by which the device's addresses of an IP family are
 // the node's.
-func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtocol) (routes []*vnetlink.Route, err error) {
+func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtocol) ([]*vnetlink.Route, error) {
 	const by = vnetlink.RT_FILTER_OIF | vnetlink.RT_FILTER_TABLE | vnetlink.RT_FILTER_TYPE | vnetlink.RT_FILTER_PROTOCOL
 	local := vnetlink.Route{LinkIndex: d.index(), Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
 	held, err := d.links.RouteListFiltered(int(domain(family)), &local, by)
@@ -189,6 +192,7 @@ func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtoco
 		return nil, fmt.Errorf("read the %v routes of %s: %w", family, d.link.Attrs().Name, err)
 	}
 	local.Scope = vnetlink.SCOPE_HOST
+	var routes []*vnetlink.Route
 	for _, r := range held {
 		if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
 			continue // a link-local address belongs to the kernel
@@ -198,4 +202,63 @@ func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtoco
 		routes = append(routes, &route)
 	}
 	return routes, nil
+}
+
+// ledFrontends are the frontends from which IPVS leads connections, as keys of the tables' maps.
+// They include both addresses and NodePorts.
+type ledFrontends map[model.Family]map[string]bool
+
+func newLedFrontends() ledFrontends { return ledFrontends{model.IPv4: {}, model.IPv6: {}} }
+
+func (l ledFrontends) addTable(family model.Family, held elements) {
+	for k := range held {
+		if k.set == others.frontends() || k.set == others.nodePorts() {
+			l[family][k.key] = true
+		}
+	}
+}
+
+// forget makes conntrack forget the connections that IPVS led from these frontends, once it no
+// longer does. Otherwise the packets that clients still send would go nowhere, because nat looks
+// only at new connections. After forget, nat treats them as new. UDP goes on with another backend.
+// A backend resets an unknown TCP connection, so that clients connect again at once instead of
+// waiting.
+func (l ledFrontends) forget() error {
+	socket, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	for family, keys := range l {
+		if len(keys) == 0 {
+			continue
+		}
+		var gone [][]byte
+		err := socket.Flows(family, 0, func(f netlink.Flow) {
+			if led(f, keys) {
+				gone = append(gone, bytes.Clone(f.Attributes))
+			}
+		})
+		if err != nil {
+			return err
+		}
+		for _, attributes := range gone {
+			if err := socket.RemoveFlow(family, attributes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// led reports whether IPVS leads a connection from one of the frontends. IPVS does if the replies
+// come from an address or port to which the client does not send, and nat does not translate the
+// connection.
+func led(f netlink.Flow, frontends map[string]bool) bool {
+	to := f.Original.Destination
+	if f.Status&nft.CtStatusDNAT != 0 || to == f.Reply.Source {
+		return false
+	}
+	port := portKey(f.Original.Protocol, to.Port())
+	return frontends[addressKey(to.Addr())+port] || frontends[port]
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
 // The packet mark selects the set of backends. IPVS has a virtual service for each mark, called a
@@ -80,12 +79,15 @@ func (l *layout) chains() []chain {
 			nft.Do(isTagged(expr.CmpOpEq), nft.Immediate(0, 0), nft.StoreMark(0)).Because("IPVS has seen its mark"),
 		}},
 		{inputChain, filter(unix.NF_INET_LOCAL_IN, beforeIPVSInput), l.inputRules()},
-		{outputChain, filter(unix.NF_INET_LOCAL_OUT, beforeIPVSOutput), []nft.Rule{l.checkSources(), nft.Do(nft.Goto(node.String()))}},
+		{outputChain, filter(unix.NF_INET_LOCAL_OUT, beforeIPVSOutput), []nft.Rule{
+			l.checkSources(), nft.Do(nft.Goto(node.String())),
+		}},
 		{postroutingChain, nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}, l.postroutingRules()},
 		{forwardChain, filter(unix.NF_INET_FORWARD, 0), l.unusedRules()},
 		{leaveChain, filter(unix.NF_INET_LOCAL_OUT, 0), l.unusedRules()},
 		{name: sourcesChain, rules: []nft.Rule{
-			nft.Do(l.Frontend(0), l.Source(l.FrontendWords()), l.in(setSources), nft.Return()).Because("loadBalancerSourceRanges"),
+			nft.Do(l.Frontend(0), l.Source(l.FrontendWords()), l.in(setSources), nft.Return()).
+				Because("loadBalancerSourceRanges"),
 			nft.Do(nft.Drop()),
 		}},
 		{name: unknownChain, rules: l.unknownRules()},
@@ -100,20 +102,9 @@ func (l *layout) chains() []chain {
 // inputRules distinguish pods from others.
 func (l *layout) inputRules() []nft.Rule {
 	rules := []nft.Rule{l.checkSources()}
-	toPods := func(match []expr.Any) {
-		rules = append(rules, nft.Do(match, nft.Goto(pods.String())).Because("from pods"))
-	}
 	detector := l.node.Pods
-	for _, p := range detector.Prefixes {
-		if model.FamilyOf(p.Addr()) == l.IP {
-			toPods(l.InPrefix(l.Source, expr.CmpOpEq, p))
-		}
-	}
-	if detector.Interface != "" {
-		toPods(nft.InterfaceIs(expr.CmpOpEq, nft.InterfaceName(detector.Interface)))
-	}
-	if detector.InterfacePrefix != "" {
-		toPods(nft.InterfaceIs(expr.CmpOpEq, []byte(detector.InterfacePrefix)))
+	for _, match := range l.From(detector.Prefixes, detector.Interface, detector.InterfacePrefix) {
+		rules = append(rules, nft.Do(match, nft.Goto(pods.String())).Because("from pods"))
 	}
 	return append(rules, nft.Do(nft.Goto(others.String())))
 }
@@ -131,12 +122,10 @@ func (l *layout) classRules(c class) []nft.Rule {
 		nft.Do(l.Destination(0), l.in(setAddresses), nft.Goto(unknownChain)),
 		nft.Do(l.InPrefix(l.Destination, expr.CmpOpEq, l.Loopback()), nft.Return()).Because("no NodePorts there"),
 	}
-	local := nft.IsLocal(expr.Fib{FlagDADDR: true})
-	for _, p := range l.node.NodePorts {
-		if model.FamilyOf(p.Addr()) == l.IP {
-			match := l.InPrefix(l.Destination, expr.CmpOpEq, p)
-			rules = append(rules, nft.Do(match, local, nft.Port(0), l.lookup(c.nodePorts()), nft.Goto(routeChain)).Because("NodePorts"))
-		}
+	local, lookup := nft.IsLocal(expr.Fib{FlagDADDR: true}), l.lookup(c.nodePorts())
+	for _, p := range l.Own(l.node.NodePorts) {
+		match := l.InPrefix(l.Destination, expr.CmpOpEq, p)
+		rules = append(rules, nft.Do(match, local, nft.Port(0), lookup, nft.Goto(routeChain)).Because("NodePorts"))
 	}
 	return rules
 }
@@ -146,10 +135,8 @@ func (l *layout) classRules(c class) []nft.Rule {
 // have led elsewhere by then are left alone.
 func (l *layout) unusedRules() (rules []nft.Rule) {
 	unused := slices.Concat(l.Destination(0), nft.NotIn(l.sets[setAddresses].name), isNew(), nft.Drop())
-	for _, p := range l.node.ServiceCIDRs {
-		if model.FamilyOf(p.Addr()) == l.IP {
-			rules = append(rules, nft.Do(l.InPrefix(l.Destination, expr.CmpOpEq, p), unused).Because("no Service"))
-		}
+	for _, p := range l.Own(l.node.ServiceCIDRs) {
+		rules = append(rules, nft.Do(l.InPrefix(l.Destination, expr.CmpOpEq, p), unused).Because("no Service"))
 	}
 	return rules
 }
@@ -161,16 +148,17 @@ func (l *layout) unknownRules() []nft.Rule {
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 		portless = append(portless, nft.Compare(expr.CmpOpNeq, []byte{protocol})...)
 	}
-	return append([]nft.Rule{nft.Do(portless, nft.Return()).Because("no ports")}, l.refuse("no Service", isNew())...)
+	return append([]nft.Rule{nft.Do(portless, nft.Return()).Because("no ports")}, l.Refuse("no Service", isNew())...)
 }
 
 // routeRules do what the flags of the mark say, and leave the rest to IPVS. They reject and drop
 // only new connections. IPVS knows the others.
 func (l *layout) routeRules() []nft.Rule {
 	rules := []nft.Rule{nft.Do(isNew(), nft.MarkHas(flagDrop), nft.Drop()).Because("no local endpoint")}
-	rules = append(rules, l.refuse("no endpoint", isNew(), nft.MarkHas(flagReject))...)
+	rules = append(rules, l.Refuse("no endpoint", isNew(), nft.MarkHas(flagReject))...)
 	return append(rules,
-		nft.Do(nft.MarkHas(flagDrop|flagReject), nft.Immediate(0, 0), nft.StoreMark(0), nft.Return()).Because("open connections go on"),
+		nft.Do(nft.MarkHas(flagDrop|flagReject), nft.Immediate(0, 0), nft.StoreMark(0), nft.Return()).
+			Because("open connections go on"),
 		nft.Do(isNew(), nft.MarkHas(flagMasquerade), nft.ChangeCtMark(l.masqBit, l.masqBit)).Because("to be masqueraded"),
 		nft.Do(nft.ChangeMark(flagMasquerade, 0)).Because("the mark of the virtual service"),
 	)
@@ -186,7 +174,8 @@ func (l *layout) postroutingRules() []nft.Rule {
 		// of them are removed. Without masquerading, its connection would get no reply, even if the
 		// client sends the packet again, because conntrack keeps the translation. The rule clears the
 		// mark, because the packet may come by again, for example inside a tunnel's packet.
-		nft.Do(isTagged(expr.CmpOpNeq), nft.MarkHas(l.masqBit), nft.ChangeMark(l.masqBit, 0), nft.Masquerade()).Because("asked for by others"),
+		nft.Do(isTagged(expr.CmpOpNeq), nft.MarkHas(l.masqBit), nft.ChangeMark(l.masqBit, 0), nft.Masquerade()).
+			Because("asked for by others"),
 		// If the node connects to one of its own addresses, the kernel uses that address as the
 		// connection's source.
 		nft.Do(outside, l.Source(0), l.in(setAddresses), nft.Masquerade()).Because("no reply would come"),
@@ -207,13 +196,4 @@ func (l *layout) in(id setID) []expr.Any { return nft.In(l.sets[id].name) }
 // one.
 func (l *layout) lookup(id setID) []expr.Any {
 	return append(nft.Lookup(l.sets[id].name, 0, 0), nft.StoreMark(0)...)
-}
-
-// refuse returns rules that refuse what matches.
-func (l *layout) refuse(comment string, match ...[]expr.Any) []nft.Rule {
-	rules := l.Refuse(match...)
-	for i, r := range rules {
-		rules[i] = r.Because(comment)
-	}
-	return rules
 }

@@ -136,13 +136,13 @@ func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	}
 	k.address, _ = netip.AddrFromSlice(s.Address)
 	k.port = s.Port
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
-		if s.Protocol == uint16(protocolNumber(p)) {
-			k.protocol = p
-			return k, true
-		}
-	}
-	return k, false
+	k.protocol, ok = protocols[s.Protocol]
+	return k, ok
+}
+
+// protocols are the protocols of Services, by their numbers.
+var protocols = map[uint16]model.Protocol{
+	unix.IPPROTO_TCP: model.TCP, unix.IPPROTO_UDP: model.UDP, unix.IPPROTO_SCTP: model.SCTP,
 }
 
 // ascending sorts backends by their addresses, and returns them.
@@ -159,9 +159,8 @@ type heldService struct {
 
 // readServices returns the virtual services of this package and IP family. It records those of
 // others in f.theirs.
-func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldService, error) {
-	f.theirs = map[serviceKey]bool{}
-	held := map[serviceKey]*heldService{}
+func (f *family) readServices(all []*mobyipvs.Service) (held map[serviceKey]*heldService, err error) {
+	f.theirs, held = map[serviceKey]bool{}, map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
 		k, ok := keyOf(s)
@@ -174,7 +173,6 @@ func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldServ
 			}
 			continue
 		}
-		var err error
 		if space, err = f.ipvs.readBackends(space[:0], k); err != nil {
 			return nil, err
 		}
@@ -185,7 +183,8 @@ func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldServ
 
 // isExcluded reports whether a virtual service is in one of ExcludeCIDRs.
 func (m *machine) isExcluded(k serviceKey) bool {
-	return k.number == 0 && slices.ContainsFunc(m.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
+	contains := func(c netip.Prefix) bool { return c.Contains(k.address) }
+	return k.number == 0 && slices.ContainsFunc(m.options.ExcludeCIDRs, contains)
 }
 
 // isTheirs reports whether a virtual service exists and belongs to others.
@@ -194,10 +193,7 @@ func (m *machine) isTheirs(k serviceKey) (bool, error) {
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	return have.flags&tagged == 0, nil
+	return err == nil && have.flags&tagged == 0, err
 }
 
 // noteTheirs adds to f.theirs the virtual services of others that these Service ports had or may
@@ -206,7 +202,7 @@ func (f *family) noteTheirs(changes []view.Change) error {
 	if len(f.options.ExcludeCIDRs) == 0 {
 		return nil
 	}
-	known := len(f.theirs)
+	more := false
 	for _, c := range changes {
 		was := f.ports[c.ID()]
 		for _, port := range []*view.ServicePort{c.Before, c.After} {
@@ -217,17 +213,15 @@ func (f *family) noteTheirs(changes []view.Change) error {
 				if f.theirs[k] || !f.isExcluded(k) {
 					continue
 				}
-				theirs, err := f.isTheirs(k)
-				if err != nil {
+				var err error
+				if f.theirs[k], err = f.isTheirs(k); err != nil {
 					return err
 				}
-				if theirs {
-					f.theirs[k] = true
-				}
+				more = more || f.theirs[k]
 			}
 		}
 	}
-	if len(f.theirs) == known {
+	if !more {
 		return nil
 	}
 	return f.leaveOutKubeProxys()
@@ -246,8 +240,8 @@ func (f *family) leaveOutKubeProxys() error {
 	return err
 }
 
-// theirsOf returns the virtual services that a Service port needs and that belong to others. At their
-// addresses, the others serve connections.
+// theirsOf returns the virtual services that a Service port needs and that belong to others. At
+// their addresses, the others serve connections.
 func (f *family) theirsOf(port *view.ServicePort) (keys []serviceKey) {
 	if port.Affinity == 0 || len(f.theirs) == 0 {
 		return nil
@@ -418,7 +412,8 @@ func (m *machine) scheduler(port *view.ServicePort, backends int) (name string, 
 	if name = m.options.Scheduler; name == "mh" {
 		name = DefaultScheduler
 	}
-	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it", mhTable, backends, name)
+	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it",
+		mhTable, backends, name)
 }
 
 // room reports whether a scheduler certainly finds a backend that takes connections. Schedulers

@@ -69,7 +69,8 @@ func newLayout(family model.Family, node view.Node, masqBit uint32) *layout {
 	}
 	l.sets[setAddresses] = set{"addresses", nft.Definition{Key: address}}
 	l.sets[setFiltered] = set{"filtered", nft.Definition{Key: frontend}}
-	l.sets[setSources] = set{"sources", nft.Definition{Key: slices.Concat(frontend, address), Flags: unix.NFT_SET_INTERVAL}}
+	source := slices.Concat(frontend, address)
+	l.sets[setSources] = set{"sources", nft.Definition{Key: source, Flags: unix.NFT_SET_INTERVAL}}
 	l.sets[setHairpins] = set{"hairpins", nft.Definition{Key: slices.Concat(address, address)}}
 	l.sets[setServices] = set{"services", nft.Definition{Key: mark}}
 	return l

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -59,26 +58,20 @@ const addressesLost = "others changed the addresses of " + Device + " or of the 
 
 // look checks what the kernel does not report, until ctx ends, and ends drains.
 func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
-	tried, drained := time.Now(), time.Now()
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
+	look, drain, try := time.Tick(lookEvery), time.Tick(drainEvery), time.Tick(tryEvery)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
+		case <-look:
 			if k, owner, ok := p.serviceLost(); ok {
 				lost(fmt.Sprintf("others have changed or removed IPVS' virtual service %v of %v", k, owner))
 			}
-			if now.Sub(drained) >= drainEvery {
-				drained = now
-				p.endDrains(now)
-			}
-			if now.Sub(tried) >= tryEvery {
-				tried = now
-				if name := p.schedulerFound(); name != "" {
-					lost("the node has the IPVS scheduler " + name + " now")
-				}
+		case now := <-drain:
+			p.endDrains(now)
+		case <-try:
+			if name := p.schedulerFound(); name != "" {
+				lost("the node has the IPVS scheduler " + name + " now")
 			}
 		}
 	}
@@ -108,7 +101,7 @@ func (p *Programmer) addressesChanged() bool {
 
 func (f *family) addressesChanged() bool {
 	held, elsewhere, err := f.device.read(f.family)
-	if err != nil || !f.device.isUp() || !f.sameNodePorts(elsewhere) {
+	if err != nil || !f.device.isUp() || !slices.Equal(nodePortAddresses(f.layout.node, elsewhere), f.nodeAddresses) {
 		return true
 	}
 	for k := range f.shared {
@@ -121,12 +114,6 @@ func (f *family) addressesChanged() bool {
 		}
 	}
 	return false
-}
-
-// sameNodePorts reports whether NodePorts are on the same addresses as at the last Replace, given
-// the node's own addresses now.
-func (f *family) sameNodePorts(own map[netip.Addr]bool) bool {
-	return slices.Equal(nodePortAddresses(f.layout.node, own), f.nodeAddresses)
 }
 
 // serviceLost checks some of the virtual services, different ones each time. It returns one that is
@@ -190,47 +177,35 @@ func (f *family) holds(v *virtual) bool {
 	return found == v.backends.Len()
 }
 
-// addressLoss returns addressesLost if a notification is about one of these changes, and "" otherwise:
+// addressLoss returns addressesLost if a notification is about one of these changes, and ""
+// otherwise:
 //
 //   - The device is down.
 //   - An address that should be on the device is not.
 //   - One of the node's own addresses changes that has NodePorts or is a Service's as well.
 func (p *Programmer) addressLoss(m netlink.Message) string {
+	if p.concerns(m) && p.addressesChanged() {
+		return addressesLost
+	}
+	return ""
+}
+
+// concerns reports whether addressesChanged may return true after a notification. The kernel also
+// reports the addresses that this package adds. There may be thousands of them, so they must not
+// lead to reading all addresses.
+func (p *Programmer) concerns(m netlink.Message) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lost := false
 	switch m.Kind {
 	case unix.RTM_NEWLINK:
-		known := slices.ContainsFunc(p.families, func(f *family) bool { return f.known })
-		lost = known && len(m.Body) >= unix.SizeofIfInfomsg && int(netlink.Uint32(m.Body[4:8])) == p.device.index() && !p.device.isUp()
+		return len(m.Body) >= unix.SizeofIfInfomsg && int(netlink.Uint32(m.Body[4:8])) == p.device.index()
 	case unix.RTM_DELADDR, unix.RTM_NEWADDR:
 		a := parseAddress(m)
 		f := p.family(model.FamilyOf(a.Addr))
-		lost = a.IsValid() && f != nil && f.known && f.addressLost(a, m.Kind == unix.RTM_NEWADDR)
-	}
-	if !lost {
-		return ""
-	}
-	return addressesLost
-}
-
-// addressLost is addressLoss for an address that arrived at a device or left it.
-func (f *family) addressLost(a deviceAddress, arrived bool) bool {
-	services := f.shared[elementKey{setAddresses, addressKey(a.Addr)}] > 0
-	switch {
-	case a.device == f.device.index():
-		if !services || arrived { // the kernel also reports the addresses that this package adds
+		if !a.IsValid() || f == nil || !f.known || a.device == p.device.index() && m.Kind == unix.RTM_NEWADDR {
 			return false
 		}
-		held, _, err := f.device.read(f.family)
-		return err != nil || !held[a.Addr]
-	case f.foreign[a.Addr]:
-		return !f.device.nodesOwn(a.Addr)
-	case services && arrived:
-		return a.device != f.device.kubeProxys()
-	case hasNodePorts(f.layout.node, a.Addr):
-		_, now, err := f.device.read(f.family)
-		return err != nil || !f.sameNodePorts(now)
+		return f.shared[elementKey{setAddresses, addressKey(a.Addr)}] > 0 || hasNodePorts(f.layout.node, a.Addr)
 	}
 	return false
 }

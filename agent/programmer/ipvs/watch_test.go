@@ -184,8 +184,8 @@ func TestArrivals(t *testing.T) {
 	require.Equal(t, addressesLost, c.addressLoss(message(unix.RTM_DELADDR)))
 }
 
-// TestPointToPoint asserts that Watch notices if a point-to-point device of the node gets an address
-// of a Service. In the kernel's notification, the address of the other end comes first.
+// TestPointToPoint asserts that Watch notices if a point-to-point device of the node gets an
+// address of a Service. In the kernel's notification, the address of the other end comes first.
 func TestPointToPoint(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0))

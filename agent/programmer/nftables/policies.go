@@ -5,7 +5,6 @@ import (
 
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
 // A policy encodes what happens to connections to a frontend in one number. It has three bits each
@@ -90,7 +89,7 @@ func (d *dialect) policyChain(p policy, detector view.PodDetector) []nft.Rule {
 	}
 	pods, node, others := p.routes()
 	if pods != others || node != others {
-		for _, match := range d.fromPods(detector) {
+		for _, match := range d.From(detector.Prefixes, detector.Interface, detector.InterfacePrefix) {
 			rules = append(rules, nft.Do(match, to(pods)))
 		}
 	}
@@ -98,24 +97,6 @@ func (d *dialect) policyChain(p policy, detector view.PodDetector) []nft.Rule {
 		rules = append(rules, nft.Do(nft.IsLocal(expr.Fib{FlagSADDR: true}), to(node)))
 	}
 	return append(rules, nft.Do(to(others)))
-}
-
-// fromPods returns matches for connections from pods. A connection is from a pod if any of them
-// matches.
-func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
-	var matches [][]expr.Any
-	for _, p := range detector.Prefixes {
-		if model.FamilyOf(p.Addr()) == d.IP {
-			matches = append(matches, d.InPrefix(d.Source, expr.CmpOpEq, p))
-		}
-	}
-	if detector.Interface != "" {
-		matches = append(matches, nft.InterfaceIs(expr.CmpOpEq, nft.InterfaceName(detector.Interface)))
-	}
-	if detector.InterfacePrefix != "" {
-		matches = append(matches, nft.InterfaceIs(expr.CmpOpEq, []byte(detector.InterfacePrefix)))
-	}
-	return matches
 }
 
 // sourcesRules returns the rules of the chain that drops connections from outside a frontend's

@@ -118,7 +118,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
 			nft.Do(nft.CtHas(expr.CtKeySTATUS, nft.CtStatusDNAT), hairpin, nft.Masquerade()).
 				Because("a backend that is its own client"),
 		},
-		rejectChain: d.Refuse(),
+		rejectChain: d.Refuse(""),
 	}
 	for i := range setChains {
 		chains[setChains[i]] = d.setChain(backendSet(i))

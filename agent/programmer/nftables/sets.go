@@ -204,19 +204,7 @@ func appendFrontend(b []byte, f view.Frontend, p model.Protocol) []byte {
 	if f.Kind != view.NodePort {
 		b = appendAddress(b, f.Address)
 	}
-	return appendPort(append(b, protocolNumber(p), 0, 0, 0), f.Port)
-}
-
-func protocolNumber(p model.Protocol) byte {
-	switch p {
-	case model.TCP:
-		return unix.IPPROTO_TCP
-	case model.UDP:
-		return unix.IPPROTO_UDP
-	case model.SCTP:
-		return unix.IPPROTO_SCTP
-	}
-	panic(fmt.Sprintf("protocol %d", p))
+	return appendPort(append(b, nft.ProtocolNumber(p), 0, 0, 0), f.Port)
 }
 
 // backendOf decodes what appendBackend wrote.
