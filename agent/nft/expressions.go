@@ -321,14 +321,17 @@ func Immediate(n uint32, to int) []expr.Any {
 // holds the socket. Linux ignores it then, and the client is refused only at its next attempt, a
 // second later. A TCP reset is not ignored.
 func (f Family) Refuse(comment string, matches ...[]expr.Any) []Rule {
+	reject := func(kind uint32, code uint8, match ...[]expr.Any) Rule {
+		return Do(append(match, []expr.Any{&expr.Reject{Type: kind, Code: code}})...).Because(comment)
+	}
 	const portUnreachable, portUnreachable6 = 3, 4
 	match := slices.Concat(matches...)
 	if f.IP == model.IPv4 {
-		return []Rule{Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable}}).Because(comment)}
+		return []Rule{reject(unix.NFT_REJECT_ICMP_UNREACH, portUnreachable, match)}
 	}
 	tcp := append(Protocol(0), Compare(expr.CmpOpEq, []byte{unix.IPPROTO_TCP})...)
 	return []Rule{
-		Do(match, tcp, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}).Because(comment),
-		Do(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable6}}).Because(comment),
+		reject(unix.NFT_REJECT_TCP_RST, 0, match, tcp),
+		reject(unix.NFT_REJECT_ICMP_UNREACH, portUnreachable6, match),
 	}
 }

@@ -39,15 +39,21 @@ func reading(err error) error {
 }
 
 // Tables returns the flags of all tables of an IP family, by name. A table with flags is dormant or
-// has an owner.
+// has an owner. A kernel that lacks nf_tables or the family has none.
 func (c *Conn) Tables(f Family) (map[string]uint32, error) {
 	tables := map[string]uint32{}
 	err := c.read(request(unix.NFT_MSG_GETTABLE, f.Number), nil, func(attributes []byte) {
 		name := netlink.Text(netlink.Attribute(attributes, unix.NFTA_TABLE_NAME))
 		tables[name] = netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_TABLE_FLAGS))
 	})
+	if isAny(err, lacking...) {
+		return nil, nil
+	}
 	return tables, err
 }
+
+// lacking are the errors of a kernel that lacks nf_tables or an IP family, and so holds nothing.
+var lacking = []unix.Errno{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT}
 
 // HeldChain is what the kernel holds of a chain: its Hook, and the hashes of its rules in their
 // order. The hash of a rule that this package has not made is 0.
@@ -200,7 +206,7 @@ func chainHook(family model.Family, table, chain string) (hook Hook, exists bool
 			hook, exists = hookOf(m.Attributes(genLen)), true
 		})
 	})
-	if err != nil && !isAny(err, unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT) {
+	if err != nil && !errors.Is(err, unix.ENOENT) && !isAny(err, lacking...) {
 		return Hook{}, false, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
 	}
 	return hook, exists, nil
