@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/reconcile"
@@ -112,7 +113,7 @@ type agent struct {
 	registry   daemon.Registry
 	programmer *chosen
 	cache      *client.Cache
-	checkpoint *client.Checkpoint // nil if the agent keeps none
+	checkpoint *checkpoint.Checkpoint // nil if the agent keeps none
 	feed       feed
 	reconciler *reconcile.Reconciler
 	flows      *conntrack.Cleaner
@@ -193,17 +194,17 @@ func (a *agent) run(ctx context.Context) error {
 
 // openCheckpoint opens the checkpoint and restores the cache from it. It returns nil if the agent
 // keeps no checkpoint.
-func (a *agent) openCheckpoint() (*client.Checkpoint, error) {
+func (a *agent) openCheckpoint() (*checkpoint.Checkpoint, error) {
 	if a.options.Checkpoint == "" {
 		return nil, nil
 	}
-	checkpoint, err := client.OpenCheckpoint(client.CheckpointOptions{
+	kept, err := checkpoint.Open(checkpoint.Options{
 		Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Logger: a.logger, Registerer: a.registry,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--checkpoint: %w", err)
 	}
-	return checkpoint, nil
+	return kept, nil
 }
 
 func (a *agent) newFeed() (feed, error) {

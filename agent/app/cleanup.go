@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/kubeproxy"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
@@ -19,7 +19,7 @@ import (
 )
 
 func newCleanupCommand() *cobra.Command {
-	var checkpoint string
+	var path string
 	var kubeProxys bool
 	c := &cobra.Command{
 		Use:   "cleanup",
@@ -35,7 +35,7 @@ connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if kubeProxys {
-				if checkpoint != "" {
+				if path != "" {
 					return errors.New("--kube-proxy and --checkpoint exclude each other: remove --checkpoint, " +
 						"because kube-proxy has none")
 				}
@@ -46,15 +46,15 @@ connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 					"it first", process)
 			}
 			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()), ipvs.Cleanup(c.Context()))
-			if checkpoint != "" {
-				if failed := client.RemoveCheckpoint(checkpoint); failed != nil {
+			if path != "" {
+				if failed := checkpoint.Remove(path); failed != nil {
 					err = errors.Join(err, fmt.Errorf("--checkpoint: %w", failed))
 				}
 			}
 			return err
 		},
 	}
-	c.Flags().StringVar(&checkpoint, "checkpoint", "",
+	c.Flags().StringVar(&path, "checkpoint", "",
 		"Path of the checkpoint, as the agents were started with. It is removed, too.")
 	c.Flags().BoolVar(&kubeProxys, "kube-proxy", false, "Remove the rules of kube-proxy, and nothing else.")
 	return c

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/slicecast/slicecast/internal/clientflags"
+	"github.com/slicecast/slicecast/agent/client/flags"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -35,7 +35,7 @@ type Options struct {
 	ProxyName     string
 	Checkpoint    string
 
-	Credentials clientflags.Options
+	Credentials flags.Options
 
 	Programmer         string
 	ProgrammerFallback bool

@@ -1,3 +1,6 @@
+// These tests prove that the buckets whose digests differ make a client's cache equal to a server,
+// whatever the cache held.
+
 package client
 
 import (
@@ -8,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -103,15 +106,15 @@ func (s state) requireHeld(t require.TestingT, c *Cache) {
 func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before, after := drawState(t, "before"), drawState(t, "after")
-		c := NewCache()
-		require.NoError(t, c.welcome(epoch, 1))
+		c := &cache.Writer{Cache: NewCache()}
+		require.NoError(t, c.Welcome(epoch, 1))
 		full := before.update(func(model.Key) bool { return true })
 		full.Full, full.To = true, 3
-		_, err := c.apply(full, false)
+		_, err := c.Apply(full)
 		require.NoError(t, err)
-		before.requireHeld(t, c)
+		before.requireHeld(t, c.Cache)
 
-		digests, ok := c.bucketDigests(0)
+		digests, ok := c.BucketDigests(0)
 		require.True(t, ok)
 		want, _ := before.digests()
 		require.Equal(t, want, digests)
@@ -123,12 +126,15 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 		half := *u
 		half.Services, u.Services = u.Services, nil
 		half.Slices = nil
-		_, err = c.apply(&half, true)
+		parts := cache.NewParts(1)
+		whole, err := parts.Join(&half, true, 0)
 		require.NoError(t, err)
-		before.requireHeld(t, c)
-		_, err = c.apply(u, false)
+		require.Nil(t, whole)
+		whole, err = parts.Join(u, false, 0)
 		require.NoError(t, err)
-		after.requireHeld(t, c)
+		_, err = c.Apply(whole)
+		require.NoError(t, err)
+		after.requireHeld(t, c.Cache)
 		sequences, _ := c.Digests()
 		require.Equal(t, []uint64{200}, sequences)
 	})
@@ -143,34 +149,29 @@ func TestUnreadableObjectsInBuckets(t *testing.T) {
 	apply(t, c, &model.Update{From: 2, To: 3, Unreadable: []model.Unreadable{
 		{Key: known.Key(), Version: model.Version{5}}, {Key: unknown.Key(), Version: model.Version{6}},
 	}})
-	require.True(t, cacheHas(c, known), "it stays as it was")
-	require.True(t, c.isUnreadable(0, unknown.Key()))
+	require.True(t, cacheHas(c.Cache, known), "it stays as it was")
+	require.True(t, c.IsUnreadable(0, unknown.Key()))
 	want := model.BucketDigests(func(yield func(model.Key, model.Version) bool) {
 		yield(known.Key(), model.Version{5})
 		yield(unknown.Key(), model.Version{6})
 	})
-	digests, _ := c.bucketDigests(0)
+	digests, _ := c.BucketDigests(0)
 	require.Equal(t, want, digests)
 	_, all := c.Digests()
 	require.Equal(t, []model.Digest{model.ShardDigest(want)}, all)
 
-	out, err := c.apply(&model.Update{To: 4, FullBuckets: []uint32{unknown.Key().Bucket()}}, false)
+	out, err := c.Apply(&model.Update{To: 4, FullBuckets: []uint32{unknown.Key().Bucket()}})
 	require.NoError(t, err)
-	require.Contains(t, out.readable, unknown.Key())
-	require.False(t, c.isUnreadable(0, unknown.Key()))
-	out, err = c.apply(&model.Update{To: 5, Full: true, Slices: []*model.Slice{known}}, false)
+	require.Contains(t, out.Readable, unknown.Key())
+	require.False(t, c.IsUnreadable(0, unknown.Key()))
+	out, err = c.Apply(&model.Update{To: 5, Full: true, Slices: []*model.Slice{known}})
 	require.NoError(t, err)
-	state{known.Key(): known}.requireHeld(t, c)
-	require.NotContains(t, out.readable, unknown.Key())
+	state{known.Key(): known}.requireHeld(t, c.Cache)
+	require.NotContains(t, out.Readable, unknown.Key())
 }
 
-func TestBucketsOutOfBounds(t *testing.T) {
-	c := welcomed(t, 1)
-	_, err := c.apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets}}, false)
-	require.ErrorIs(t, err, errProtocol)
-	_, err = c.apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets - 1}}, false)
-	require.NoError(t, err)
-}
+// repairBurst is the number of repairs that a client asks for at once.
+const repairBurst = 8
 
 // bucketServer returns a server with one shard, which answers bucket digests with the buckets that
 // differ, compressed.
@@ -214,16 +215,17 @@ func TestResumeByBuckets(t *testing.T) {
 	c := welcomed(t, 1)
 	full := held.update(func(model.Key) bool { return true })
 	full.Full, full.To = true, 17
-	apply(t, c, full)
+	_, err := c.Apply(full)
+	require.NoError(t, err)
 
 	server := bucketServer(t, want, epoch+1)
-	a := connect(t, id, c, nil, serve(t, id, server, fanout.ServerOption()).address)
+	a := connect(t, id, c.Cache, nil, serve(t, id, server, fanout.ServerOption()).address)
 	a.waitInSync(t, 1)
-	want.requireHeld(t, c)
+	want.requireHeld(t, c.Cache)
 	hellos, requests := server.seen()
 	require.Len(t, requests, 1)
 	require.Equal(t, []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS}, hellos[0].GetCapabilities())
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("resume")))
+	require.EqualValues(t, 1, a.resyncs(t, "resume"))
 }
 
 // TestDivergenceIsRepairedByBuckets checks that a cache which differs from a heartbeat asks for the
@@ -271,12 +273,12 @@ func TestDivergenceIsRepairedByBuckets(t *testing.T) {
 	cache := NewCache()
 	a := connect(t, id, cache, func(r *wire.Response) {
 		if r.InSync != nil {
-			tamper(cache, named("slice-7", "web", 3))
+			tamper(t, cache, named("slice-7", "web", 3))
 		}
 	}, serve(t, id, server, fanout.ServerOption()).address)
 	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
 	want.requireHeld(t, cache)
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
+	require.EqualValues(t, 1, a.resyncs(t, "digest"))
 	// The first requests are the answer to the server's BucketQuery, a DigestQuery and a repair.
 	// The latter two have used two tokens of the limit. The remaining tokens go to DigestQueries.
 	for i, r := range server.waitRequests(t, 3+repairBurst-2) {

@@ -33,6 +33,13 @@
 // A node that is on another server after a failure returns to its first choice after 5 to 10
 // minutes. A client leaves a stream for another server only once it is connected to that server.
 //
+// # Parts
+//
+//   - Package cache holds the state.
+//   - Package connection runs one stream at a time.
+//   - Package discovery decides which server is next.
+//   - Package checkpoint keeps a cache in a file.
+//
 // # Other programs
 //
 // Any program that needs to know the endpoints of Services can use this package. It sets
@@ -41,61 +48,34 @@
 package client
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/agent/client/connection"
+	"github.com/slicecast/slicecast/agent/client/discovery"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// times holds the client's delays. Tests shorten them.
-type times struct {
-	// minBackoff and maxBackoff bound the pause after all servers have been tried. The pause is
-	// chosen at random between half the back-off and all of it. The back-off doubles each round.
-	minBackoff, maxBackoff time.Duration
-	// settled is how long a stream must live to reset the back-off.
-	settled time.Duration
-	// moveWindow is the time within which nodes move after the set of servers has changed.
-	moveWindow time.Duration
-	// returnAfter is the minimum time that a node stays on a server that is not its first choice.
-	// The maximum is twice as long.
-	returnAfter time.Duration
-}
-
-var defaultTimes = times{
-	minBackoff: 500 * time.Millisecond, maxBackoff: 30 * time.Second, settled: 10 * time.Second,
-	moveWindow: 30 * time.Second, returnAfter: 5 * time.Minute,
-}
-
-const (
-	// defaultHeartbeat is the heartbeat interval if Welcome has none. A server that is silent for
-	// silentBeats intervals counts as dead, and so does a server that sends no Welcome within
-	// defaultHeartbeat.
-	defaultHeartbeat = 30 * time.Second
-	silentBeats      = 3
-	// The client asks for diverged shards at most once per repairInterval, after an initial burst
-	// of repairBurst requests.
-	repairInterval = 10 * time.Second
-	repairBurst    = 8
+// These aliases name what users of a Client need, so that they need not import its parts.
+type (
+	// Cache is what a node holds of the servers' state.
+	Cache = cache.Cache
+	// Applied is what an Update did to a relay's cache.
+	Applied = cache.Applied
+	// Server is a server that a client can connect to.
+	Server = discovery.Server
+	// Connection is the state of a client's connection to its servers.
+	Connection = connection.Status
+	// Relay holds the callbacks of a client that feeds a relay's store.
+	Relay = connection.Relay
 )
-
-// maxMessage bounds the size of a server's message in bytes. Servers split larger updates.
-const maxMessage = wire.MaxFrame
-
-// window is the flow-control window in bytes, which fits a shard of a large cluster. A fixed window
-// also turns off gRPC's bandwidth estimator. The estimator's ping with each update would cost the
-// server more than the update itself.
-const window = 1 << 20
 
 // These aliases name the content of a Cache for code outside this module, which cannot import
 // internal/model.
@@ -110,7 +90,31 @@ type (
 	Node = model.Node
 )
 
-var errProtocol = errors.New("the server broke the protocol")
+// NewCache returns an empty cache.
+func NewCache() *Cache { return cache.New() }
+
+// Static returns a function for Options.Servers that always returns the servers at these addresses.
+func Static(addresses ...string) discovery.Finder {
+	var servers []Server
+	for _, address := range addresses {
+		servers = append(servers, Server{Address: address})
+	}
+	return func(context.Context) ([]Server, error) { return servers, nil }
+}
+
+// Resolve returns a function for Options.Servers that looks up these addresses (host:port) on each
+// call. A host name with several IP addresses becomes as many servers. Their certificates must have
+// that host name.
+func Resolve(addresses []string, log *slog.Logger) discovery.Finder {
+	return discovery.Resolve(addresses, log)
+}
+
+// ServerName returns the name that the certificates of all servers must have, for
+// Options.ServerName. That is the configured name or else the host name that all addresses share.
+// It returns "" if there is neither.
+func ServerName(configured string, addresses []string) string {
+	return discovery.ServerName(configured, addresses)
+}
 
 // Options configure a Client.
 type Options struct {
@@ -153,117 +157,65 @@ type Options struct {
 	Registerer prometheus.Registerer
 }
 
-// Client keeps a Cache up to date from one server at a time.
+// Client keeps a Cache up to date from one server at a time. Its Outbox has the methods that report
+// to the servers, Ack and Nack among them, and Subscribe, which changes what the client follows.
 type Client struct {
-	options Options
-	log     *slog.Logger
-	metrics *metrics
-	outbox  *outbox
-	// connection is the state that Connection and InSync report.
-	connection connection
-	times      times
-	// choice and prepared belong to the goroutine of Run. A goroutine of a stream may set prepared
-	// before the stream ends; Run reads it after that goroutine has ended.
-	choice   choice
-	prepared *prepared
-	// repairs limits how often the client asks the server for diverged shards. unreadableLogged
-	// limits log lines about objects that do not decode. nodeLogged limits log lines about a
-	// deleted Node.
-	repairs                      *rate.Limiter
-	unreadableLogged, nodeLogged rate.Sometimes
+	*connection.Outbox
+
+	choice     *discovery.Choice
+	connection *connection.Connection
 }
 
 // New returns a client. Run starts it.
 func New(o Options) *Client {
-	if o.Decode == nil {
-		o.Decode = wire.Decode
+	times := discovery.DefaultTimes
+	if o.MaxBackoff > 0 {
+		times.MinBackoff, times.MaxBackoff = min(times.MinBackoff, o.MaxBackoff), o.MaxBackoff
 	}
-	if o.Apply != nil {
-		o.Cache.applyDelta = o.Apply
-	}
+	return newClient(o, times)
+}
+
+func newClient(o Options, times discovery.Times) *Client {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
 	subsystem := "agent"
-	if o.Relay != nil {
-		subsystem = "upstream"
-	}
 	switch {
 	case o.Relay != nil:
-		o.Kind = pb.ClientKind_CLIENT_KIND_RELAY
-		o.Cache.collect = true
+		o.Kind, subsystem = pb.ClientKind_CLIENT_KIND_RELAY, "upstream"
 	case o.Kind != pb.ClientKind_CLIENT_KIND_UNSPECIFIED:
 	case o.NodeName != "":
 		o.Kind = pb.ClientKind_CLIENT_KIND_AGENT
 	default:
 		o.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
-	times := defaultTimes
-	if o.MaxBackoff > 0 {
-		times.minBackoff, times.maxBackoff = min(times.minBackoff, o.MaxBackoff), o.MaxBackoff
-	}
-	return &Client{
-		options: o, log: o.Logger, metrics: newMetrics(o.Registerer, subsystem), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
-		connection: connection{now: Connection{Since: time.Now()}},
-		times:      times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
-		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
-		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
-		nodeLogged:       rate.Sometimes{First: 10, Interval: time.Minute},
-	}
+	choice := discovery.New(discovery.Options{
+		Find: o.Servers, ServerName: o.ServerName, NodeName: o.NodeName, Cache: o.Cache, Times: times,
+		Logger: o.Logger, Registerer: o.Registerer, Subsystem: subsystem,
+	})
+	c := connection.New(connection.Options{
+		NodeName: o.NodeName, Kind: o.Kind, Version: o.Version, Programmer: o.Programmer, Subscription: o.Subscription,
+		ServerName: o.ServerName, DialOptions: o.DialOptions, Choice: choice, Relay: o.Relay,
+		Cache:  &cache.Writer{Cache: o.Cache, ApplyDelta: o.Apply, Relay: o.Relay != nil},
+		Decode: o.Decode, Observe: o.Observe, Logger: o.Logger, Registerer: o.Registerer, Subsystem: subsystem,
+	})
+	return &Client{Outbox: c.Outbox, choice: choice, connection: c}
 }
 
-// Subscribe changes what the client follows and returns at once. Objects that leave the
-// subscription leave the cache. Objects that enter it arrive on the current stream or on the next
-// one. nil means everything.
-func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneOf(s)) }
-
-// Ack reports to the server that the kernel holds these positions of this epoch. It returns at
-// once. Positions that are lost because a stream ended are reported on the next stream: after its
-// InSync, Cache.Take returns the positions of all shards again.
-func (c *Client) Ack(epoch uint64, positions map[uint32]uint64) { c.outbox.ack(epoch, positions) }
-
-// AckSince reports to the server that all of a relay's nodes have programmed a shard up to a
-// sequence. at is when the slowest node programmed it, and last is that node's name.
-func (c *Client) AckSince(epoch uint64, shard uint32, sequence uint64, at time.Time, last string) {
-	c.outbox.ackSince(epoch, map[uint32]uint64{shard: sequence}, at, last)
+// Run keeps the client connected until the context ends. It then returns nil.
+func (c *Client) Run(ctx context.Context) error {
+	defer c.connection.Close()
+	c.choice.Run(ctx, c.connection)
+	return nil
 }
 
-// Nack reports to the current server and to each later one that a Service is not fully programmed.
-func (c *Client) Nack(service model.ServiceKey, reason string) {
-	c.fail(subject{key: serviceKey(service)}, failure{reason: reason})
+// Connection returns the state of the client's connection to its servers.
+func (c *Client) Connection() Connection {
+	out := c.connection.Status()
+	out.Servers = c.choice.Servers()
+	return out
 }
 
-// Resolve withdraws the Nack of a Service, which is now fully programmed.
-func (c *Client) Resolve(service model.ServiceKey) {
-	c.outbox.resolve(subject{key: serviceKey(service)})
-}
-
-// NackNode reports to the current server and to each later one that nothing of one or both IP
-// families is programmed.
-func (c *Client) NackNode(reason string) { c.fail(c.itself(), failure{reason: reason}) }
-
-// ResolveNode withdraws a NackNode.
-func (c *Client) ResolveNode() { c.outbox.resolve(c.itself()) }
-
-// itself returns the subject of a NackNode.
-func (c *Client) itself() subject {
-	return subject{key: model.Key{Kind: model.KindNode, Name: c.options.NodeName}}
-}
-
-func serviceKey(s model.ServiceKey) model.Key {
-	return model.Key{Kind: model.KindService, Namespace: s.Namespace, Name: s.Name}
-}
-
-func (c *Client) fail(s subject, f failure) {
-	if c.outbox.fail(s, f) {
-		c.metrics.nacks.Inc()
-	}
-}
-
-// SetNodes reports to the server how many nodes a relay represents. Acks apply to all of them.
-func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
-
-// Report passes on the Nack of one of a relay's nodes, or the Nack's resolution, to the current
-// server and to each later one while the failure lasts. It drops n and returns false if too many
-// Nacks are open already or if n has no valid key.
-func (c *Client) Report(n *pb.Nack) bool { return c.outbox.report(n) }
+// InSync reports whether the client has a stream that is in sync. It is much cheaper than
+// Connection, for processes that poll thousands of clients.
+func (c *Client) InSync() bool { return c.connection.Status().Server.Address != "" }

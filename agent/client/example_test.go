@@ -1,3 +1,5 @@
+// This example shows how other programs use the package.
+
 package client_test
 
 import (

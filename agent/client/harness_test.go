@@ -1,3 +1,5 @@
+// The harness of these tests connects a real Client to a real hub over TLS, or to scripted servers.
+
 package client
 
 import (
@@ -6,16 +8,21 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/agent/client/discovery"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -111,8 +118,9 @@ func serveStore(t *testing.T, id identity, s *store.Store, heartbeat time.Durati
 // agent is a running client.
 type agent struct {
 	*Client
-	cache *Cache
-	mu    sync.Mutex
+	cache    *Cache
+	registry *prometheus.Registry
+	mu       sync.Mutex
 	// These fields count messages and their bytes, by kind.
 	updates, updateBytes, inSyncs, otherBytes int
 	stop                                      func()
@@ -122,10 +130,10 @@ type agent struct {
 // message.
 func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response), servers ...string) *agent {
 	t.Helper()
-	a := &agent{cache: cache}
+	a := &agent{cache: cache, registry: prometheus.NewRegistry()}
 	a.Client, a.stop = run(t, cache, Options{
 		Servers: Static(servers...), NodeName: "node-1", DialOptions: id.client,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.DiscardHandler), Registerer: a.registry,
 		Observe: func(r *wire.Response, size int) {
 			if check != nil {
 				check(r)
@@ -148,14 +156,15 @@ func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response)
 }
 
 // run runs a client with short delays until the test ends or stop is called.
-func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client, stop func()) {
+func run(t *testing.T, cache *Cache, o Options, set ...func(*discovery.Times)) (c *Client, stop func()) {
 	t.Helper()
 	o.Cache = cache
-	c = New(o)
-	c.times.minBackoff, c.times.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	times := discovery.DefaultTimes
+	times.MinBackoff, times.MaxBackoff = 4*time.Millisecond, 40*time.Millisecond
 	for _, f := range set {
-		f(&c.times)
+		f(&times)
 	}
+	c = newClient(o, times)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -169,6 +178,39 @@ func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client,
 	}
 	t.Cleanup(stop)
 	return c, stop
+}
+
+// metric returns the value of a gauge or counter of an agent.
+func metric(t *testing.T, registry prometheus.Registerer, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := registry.(*prometheus.Registry).Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != "slicecast_agent_"+name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if slices.Equal(values, labels) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func (a *agent) metric(t *testing.T, name string, labels ...string) float64 {
+	t.Helper()
+	return metric(t, a.registry, name, labels...)
+}
+
+// resyncs returns how often the agent has asked for state again, for a reason.
+func (a *agent) resyncs(t *testing.T, reason string) float64 {
+	t.Helper()
+	return a.metric(t, "resyncs_total", reason)
 }
 
 // counts returns the number and bytes of updates, the bytes of all other messages except
@@ -237,4 +279,55 @@ func rehash(s *model.Slice) *model.Slice {
 func waitHolds(t *testing.T, c *Cache, s *store.Store) {
 	t.Helper()
 	require.Eventually(t, func() bool { return holds(c, s) }, patience, tick)
+}
+
+const epoch = 5
+
+var (
+	named   = modeltest.NamedSlice
+	web     = modeltest.ChangedWeb
+	unready = modeltest.Unready
+	service = modeltest.NamedService
+)
+
+// welcomed returns the Writer of an empty cache at position 1 of all shards.
+func welcomed(t *testing.T, shards uint32) *cache.Writer {
+	t.Helper()
+	w := &cache.Writer{Cache: NewCache()}
+	require.NoError(t, w.Welcome(epoch, shards))
+	require.NoError(t, w.InSync(slices.Repeat([]uint64{1}, int(shards)), model.ResourceVersions{}))
+	_, ok := w.Take()
+	require.True(t, ok)
+	return w
+}
+
+func apply(t *testing.T, w *cache.Writer, u *model.Update) {
+	t.Helper()
+	_, err := w.Apply(u)
+	require.NoError(t, err)
+}
+
+// tamper replaces the object that a cache holds, as a bug or faulty memory would.
+func tamper(t require.TestingT, c *Cache, s *model.Slice) {
+	shard := c.ShardOf(s.ServiceKey())
+	sequence := c.Sequence(shard)
+	_, err := (&cache.Writer{Cache: c}).Apply(&model.Update{Shard: shard, From: sequence, To: sequence, Slices: []*model.Slice{s}})
+	require.NoError(t, err)
+}
+
+// cacheHas reports whether a cache holds a slice in this version.
+func cacheHas(c *Cache, s *model.Slice) bool {
+	_, slices := c.Service(s.ServiceKey())
+	for _, held := range slices {
+		if held.Name == s.Name {
+			return held.ContentVersion() == s.ContentVersion() && sameSlice(held, s)
+		}
+	}
+	return false
+}
+
+// stateDigest returns the digest, as in a Hello, of a state with these shards.
+func stateDigest(shards ...model.Digest) []byte {
+	digest := model.StateDigest(shards)
+	return digest[:]
 }

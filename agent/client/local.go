@@ -5,10 +5,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
-	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // Local keeps a Cache up to date from a source in its own process, for a node without a server. The
@@ -38,24 +38,24 @@ func (l *Local) follow(ctx context.Context) error {
 		return nil
 	case <-l.Store.WaitSynced():
 	}
-	if err := l.Cache.welcome(l.Store.Epoch(), l.Store.Shards()); err != nil {
+	w := &cache.Writer{Cache: l.Cache}
+	if err := w.Welcome(l.Store.Epoch(), l.Store.Shards()); err != nil {
 		return err
 	}
 	for first := true; ; first = false {
-		p := l.Store.Publish()
-		for _, u := range p.Updates {
+		for _, u := range l.Store.Publish().Updates {
 			// The updates of one store are consecutive, so each delta finds its base.
-			if _, err := l.Cache.apply(u, false); err != nil {
+			if _, err := w.Apply(u); err != nil {
 				return err
 			}
 		}
-		l.Cache.setNode(l.Store.Node(l.NodeName))
+		w.SetNode(l.Store.Node(l.NodeName))
 		if first {
-			m := &pb.InSync{}
+			var sequences []uint64
 			for i := range l.Store.Shards() {
-				m.Sequences = append(m.Sequences, l.Store.Snapshot(i).Sequence())
+				sequences = append(sequences, l.Store.Snapshot(i).Sequence())
 			}
-			if err := l.Cache.synced(m); err != nil {
+			if err := w.InSync(sequences, model.ResourceVersions{}); err != nil {
 				return err
 			}
 		}

@@ -1,3 +1,5 @@
+// These tests prove what a relay hears of its client's stream.
+
 package client
 
 import (
@@ -110,30 +112,4 @@ func TestRelay(t *testing.T) {
 		[2]any{"a", (*model.Node)(nil)},
 		map[string]struct{}(nil),
 	}, events)
-}
-
-// TestRelayHearsOfAHandOver checks that a slice which moves to a Service in another shard exists
-// all the time, whichever shard's update arrives first.
-func TestRelayHearsOfAHandOver(t *testing.T) {
-	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
-	for b.Shard(4) == a.Shard(4) {
-		b.Name += "b"
-	}
-	before, after := named("s", a.Name, 2), named("s", b.Name, 2)
-	c := welcomed(t, 4)
-	c.collect = true
-	applied := func(service model.ServiceKey, u *model.Update) *Applied {
-		u.Shard = service.Shard(4)
-		sequences, _ := c.Digests()
-		u.From, u.To = sequences[u.Shard], sequences[u.Shard]+1
-		out, err := c.apply(u, false)
-		require.NoError(t, err)
-		return out.applied
-	}
-	removed := []model.Key{before.Key()}
-	objects := func(o model.Object) *Applied { return &Applied{Objects: []model.Object{o}} }
-	require.Equal(t, objects(before), applied(a, &model.Update{Slices: []*model.Slice{before}}))
-	require.Equal(t, objects(after), applied(b, &model.Update{Slices: []*model.Slice{after}}))
-	require.Equal(t, objects(after), applied(a, &model.Update{Removed: removed}), "it is in the other shard")
-	require.Equal(t, &Applied{Removed: removed}, applied(b, &model.Update{Removed: removed}))
 }

@@ -1,3 +1,5 @@
+// These tests prove that a client survives servers that lie, and that what it reports reaches them.
+
 package client
 
 import (
@@ -10,13 +12,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/slicecast/slicecast/agent/client/discovery"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
@@ -173,7 +175,7 @@ func TestServerThatLies(t *testing.T) {
 			p.Cut()
 			a.waitInSync(t, 2)
 			waitHolds(t, cache, s)
-			require.GreaterOrEqual(t, testutil.ToFloat64(a.metrics.disconnects), 2.0)
+			require.GreaterOrEqual(t, a.metric(t, "disconnects_total"), 2.0)
 		})
 	}
 }
@@ -259,8 +261,11 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 	require.Len(t, resyncs, 2, "the shard once for its digest, and the object once for its changes")
 	require.Empty(t, resyncs[0].GetKeys())
 	require.Len(t, resyncs[1].GetKeys(), 1)
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.nacks))
+	require.EqualValues(t, 1, a.metric(t, "nacks_total"))
 }
+
+// maxReason is the length of the longest reason of a Nack, in bytes.
+const maxReason = 1024
 
 func TestReportsReachTheServer(t *testing.T) {
 	id := newIdentity(t)
@@ -277,27 +282,25 @@ func TestReportsReachTheServer(t *testing.T) {
 	p := proxytest.New(t, i.address)
 	cache := NewCache()
 	a := connect(t, id, cache, nil, p.Address())
-	require.Eventually(t, func() bool { return cache.currentEpoch() == 5 }, patience, tick)
-	// Two acks become one. An ack of another epoch has no effect. A nack has its Service's shard
+	require.Eventually(t, func() bool { return cache.Epoch() == 5 }, patience, tick)
+	// Three acks become one. An ack of another epoch has no effect. A nack has its Service's shard
 	// and is sent once.
 	a.Ack(4, map[uint32]uint64{0: 99, 1: 99})
-	a.Ack(5, map[uint32]uint64{0: 2, 1: 4})
-	a.Ack(5, map[uint32]uint64{0: 3})
-	a.outbox.mu.Lock()
-	a.outbox.acks[0] = []programmed{{sequence: 3, at: time.Now().Add(-time.Minute)}}
-	a.outbox.mu.Unlock()
-	service, fixed := model.ServiceKey{Namespace: "default", Name: "web"}, model.ServiceKey{Namespace: "default", Name: "fixed"}
+	a.Ack(5, map[uint32]uint64{1: 4})
+	a.AckSince(5, 0, 2, time.Now().Add(-2*time.Minute), "")
+	a.AckSince(5, 0, 3, time.Now().Add(-time.Minute), "")
+	nacked, fixed := model.ServiceKey{Namespace: "default", Name: "web"}, model.ServiceKey{Namespace: "default", Name: "fixed"}
 	a.Nack(fixed, "never told")
 	a.Resolve(fixed)
 	a.Resolve(fixed)
-	a.Nack(service, "no room\xff"+strings.Repeat(".", 2*maxReason))
+	a.Nack(nacked, "no room\xff"+strings.Repeat(".", 2*maxReason))
 	_, requests := server.seen()
 	require.Empty(t, requests, "not in sync yet")
 	close(ready)
 
 	requests = server.waitRequests(t, 2)
 	nack := &pb.Nack{
-		Shard: service.Shard(2), Sequence: uint64(3 + service.Shard(2)), Reason: "no room" + strings.Repeat(".", maxReason-8),
+		Shard: nacked.Shard(2), Sequence: uint64(3 + nacked.Shard(2)), Reason: "no room" + strings.Repeat(".", maxReason-8),
 		Key: &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: "web"},
 	}
 	require.Empty(t, cmp.Diff(nack, requests[0].GetNack(), protocmp.Transform()))
@@ -308,14 +311,14 @@ func TestReportsReachTheServer(t *testing.T) {
 	require.Equal(t, map[uint32]uint64{0: 3, 1: 4}, positions)
 	require.InDelta(t, 60_000, ages[0], 50_000)
 	require.Less(t, ages[1], uint32(50_000))
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.connected))
+	require.EqualValues(t, 1, a.metric(t, "connected"))
 
 	// Repeating the nack has no effect. Another server must receive it.
-	a.Nack(service, nack.GetReason())
+	a.Nack(nacked, nack.GetReason())
 	p.Cut()
 	requests = server.waitRequests(t, 3)
 	require.Empty(t, cmp.Diff(nack, requests[2].GetNack(), protocmp.Transform()))
-	a.Resolve(service)
+	a.Resolve(nacked)
 	requests = server.waitRequests(t, 4)
 	require.True(t, requests[3].GetNack().GetResolved())
 	require.True(t, a.Report(&pb.Nack{NodeName: "node-7", Reason: nack.GetReason(), Key: nack.GetKey()}))
@@ -329,7 +332,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.NackNode("nothing of IPv4 is programmed")
 	a.NackNode("nothing of IPv4 is programmed")
 	requests = server.waitRequests(t, 7)
-	key := &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_NODE, Name: a.options.NodeName}
+	key := &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_NODE, Name: "node-1"}
 	require.Empty(t, cmp.Diff(key, requests[6].GetNack().GetKey(), protocmp.Transform()))
 	require.Equal(t, "nothing of IPv4 is programmed", requests[6].GetNack().GetReason())
 	a.ResolveNode()
@@ -338,41 +341,15 @@ func TestReportsReachTheServer(t *testing.T) {
 	require.True(t, requests[7].GetNack().GetResolved())
 }
 
-// TestRequestsAreBounded checks that the client leaves a server that does not read, or that makes
-// the client ask for ever more.
-func TestRequestsAreBounded(t *testing.T) {
-	o := newOutbox(NewCache(), nil)
-	o.newStream()
-	for range maxRequests {
-		o.request(&pb.StreamRequest{})
-	}
-	requests, _, err := o.take(true)
-	require.NoError(t, err)
-	require.Len(t, requests, maxRequests)
-	for range maxRequests + 1 {
-		o.request(&pb.StreamRequest{})
-	}
-	_, _, err = o.take(true)
-	require.ErrorIs(t, err, errNotReading)
-	o.newStream()
-	requests, _, err = o.take(true)
-	require.NoError(t, err)
-	require.Empty(t, requests)
-	for i := range uint32(maxRequests) {
-		o.resync(&pb.Resync{Shard: i})
-	}
-	o.resync(&pb.Resync{Shard: maxRequests})
-	_, _, err = o.take(true)
-	require.ErrorIs(t, err, errNotReading)
-}
-
 // TestNoServer checks that a client without servers waits, tries again, and stops when its context
 // ends.
 func TestNoServer(t *testing.T) {
 	id := newIdentity(t)
 	asked := make(chan struct{}, 100)
 	cache := NewCache()
-	c := New(Options{
+	times := discovery.DefaultTimes
+	times.MinBackoff, times.MaxBackoff = tick, tick
+	c := newClient(Options{
 		Logger: slog.New(slog.DiscardHandler),
 		Servers: func(context.Context) ([]Server, error) {
 			select {
@@ -382,8 +359,7 @@ func TestNoServer(t *testing.T) {
 			return nil, errors.New("no such host")
 		},
 		DialOptions: id.client, Cache: cache,
-	})
-	c.times.minBackoff, c.times.maxBackoff = tick, tick
+	}, times)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -1,3 +1,5 @@
+// These tests prove what streams cost, and that a client finds and repairs what differs.
+
 package client
 
 import (
@@ -6,22 +8,17 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/store"
-	"github.com/slicecast/slicecast/internal/wire"
-	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // filled returns a synced store with n Services that have one slice each, and with the Service of
@@ -40,23 +37,6 @@ func filled(t *testing.T, n int) *store.Store {
 	s.Synced()
 	s.Publish()
 	return s
-}
-
-func named(name, service string, endpoints int) *model.Slice {
-	s := modeltest.WebSlice(endpoints)
-	s.Name, s.Service = name, service
-	return model.NewSlice(s)
-}
-
-// web returns a slice of 100 endpoints after a change.
-func web(change func(*model.Slice)) *model.Slice {
-	s := modeltest.WebSlice(100)
-	change(&s)
-	return model.NewSlice(s)
-}
-
-func unready(i int) func(*model.Slice) {
-	return func(s *model.Slice) { s.Endpoints[i].Conditions.Ready = false }
 }
 
 // TestBytesOfAChange checks what a change of one of a hundred endpoints costs a node, on the stream
@@ -97,30 +77,6 @@ func TestBytesOfAChange(t *testing.T) {
 		require.Equal(t, updates+1, after)
 		require.LessOrEqual(t, bytes-before, 200)
 	}
-}
-
-// TestBytesOfAHello checks that a client which is in sync sends few bytes to resume.
-func TestBytesOfAHello(t *testing.T) {
-	c := welcomed(t, store.DefaultShards)
-	for shard := range uint32(store.DefaultShards) {
-		_, err := c.apply(&model.Update{Shard: shard, Full: true, To: 1 << 40}, false)
-		require.NoError(t, err)
-	}
-	h := &pb.Hello{NodeName: strings.Repeat("n", 253), ClientVersion: "v1.2.3", Programmer: "nftables"}
-	c.hello(h)
-	require.Len(t, h.GetSequences(), store.DefaultShards)
-	require.LessOrEqual(t, proto.Size(h), 1<<10)
-}
-
-// cacheHas reports whether a cache holds a slice in this version.
-func cacheHas(c *Cache, s *model.Slice) bool {
-	_, slices := c.Service(s.ServiceKey())
-	for _, held := range slices {
-		if held.Name == s.Name {
-			return held.ContentVersion() == s.ContentVersion() && sameSlice(held, s)
-		}
-	}
-	return false
 }
 
 func TestResumeCostsWhatChanged(t *testing.T) {
@@ -168,13 +124,6 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	require.Eventually(t, func() bool { return cacheHas(cache, named("slice-8", "service-8", 11)) }, patience, tick)
 }
 
-// tamper replaces the object that a cache holds, as a bug or faulty memory would.
-func tamper(c *Cache, s *model.Slice) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.shardOf(s.ServiceKey()).setSlice(s)
-}
-
 func TestDeltaWithoutItsBaseIsAskedForAgain(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 5)
@@ -182,11 +131,11 @@ func TestDeltaWithoutItsBaseIsAskedForAgain(t *testing.T) {
 	cache := NewCache()
 	a := connect(t, id, cache, nil, server.address)
 	a.waitInSync(t, 1)
-	tamper(cache, web(unready(1)))
+	tamper(t, cache, web(unready(1)))
 	s.Upsert(web(unready(2)), 0)
 	waitHolds(t, cache, s)
 	require.Eventually(t, func() bool { return cacheHas(cache, web(unready(2))) }, patience, tick)
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("base")))
+	require.EqualValues(t, 1, a.resyncs(t, "base"))
 	_, _, _, inSyncs := a.counts()
 	require.Equal(t, 1, inSyncs, "on the same stream")
 }
@@ -198,9 +147,9 @@ func TestDivergenceIsFoundByHeartbeat(t *testing.T) {
 	cache := NewCache()
 	a := connect(t, id, cache, nil, server.address)
 	a.waitInSync(t, 1)
-	tamper(cache, web(unready(1)))
+	tamper(t, cache, web(unready(1)))
 	waitHolds(t, cache, s)
-	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
+	require.EqualValues(t, 1, a.resyncs(t, "digest"))
 	_, _, _, inSyncs := a.counts()
 	require.Equal(t, 1, inSyncs, "on the same stream")
 }
@@ -259,49 +208,4 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.counter.read.Add(int64(n))
 	return n, err
-}
-
-// BenchmarkApply measures applying a change of one endpoint to a cache of a large cluster.
-func BenchmarkApply(b *testing.B) {
-	const shards = 64
-	c := NewCache()
-	if err := c.welcome(1, shards); err != nil {
-		b.Fatal(err)
-	}
-	key := web(func(*model.Slice) {}).ServiceKey()
-	full := make([]*model.Update, shards)
-	for i := range full {
-		full[i] = &model.Update{Shard: uint32(i), To: 1, Full: true}
-	}
-	for i := range 5000 {
-		s := named(fmt.Sprint("slice-", i), fmt.Sprint("service-", i), 10)
-		u := full[s.ServiceKey().Shard(shards)]
-		u.Slices = append(u.Slices, s)
-	}
-	states := [2]*model.Slice{web(func(*model.Slice) {}), web(unready(40))}
-	shard := key.Shard(shards)
-	full[shard].Slices = append(full[shard].Slices, states[0])
-	for _, u := range full {
-		if _, err := c.apply(u, false); err != nil {
-			b.Fatal(err)
-		}
-	}
-	var frames [2]wire.Frame
-	for i := range frames {
-		var err error
-		frames[i], err = wire.EncodeUpdate(&model.Update{Shard: shard, From: 1, To: 1, Deltas: []*model.SliceDelta{model.Diff(states[i], states[1-i])}})
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		r, err := wire.Decode(frames[i%2])
-		if err != nil {
-			b.Fatal(err)
-		}
-		if out, err := c.apply(r.Update, false); err != nil || len(out.missing) > 0 {
-			b.Fatal(out.missing, err)
-		}
-	}
 }

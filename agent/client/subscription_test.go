@@ -1,3 +1,5 @@
+// These tests prove that a client follows what it subscribes to, on one stream and on the next.
+
 package client
 
 import (
@@ -6,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/testing/protocmp"
 
@@ -114,28 +115,5 @@ func TestSubscribeToEverything(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return holds(cache, s) && cacheHas(cache, named("slice-19", "service-19", 12)) && cacheHas(cache, named("slice-0", "service-0", 12))
 	}, patience, tick)
-	require.Zero(t, testutil.ToFloat64(a.metrics.disconnects), "all of it on one stream")
-}
-
-func TestPositionsAreOfASubscription(t *testing.T) {
-	c := NewCache()
-	position := func() []uint64 { s, _ := c.Digests(); return s }
-	connect := func(s *pb.Subscription) {
-		c.subscribe(s)
-		require.NoError(t, c.welcome(epoch, 1))
-	}
-	connect(only("a"))
-	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{4}}))
-	connect(only("a"))
-	require.Equal(t, []uint64{4}, position(), "the same")
-	c.resubscribe(only("b"))
-	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{5}}))
-	connect(only("b"))
-	require.Equal(t, []uint64{5}, position(), "the change was complete")
-	c.resubscribe(only("a"))
-	connect(only("a"))
-	require.Equal(t, []uint64{0}, position(), "the change was not complete")
-	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{6}}))
-	connect(nil)
-	require.Equal(t, []uint64{0}, position(), "everything is another subscription")
+	require.Zero(t, a.metric(t, "disconnects_total"), "all of it on one stream")
 }

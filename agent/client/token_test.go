@@ -1,3 +1,5 @@
+// This test proves that renewed tokens are used.
+
 package client
 
 import (

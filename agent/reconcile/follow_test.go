@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -71,12 +71,12 @@ func TestFlowsFollowTheKernel(t *testing.T) {
 // may have held before, with all their frontends.
 func TestFlowsReceiveEarlierPorts(t *testing.T) {
 	f := &follower{}
-	var checkpoint *client.Checkpoint
+	var kept *checkpoint.Checkpoint
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	edit := func(o *Options) {
 		o.Flows = f
 		var err error
-		checkpoint, err = client.OpenCheckpoint(client.CheckpointOptions{Path: path, NodeName: "node-1", Cache: o.Cache, Logger: o.Logger})
+		kept, err = checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: o.Cache, Logger: o.Logger})
 		require.NoError(t, err)
 	}
 	dns := model.NewService(model.Service{
@@ -94,7 +94,7 @@ func TestFlowsReceiveEarlierPorts(t *testing.T) {
 		require.Equal(t, []string{"replaced", "changed web"}, f.heard, "there was no checkpoint")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		checkpoint.Run(ctx)
+		kept.Run(ctx)
 	}, edit)
 
 	*f = follower{}

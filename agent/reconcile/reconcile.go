@@ -3,9 +3,9 @@
 //
 // Nothing is programmed before the cache has been in sync once. An agent that starts therefore
 // leaves what an earlier agent programmed until it knows the present state. If no server can be
-// reached, it uses the checkpoint after a while (see client.Checkpoint), and acknowledges nothing
-// of it. While the kernel is being programmed, further changes wait in the cache and are programmed
-// together in the next step.
+// reached, it uses the checkpoint after a while (see checkpoint.Checkpoint), and acknowledges
+// nothing of it. While the kernel is being programmed, further changes wait in the cache and are
+// programmed together in the next step.
 package reconcile
 
 import (

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -31,7 +32,7 @@ type Options struct {
 	// Client is nil if the agent has no servers, and Checkpoint is nil if it keeps none. Cache and
 	// Reconciler are required.
 	Client     *client.Client
-	Checkpoint *client.Checkpoint
+	Checkpoint *checkpoint.Checkpoint
 	Cache      *client.Cache
 	Reconciler *reconcile.Reconciler
 }

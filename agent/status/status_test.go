@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
@@ -74,15 +75,15 @@ type node struct {
 	kernel *kernel
 }
 
-func startNode(t *testing.T, server string, checkpoint string) *node {
+func startNode(t *testing.T, server string, path string) *node {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	n := &node{t: t, kernel: &kernel{}}
 	cache := client.NewCache()
 	o := Options{NodeName: "node-1", Version: "v1.2.3", Programmer: "fake", Cache: cache}
-	if checkpoint != "" {
+	if path != "" {
 		var err error
-		o.Checkpoint, err = client.OpenCheckpoint(client.CheckpointOptions{Path: checkpoint, NodeName: "node-1", Cache: cache, Logger: log})
+		o.Checkpoint, err = checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: cache, Logger: log})
 		require.NoError(t, err)
 	}
 	o.Client = client.New(client.Options{

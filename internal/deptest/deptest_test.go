@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -75,7 +76,7 @@ func layers(t *testing.T) (folders []folder) {
 }
 
 // pure lists the packages that must not depend on any of forbidden.
-var pure = []string{"internal/model", "internal/store", "agent/view"}
+var pure = []string{"internal/model", "internal/store", "agent/view", "agent/client/cache"}
 
 var forbidden = []string{
 	"google.golang.org/grpc",
@@ -92,6 +93,40 @@ func TestPurePackages(t *testing.T) {
 	for _, room := range pure {
 		t.Run(room, func(t *testing.T) { requireFree(t, room, forbidden...) })
 	}
+}
+
+// clientParts lists, for each part of the client, the other parts that it may import.
+var clientParts = map[string][]string{
+	"agent/client/cache":      nil,
+	"agent/client/checkpoint": {"cache"},
+	"agent/client/discovery":  {"cache"},
+	"agent/client/connection": {"cache", "discovery"},
+	"agent/client":            {"cache", "discovery", "connection"},
+}
+
+// TestLayersOfTheClient requires that the parts of the client depend on each other in one
+// direction only, and that the cache reaches neither a clock, nor a goroutine's context, nor the
+// network, nor files.
+func TestLayersOfTheClient(t *testing.T) {
+	for layer, allowed := range clientParts {
+		t.Run(layer, func(t *testing.T) {
+			for _, imported := range imports(t, layer) {
+				part, ok := strings.CutPrefix(imported, module+"agent/client/")
+				require.False(t, ok && !slices.Contains(allowed, part), "%s must not import %s", layer, imported)
+				require.NotEqual(t, module+"agent/client", imported)
+			}
+		})
+	}
+	direct := imports(t, "agent/client/cache")
+	for _, outside := range []string{"context", "math/rand/v2", "net", "os", "time"} {
+		require.NotContains(t, direct, outside, "the cache must not import it")
+	}
+}
+
+// imports returns what a package imports itself.
+func imports(t *testing.T, of string) []string {
+	t.Helper()
+	return strings.Fields(goList(t, "-f", `{{join .Imports " "}}`, module+of))
 }
 
 // TestSmallPrograms requires the programs not to depend on client-go's clientset. It includes all

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
@@ -33,7 +34,7 @@ type agent struct {
 	node       string
 	cache      *client.Cache
 	client     *client.Client
-	checkpoint *client.Checkpoint // nil if there is none
+	checkpoint *checkpoint.Checkpoint // nil if there is none
 	registry   *prometheus.Registry
 	traffic    traffic
 	stop       func()
@@ -84,7 +85,7 @@ func follow(t proxytest.T, o agentOptions) *agent {
 	logger := slog.New(slog.NewTextHandler(o.logs, nil))
 	if o.checkpoint != "" {
 		var err error
-		a.checkpoint, err = client.OpenCheckpoint(client.CheckpointOptions{
+		a.checkpoint, err = checkpoint.Open(checkpoint.Options{
 			Path: o.checkpoint, NodeName: o.node, Cache: a.cache, Logger: logger,
 		})
 		require.NoError(t, err)

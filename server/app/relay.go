@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/agent/client"
-	"github.com/slicecast/slicecast/internal/clientflags"
+	"github.com/slicecast/slicecast/agent/client/flags"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/server/relay"
 )
@@ -17,7 +17,7 @@ import (
 // relay.
 type UpstreamOptions struct {
 	Servers []string
-	clientflags.Options
+	flags.Options
 }
 
 // AddFlags adds the flags with their defaults.

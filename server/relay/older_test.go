@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -89,13 +90,13 @@ type follower struct {
 
 // follow runs an agent until it is stopped. The agent starts with a checkpoint or with another
 // agent's cache.
-func follow(t *testing.T, address, checkpoint string, cache *client.Cache, decode func(wire.Frame) (*wire.Response, error)) *follower {
+func follow(t *testing.T, address, path string, cache *client.Cache, decode func(wire.Frame) (*wire.Response, error)) *follower {
 	f := &follower{cache: cache, registry: prometheus.NewRegistry()}
 	quiet := slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(t.Context())
 	running, ended := 1, make(chan error, 2)
-	if checkpoint != "" {
-		k, err := client.OpenCheckpoint(client.CheckpointOptions{Path: checkpoint, NodeName: "node-1", Cache: cache, Logger: quiet})
+	if path != "" {
+		k, err := checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: cache, Logger: quiet})
 		require.NoError(t, err)
 		running++
 		go func() { k.Run(ctx); ended <- nil }()

@@ -1,0 +1,412 @@
+// These tests prove what a Cache does with Updates: what it holds, what it reports as changed, and
+// what it refuses.
+
+package cache
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+)
+
+const epoch = 5
+
+var webKey = model.ServiceKey{Namespace: "default", Name: "web"}
+
+var (
+	named   = modeltest.NamedSlice
+	web     = modeltest.ChangedWeb
+	unready = modeltest.Unready
+	service = modeltest.NamedService
+)
+
+// welcomed returns the Writer of an empty cache at position 1 of all shards.
+func welcomed(t *testing.T, shards uint32) *Writer {
+	t.Helper()
+	w := &Writer{Cache: New()}
+	require.NoError(t, w.Welcome(epoch, shards))
+	require.NoError(t, w.InSync(slices.Repeat([]uint64{1}, int(shards)), model.ResourceVersions{}))
+	_, ok := w.Take()
+	require.True(t, ok)
+	return w
+}
+
+func apply(t *testing.T, w *Writer, u *model.Update) (missing []model.Key) {
+	t.Helper()
+	out, err := w.Apply(u)
+	require.NoError(t, err)
+	return out.Missing
+}
+
+// has reports whether a cache holds a slice in this version.
+func has(c *Cache, s *model.Slice) bool {
+	_, slices := c.Service(s.ServiceKey())
+	for _, held := range slices {
+		if held.Name == s.Name {
+			return held.ContentVersion() == s.ContentVersion() && modeltest.Diff(s.Endpoints, held.Endpoints) == ""
+		}
+	}
+	return false
+}
+
+func TestTakeGivesNothingBeforeInSync(t *testing.T) {
+	c := &Writer{Cache: New()}
+	require.NoError(t, c.Welcome(epoch, 1))
+	apply(t, c, &model.Update{To: 3, Full: true, Services: []*model.Service{service("web")}, ResourceVersions: model.ResourceVersions{Services: 8}})
+	c.SetNode(&model.Node{Name: "n"})
+	_, ok := c.Take()
+	require.False(t, ok)
+	select {
+	case <-c.Dirty():
+		t.Fatal("dirty")
+	default:
+	}
+	require.NoError(t, c.InSync([]uint64{3}, model.ResourceVersions{Services: 8}))
+	<-c.Dirty()
+	changes, ok := c.Take()
+	require.True(t, ok)
+	require.Equal(t, Changes{Services: []model.ServiceKey{webKey}, Positions: map[uint32]uint64{0: 3}, Epoch: epoch, Shards: 1, Node: true}, changes)
+	changes, ok = c.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Services)
+	require.Empty(t, changes.Positions)
+	require.Equal(t, "n", c.Node().Name)
+
+	h := c.Hello()
+	require.EqualValues(t, epoch, h.Epoch)
+	require.EqualValues(t, 8, h.ResourceVersions.Services)
+	require.Equal(t, []uint64{3}, h.Sequences)
+	require.Equal(t, model.StateDigest([]model.Digest{modeltest.ShardDigest(service("web"))}), h.Digest)
+}
+
+func TestApplyTouchesTheServicesThatChange(t *testing.T) {
+	c := welcomed(t, 1)
+	steps := []struct {
+		update  *model.Update
+		touched []string
+	}{
+		{&model.Update{Services: []*model.Service{service("a")}, Slices: []*model.Slice{named("s", "a", 3)}}, []string{"a"}},
+		{&model.Update{Slices: []*model.Slice{named("s2", "b", 3)}}, []string{"b"}},
+		// The slice moves from Service a to Service b.
+		{&model.Update{Slices: []*model.Slice{named("s", "b", 3)}}, []string{"a", "b"}},
+		{&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("s", "b", 3), named("s", "b", 4))}}, []string{"b"}},
+		{&model.Update{Removed: []model.Key{service("a").Key(), service("gone").Key(), named("gone", "", 0).Key()}}, []string{"a"}},
+		{&model.Update{Full: true, Services: []*model.Service{service("b")}, Slices: []*model.Slice{named("s", "b", 4)}}, []string{"b"}},
+		{&model.Update{Full: true}, []string{"b"}},
+	}
+	for i, step := range steps {
+		step.update.From, step.update.To = uint64(i+1), uint64(i+2)
+		require.Empty(t, apply(t, c, step.update))
+		changes, ok := c.Take()
+		require.True(t, ok)
+		var names []string
+		for _, key := range changes.Services {
+			names = append(names, key.Name)
+		}
+		require.ElementsMatch(t, step.touched, names, "step %d", i)
+		require.Equal(t, map[uint32]uint64{0: uint64(i + 2)}, changes.Positions)
+		if i == 2 {
+			_, a := c.Service(model.ServiceKey{Namespace: "default", Name: "a"})
+			require.Empty(t, a)
+			_, b := c.Service(model.ServiceKey{Namespace: "default", Name: "b"})
+			require.Len(t, b, 2)
+		}
+	}
+	_, digests := c.Digests()
+	require.Equal(t, []model.Digest{{}}, digests)
+	require.Empty(t, c.Services())
+}
+
+func TestUpdateIsAtomic(t *testing.T) {
+	c := welcomed(t, 8)
+	right := webKey.Shard(8)
+	apply(t, c, &model.Update{Shard: right, From: 1, To: 2, Services: []*model.Service{service("web")}})
+	sequences, digests := c.Digests()
+	stranger := service("stranger-1")
+	require.NotEqual(t, right, stranger.ServiceKey().Shard(8))
+	for _, u := range []*model.Update{
+		{Shard: right, From: 2, To: 3, Removed: []model.Key{service("web").Key()}, Services: []*model.Service{stranger}},
+		{Shard: right, To: 3, Full: true, Services: []*model.Service{stranger}},
+		{Shard: right, From: 3, To: 4, Removed: []model.Key{service("web").Key()}},
+		{Shard: right, From: 0, To: 1, Removed: []model.Key{service("web").Key()}},
+		{Shard: 8, Full: true},
+	} {
+		_, err := c.Apply(u)
+		require.ErrorIs(t, err, ErrProtocol)
+		s, d := c.Digests()
+		require.Equal(t, sequences, s)
+		require.Equal(t, digests, d)
+	}
+	// A change that the cache already has may arrive again.
+	apply(t, c, &model.Update{Shard: right, From: 0, To: 2, Services: []*model.Service{service("web")}})
+}
+
+func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 5), named("t", "web", 5)}})
+	delta := func(name string, from, to int) *model.SliceDelta {
+		return model.Diff(named(name, "web", from), named(name, "web", to))
+	}
+	missing := apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{
+		delta("s", 6, 7), delta("t", 5, 6), delta("unknown", 5, 6),
+	}})
+	require.Equal(t, []model.Key{named("s", "", 0).Key(), named("unknown", "", 0).Key()}, missing)
+	require.True(t, has(c.Cache, named("s", "web", 5)), "it stays as it is")
+	require.True(t, has(c.Cache, named("t", "web", 6)))
+	// A slice that already is what the delta results in is not missing.
+	require.Empty(t, apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{delta("t", 5, 6)}}))
+}
+
+// TestShardThatLacksSomethingHasNoPosition checks that a shard with missing objects has no position
+// to ack or resume from. It gets one when the objects arrive or turn out not to exist.
+func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
+	key := named("unknown", "", 0).Key()
+	for name, answer := range map[string]*model.Update{
+		"it comes":            {From: 2, To: 2, Slices: []*model.Slice{named("unknown", "web", 1)}},
+		"it is gone":          {From: 2, To: 2, Removed: []model.Key{key}},
+		"the shard is whole":  {To: 2, Full: true},
+		"it comes by a delta": {From: 2, To: 3, Slices: []*model.Slice{named("unknown", "web", 2)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := welcomed(t, 1)
+			missing := apply(t, c, &model.Update{From: 1, To: 2, Services: []*model.Service{service("web")},
+				Deltas: []*model.SliceDelta{{Namespace: key.Namespace, Name: key.Name, Version: model.Version{2}}}})
+			require.Equal(t, []model.Key{key}, missing)
+
+			changes, ok := c.Take()
+			require.True(t, ok)
+			require.Equal(t, []model.ServiceKey{webKey}, changes.Services, "the rest of the update counts")
+			require.Empty(t, changes.Positions)
+			require.Equal(t, []uint64{0}, c.Hello().Sequences)
+
+			apply(t, c, answer)
+			changes, ok = c.Take()
+			require.True(t, ok)
+			require.Equal(t, map[uint32]uint64{0: answer.To}, changes.Positions)
+			require.Equal(t, []uint64{answer.To}, c.Hello().Sequences)
+		})
+	}
+}
+
+// TestWhatWasMissingIsNotMissedForever checks that a slice is no longer missing on the next stream.
+// The server may then have the version of the slice that the cache holds, so that the stream brings
+// nothing.
+func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
+	require.Len(t, apply(t, c, &model.Update{From: 2, To: 3,
+		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Version: model.Version{2}}}}), 1)
+	_, ok := c.Take()
+	require.True(t, ok)
+	c.Resubscribe("")
+	require.NoError(t, c.InSync([]uint64{3}, model.ResourceVersions{}))
+	changes, _ := c.Take()
+	require.Empty(t, changes.Positions, "the answer is still to come on this stream")
+
+	c.Subscribe("")
+	require.NoError(t, c.Welcome(epoch, 1))
+	require.NoError(t, c.InSync([]uint64{4}, model.ResourceVersions{}))
+	changes, _ = c.Take()
+	require.Equal(t, map[uint32]uint64{0: 4}, changes.Positions)
+}
+
+// TestWhatIsMissingBeforeInSyncStaysMissing checks that a slice which is found missing before
+// InSync stays so until it arrives, however the stream ends.
+func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
+	delta := func() *model.Update {
+		return &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Version: model.Version{2}}}}
+	}
+	positions := func() map[uint32]uint64 {
+		changes, ok := c.Take()
+		require.True(t, ok)
+		return changes.Positions
+	}
+	held := func() uint64 { return c.Hello().Sequences[0] }
+	require.Equal(t, map[uint32]uint64{0: 2}, positions())
+	require.NoError(t, c.Welcome(epoch, 1))
+	require.Len(t, apply(t, c, delta()), 1)
+	require.NoError(t, c.InSync([]uint64{3}, model.ResourceVersions{}))
+	require.Empty(t, positions())
+	require.Zero(t, held())
+
+	// The stream breaks before the answer arrives, and the next stream breaks before its first
+	// message.
+	require.NoError(t, c.Welcome(epoch, 1))
+	require.Empty(t, positions())
+	require.Zero(t, held())
+	require.NoError(t, c.Welcome(epoch, 1))
+	apply(t, c, &model.Update{To: 3, Full: true, Slices: []*model.Slice{named("s", "web", 2)}})
+	require.NoError(t, c.InSync([]uint64{3}, model.ResourceVersions{}))
+	require.Equal(t, map[uint32]uint64{0: 3}, positions())
+	require.EqualValues(t, 3, held())
+}
+
+// TestAnotherNumberOfShards checks that the content stays when a server has another number of
+// shards. It stays in its new shards until the server says otherwise.
+func TestAnotherNumberOfShards(t *testing.T) {
+	c := welcomed(t, 4)
+	var all []*model.Service
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		s := service(name)
+		all = append(all, s)
+		shard := s.ServiceKey().Shard(4)
+		sequences, _ := c.Digests()
+		apply(t, c, &model.Update{
+			Shard: shard, From: sequences[shard], To: sequences[shard] + 1,
+			Services: []*model.Service{s}, Slices: []*model.Slice{named("slice-"+name, name, 2)},
+		})
+	}
+	require.NoError(t, c.Welcome(epoch+1, 1))
+	sequences, digests := c.Digests()
+	require.Equal(t, []uint64{0}, sequences)
+	var want []model.Object
+	for _, s := range all {
+		held, slices := c.Service(s.ServiceKey())
+		require.Same(t, s, held)
+		require.Len(t, slices, 1)
+		want = append(want, s, slices[0])
+	}
+	require.Equal(t, []model.Digest{modeltest.ShardDigest(want...)}, digests)
+}
+
+// TestAnotherNumberOfShardsInTheSameEpoch checks that a server which wrongly changes its number of
+// shards within an epoch does not make the cache use shards that no longer exist.
+func TestAnotherNumberOfShardsInTheSameEpoch(t *testing.T) {
+	c := welcomed(t, 4)
+	apply(t, c, &model.Update{Shard: 3, From: 1, To: 2})
+	require.NoError(t, c.Welcome(epoch, 2))
+	changes, ok := c.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Positions)
+	sequences, _ := c.Digests()
+	require.Equal(t, []uint64{0, 0}, sequences)
+}
+
+// TestAnotherNumberOfShardsAmidAHandOver covers a client that loses its server while a slice moves
+// between Services and is in both their shards. If the next server has one shard for both Services,
+// the Service that loses the slice must be marked as touched.
+func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
+	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
+	for b.Shard(4) == a.Shard(4) {
+		b.Name += "b"
+	}
+	c := welcomed(t, 4)
+	apply(t, c, &model.Update{Shard: a.Shard(4), From: 1, To: 2, Slices: []*model.Slice{named("s", a.Name, 2)}})
+	apply(t, c, &model.Update{Shard: b.Shard(4), From: 1, To: 2, Slices: []*model.Slice{named("s", b.Name, 2)}})
+	c.Take()
+	require.NoError(t, c.Welcome(epoch+1, 1))
+	apply(t, c, &model.Update{To: 1, Full: true, Slices: []*model.Slice{named("s", b.Name, 2)}})
+	changes, _ := c.Take()
+	require.ElementsMatch(t, []model.ServiceKey{a, b}, changes.Services)
+	require.Equal(t, []model.ServiceKey{b}, c.Services())
+	_, digests := c.Digests()
+	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
+}
+
+// TestDeltasOfContentThatIsNotExact checks that a delta whose result cannot be verified is applied
+// only to the exact state that it starts from.
+func TestDeltasOfContentThatIsNotExact(t *testing.T) {
+	before := web(func(*model.Slice) {})
+	delta := model.Diff(before, web(unready(1)))
+	held := func() *model.Slice {
+		s := modeltest.WebSlice(100)
+		return model.NewSlice(s).WithVersion(model.Version{7}, nil)
+	}
+	for name, c := range map[string]struct {
+		prepare func(*Writer)
+		from    uint64
+		applied bool
+	}{
+		"at its position":        {func(*Writer) {}, 2, true},
+		"ahead of it":            {func(*Writer) {}, 1, false},
+		"an object that waits":   {func(c *Writer) { c.shards[0].setMissing(before.Key()) }, 2, false},
+		"one that is unreadable": {func(c *Writer) { c.shards[0].setUnreadable(before.Key(), model.Version{8}) }, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cache := welcomed(t, 1)
+			apply(t, cache, &model.Update{From: 1, To: 2, Slices: []*model.Slice{held()}})
+			c.prepare(cache)
+			apply(t, cache, &model.Update{From: c.from, To: 3, Deltas: []*model.SliceDelta{delta}})
+			require.Equal(t, c.applied, !cache.Slice(0, before.Key()).Endpoints[1].Conditions.Ready)
+		})
+	}
+}
+
+// TestVersionsSeen checks that a cache has the resource versions of the last server that brought it
+// in sync, not the highest ones ever received.
+func TestVersionsSeen(t *testing.T) {
+	c := welcomed(t, 1)
+	seen := func() model.ResourceVersions { return c.Hello().ResourceVersions }
+	require.NoError(t, c.InSync([]uint64{1}, model.ResourceVersions{Services: 5, Slices: 1<<64 - 1}))
+	require.EqualValues(t, uint64(1<<64-1), seen().Slices)
+	require.NoError(t, c.Welcome(epoch+1, 1))
+	require.EqualValues(t, uint64(1<<64-1), seen().Slices, "as long as no server has brought it in sync")
+	require.NoError(t, c.InSync([]uint64{1}, model.ResourceVersions{Services: 4, Slices: 7}))
+	require.EqualValues(t, 4, seen().Services)
+	require.EqualValues(t, 7, seen().Slices)
+	apply(t, c, &model.Update{From: 1, To: 2, ResourceVersions: model.ResourceVersions{Slices: 9}})
+	require.EqualValues(t, 9, seen().Slices)
+}
+
+// TestRelayHearsOfAHandOver checks that a slice which moves to a Service in another shard exists
+// all the time, whichever shard's update arrives first.
+func TestRelayHearsOfAHandOver(t *testing.T) {
+	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
+	for b.Shard(4) == a.Shard(4) {
+		b.Name += "b"
+	}
+	before, after := named("s", a.Name, 2), named("s", b.Name, 2)
+	c := welcomed(t, 4)
+	c.Relay = true
+	applied := func(service model.ServiceKey, u *model.Update) *Applied {
+		u.Shard = service.Shard(4)
+		sequences, _ := c.Digests()
+		u.From, u.To = sequences[u.Shard], sequences[u.Shard]+1
+		out, err := c.Apply(u)
+		require.NoError(t, err)
+		return out.Applied
+	}
+	removed := []model.Key{before.Key()}
+	objects := func(o model.Object) *Applied { return &Applied{Objects: []model.Object{o}} }
+	require.Equal(t, objects(before), applied(a, &model.Update{Slices: []*model.Slice{before}}))
+	require.Equal(t, objects(after), applied(b, &model.Update{Slices: []*model.Slice{after}}))
+	require.Equal(t, objects(after), applied(a, &model.Update{Removed: removed}), "it is in the other shard")
+	require.Equal(t, &Applied{Removed: removed}, applied(b, &model.Update{Removed: removed}))
+}
+
+func TestPositionsAreOfASubscription(t *testing.T) {
+	c := &Writer{Cache: New()}
+	position := func() []uint64 { s, _ := c.Digests(); return s }
+	connect := func(s Subscription) {
+		c.Subscribe(s)
+		require.NoError(t, c.Welcome(epoch, 1))
+	}
+	connect("a")
+	require.NoError(t, c.InSync([]uint64{4}, model.ResourceVersions{}))
+	connect("a")
+	require.Equal(t, []uint64{4}, position(), "the same")
+	c.Resubscribe("b")
+	require.NoError(t, c.InSync([]uint64{5}, model.ResourceVersions{}))
+	connect("b")
+	require.Equal(t, []uint64{5}, position(), "the change was complete")
+	c.Resubscribe("a")
+	connect("a")
+	require.Equal(t, []uint64{0}, position(), "the change was not complete")
+	require.NoError(t, c.InSync([]uint64{6}, model.ResourceVersions{}))
+	connect("")
+	require.Equal(t, []uint64{0}, position(), "everything is another subscription")
+}
+
+func TestBucketsOutOfBounds(t *testing.T) {
+	c := welcomed(t, 1)
+	_, err := c.Apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets}})
+	require.ErrorIs(t, err, ErrProtocol)
+	_, err = c.Apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets - 1}})
+	require.NoError(t, err)
+}

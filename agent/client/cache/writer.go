@@ -1,0 +1,196 @@
+package cache
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// MaxShards bounds the number of shards that a server may have.
+const MaxShards = 4096
+
+// Writer changes a Cache as servers say. A Cache has one Writer at a time.
+type Writer struct {
+	*Cache
+	// ApplyDelta applies a delta to a slice, or returns an error if the delta does not fit. nil
+	// means model.SliceDelta.Apply.
+	ApplyDelta func(*model.SliceDelta, *model.Slice) (*model.Slice, error)
+	// Relay makes Apply report what an Update did, as a relay needs to know.
+	Relay bool
+}
+
+// Subscribe sets the subscription of the next stream. If it differs from the present one, the
+// positions become invalid.
+func (w *Writer) Subscribe(s Subscription) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.resubscribing || w.subscription != s {
+		w.forgetPositionsLocked()
+	}
+	w.subscription, w.resubscribing = s, false
+}
+
+// Resubscribe notes that the server changes the subscription to s, until the stream is in sync
+// again.
+func (w *Writer) Resubscribe(s Subscription) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.subscription, w.resubscribing = s, true
+}
+
+// Welcome prepares the cache for a server's epoch and number of shards. The content stays. Slices
+// that were missing no longer count as missing: the Hello had no position for their shards, so this
+// stream brings whatever differs.
+func (w *Writer) Welcome(epoch uint64, shards uint32) error {
+	if epoch == 0 || !ValidShards(int(shards)) {
+		return fmt.Errorf("%w: welcome with epoch %d and %d shards", ErrProtocol, epoch, shards)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.missing = 0
+	if uint32(len(w.shards)) != shards {
+		w.reshardLocked(shards)
+	}
+	for i := range w.shards {
+		if s := &w.shards[i]; len(s.missing) > 0 {
+			s.sequence, s.missing = 0, nil
+			if s.moved {
+				s.moved = false
+				w.pending.shards = slices.DeleteFunc(w.pending.shards, func(shard uint32) bool { return shard == uint32(i) })
+			}
+		}
+	}
+	if w.epoch != epoch {
+		w.epoch = epoch
+		w.forgetPositionsLocked()
+	}
+	return nil
+}
+
+// ValidShards reports whether a server may have this number of shards.
+func ValidShards(n int) bool { return n > 0 && n <= MaxShards && n&(n-1) == 0 }
+
+func (w *Writer) forgetPositionsLocked() {
+	for i := range w.shards {
+		w.shards[i].sequence, w.shards[i].moved = 0, false
+	}
+	w.pending.shards = w.pending.shards[:0]
+}
+
+// reshardLocked distributes the content over another number of shards. It drops positions and what
+// is known of unreadable objects.
+func (w *Writer) reshardLocked(shards uint32) {
+	old := w.shards
+	w.shards, w.pending.shards = newShards(int(shards)), w.pending.shards[:0]
+	for i := range old {
+		for key, held := range old[i].services {
+			if held.service != nil {
+				w.shardOf(key).setService(held.service)
+			}
+			for _, slice := range held.slices {
+				// A slice that moves between Services may for a moment be in two shards.
+				w.setSliceLocked(w.shardOf(key), slice)
+			}
+		}
+	}
+}
+
+// InSync sets the positions and resource versions of an InSync and makes the content count.
+func (w *Writer) InSync(sequences []uint64, seen model.ResourceVersions) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(sequences) != len(w.shards) {
+		return fmt.Errorf("%w: in_sync for %d shards of %d", ErrProtocol, len(sequences), len(w.shards))
+	}
+	for i, sequence := range sequences {
+		w.shards[i].sequence = sequence
+		w.movedLocked(uint32(i))
+	}
+	// The highest versions ever seen would be wrong here. A server that was behind them has already
+	// let the client wait, and is still behind. A restored etcd may stay behind for hours, and an
+	// untrusted server may have claimed any version.
+	w.seen = seen
+	w.inSync, w.stale, w.resubscribing = true, false, false
+	w.signalLocked()
+	return nil
+}
+
+// movedLocked makes the next Take return a shard's position.
+func (w *Writer) movedLocked(shard uint32) {
+	if s := &w.shards[shard]; !s.moved {
+		s.moved = true
+		w.pending.shards = append(w.pending.shards, shard)
+	}
+}
+
+// RecordSoftware records the version of the server that has just brought the cache in sync. A
+// server of another version may have left out fields of objects without changing the objects'
+// versions. If the version has changed, each object counts in digests as what the cache holds of
+// it. RecordSoftware returns the shards with objects for which that makes a difference. The caller
+// must ask for the differences in these shards.
+func (w *Writer) RecordSoftware(version string) (differ []uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.software
+	w.software = version
+	// A relay's store ignores an object whose version it already has.
+	if before == "" || before == version || w.Relay {
+		return nil
+	}
+	for i := range w.shards {
+		if w.shards[i].useOwnVersions() {
+			differ = append(differ, uint32(i))
+		}
+	}
+	return differ
+}
+
+// SetServers sets the servers that the stream names.
+func (w *Writer) SetServers(servers []Server) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.servers = servers
+}
+
+// SetNode sets the Node. It reports whether n is nil although the cache holds a Node.
+//
+// A deleted Node stays in the cache, and in the checkpoint, with Deleting set. The machine is still
+// running, so the Node's zone, pod CIDRs and the cluster's ranges still hold. They hold until
+// another Node replaces them. Deleting makes load balancers leave the node.
+//
+// A Node that is registered anew keeps the InternalIPs and pod CIDRs of the previous one until it
+// has its own. That is done here, so that the view needs no memory and the checkpoint includes the
+// result.
+func (w *Writer) SetNode(n *model.Node) (deleted bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.node == nil:
+	case n == nil:
+		kept := *w.node
+		kept.Deleting = true
+		n, deleted = &kept, true
+	default:
+		n = completed(n, w.node)
+	}
+	if !w.node.Equal(n) {
+		w.node, w.pending.node = n, true
+		w.signalLocked()
+	}
+	return deleted
+}
+
+// completed returns n with the InternalIPs and pod CIDRs of before where n has none. Kubernetes
+// never takes these away from a Node. A Node without them was deleted and registered again, and has
+// not received them yet.
+func completed(n, before *model.Node) *model.Node {
+	out := *n
+	if len(out.InternalIPs) == 0 {
+		out.InternalIPs = before.InternalIPs
+	}
+	if len(out.PodCIDRs) == 0 {
+		out.PodCIDRs = before.PodCIDRs
+	}
+	return &out
+}

@@ -1,0 +1,321 @@
+// Package checkpoint keeps a cache in a file, so that an agent that starts gets only the
+// differences from the servers, and knows the endpoints of Services even without a server.
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/slicecast/slicecast/agent/client/cache"
+)
+
+const (
+	// interval is the minimum time between two checkpoints. After a crash, the servers
+	// send again what arrived since the last one.
+	interval = 10 * time.Second
+	// staleGrace is how long servers have to bring the cache in sync. After that, the node is
+	// programmed from its checkpoint alone.
+	staleGrace = 5 * time.Second
+	// lastSave bounds the duration of the last save, when the agent stops.
+	lastSave = 3 * time.Second
+)
+
+// rejectedSuffix is appended to the path of a checkpoint that is set aside. newSuffix is appended
+// to the path of one that is being written.
+const (
+	rejectedSuffix = ".rejected"
+	newSuffix      = ".new"
+)
+
+// Options configure a Checkpoint.
+type Options struct {
+	// Path is the path of the file. Its directory must exist, and only the agent may be able to
+	// write to it.
+	Path string
+	// NodeName is the node that the cache belongs to. A checkpoint of another node is rejected.
+	NodeName string
+	// Cache is the cache to restore and save. It must be unused.
+	Cache *cache.Cache
+	// Logger is the checkpoint's log. nil means slog.Default.
+	Logger *slog.Logger
+	// Registerer registers the checkpoint's metrics. nil means that they are not registered.
+	Registerer prometheus.Registerer
+}
+
+// Checkpoint keeps a cache in a file.
+//
+// Invariants:
+//
+//  1. The cache starts with the content of the file, and the first Hello resumes from there.
+//  2. Restored content does not count until a server has brought the cache in sync. If none has
+//     within staleGrace, the node is programmed from the restored content. That is logged, and the
+//     metric slicecast_agent_stale shows it. Restored content is never acked.
+//  3. Nothing is written before the first server has brought the cache in sync. After that, a
+//     changed cache is written at most once per interval, and once more when the agent stops.
+//  4. A reader finds either the old file or the new one, whole.
+//  5. A file that is not exactly what an agent of this node wrote is renamed with the suffix
+//     ".rejected", and the cache starts empty.
+//  6. If the file cannot be written, the agent goes on without it and tries again.
+//  7. encoder, lastSections and lastError belong to the goroutine that saves. There is one at a
+//     time.
+type Checkpoint struct {
+	options  Options
+	log      *slog.Logger
+	restored bool
+	written  time.Time // when the restored file was written; zero if none was
+	errors   prometheus.Counter
+	bytes    prometheus.Gauge
+	saved    prometheus.Gauge
+	// lastSaved is when this process last wrote the file. nil means that it has not.
+	lastSaved atomic.Pointer[time.Time]
+
+	encoder      *encoder
+	lastSections [][]byte // what this process last wrote
+	lastError    string   // the error of the last save; empty if it succeeded
+}
+
+// Open restores the cache from the file. A file that cannot be used is set aside, which is not an
+// error. The error reports a path that no checkpoint can be written to.
+func Open(o Options) (*Checkpoint, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	f := promauto.With(o.Registerer)
+	gauge := func(name, help string) prometheus.Gauge {
+		return f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help})
+	}
+	f.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "stale",
+		Help: "1 while the node is programmed by a checkpoint that no server has confirmed since the agent started, 0 otherwise.",
+	}, func() float64 {
+		if o.Cache.Stale() {
+			return 1
+		}
+		return 0
+	})
+	p := &Checkpoint{
+		options: o, log: o.Logger, encoder: newEncoder(),
+		errors: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "checkpoint_errors_total",
+			Help: "Checkpoints that could not be written."}),
+		bytes: gauge("checkpoint_bytes", "Size of the checkpoint that was written last."),
+		saved: gauge("checkpoint_timestamp_seconds", "Time when the last checkpoint was written, in seconds since 1970; 0: none yet."),
+	}
+	if err := p.restore(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// restore fills the cache from the file.
+func (p *Checkpoint) restore() error {
+	path := p.options.Path
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
+			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: make it, or give --checkpoint another path", "path", path)
+		} else {
+			p.log.Info("There is no checkpoint yet", "path", path)
+		}
+		return nil
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("checkpoint %s is no regular file: give the path of a file, in a directory that is there", path)
+	}
+	contents, written, err := readFile(path, p.options.NodeName)
+	if err == nil {
+		err = p.options.Cache.Restore(contents)
+	}
+	if err != nil {
+		if set := os.Rename(path, path+rejectedSuffix); set != nil {
+			err = errors.Join(err, set)
+		}
+		p.log.Warn("The checkpoint can't be used and is set aside; this node gets everything from the server", "path", path,
+			"aside", path+rejectedSuffix, "reason", err)
+		return nil
+	}
+	p.restored, p.written = true, written
+	p.log.Info("Restored the checkpoint", "path", path, "written", written, "services", len(p.options.Cache.Services()))
+	return nil
+}
+
+// readFile reads the checkpoint of a node and returns when it was written.
+func readFile(path, node string) (contents *cache.Contents, written time.Time, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, written, err
+	}
+	defer func() { _ = f.Close() }()
+	file, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	switch {
+	case err != nil:
+		return nil, written, err
+	case len(file) > maxFile:
+		return nil, written, fmt.Errorf("it is larger than %d bytes", maxFile)
+	}
+	return decode(file, node)
+}
+
+// Saved returns when this process last wrote the checkpoint. If it has not, Saved returns when the
+// restored checkpoint was written, or the zero time if there was none.
+func (p *Checkpoint) Saved() time.Time {
+	if t := p.lastSaved.Load(); t != nil {
+		return *t
+	}
+	return p.written
+}
+
+// Remove removes a checkpoint and the files that may be left beside it. If the path is
+// not a regular file, it removes nothing and returns an error.
+func Remove(path string) error {
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no regular file: give the one that the agent writes", path)
+	}
+	var errs []error
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Run saves the cache until the context ends. If no server brings the cache in sync within
+// staleGrace, it makes the restored content count.
+func (p *Checkpoint) Run(ctx context.Context) {
+	// Saves have their own goroutine, because a disk that hangs must delay neither the grace period
+	// nor the end of Run.
+	saves, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range saves {
+			p.save()
+		}
+	}()
+	p.follow(ctx, saves)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSave)
+	defer cancel()
+	select {
+	case saves <- struct{}{}:
+	case <-last.Done(): // the previous save is still running
+	}
+	close(saves)
+	select {
+	case <-ended:
+	case <-last.Done():
+		p.log.Warn("The last checkpoint was not written in time; the one before stays", "path", p.options.Path, "within", lastSave)
+	}
+}
+
+func (p *Checkpoint) follow(ctx context.Context, saves chan<- struct{}) {
+	var grace <-chan time.Time
+	if p.restored {
+		grace = time.After(staleGrace)
+	}
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-grace:
+			if p.options.Cache.UseRestored() {
+				p.log.Warn("No server has brought this node in sync: programming it by the checkpoint, which may be out of date",
+					"age", time.Since(p.written).Round(time.Second), "written", p.written, "path", p.options.Path)
+			}
+		case <-tick.C:
+			select {
+			case saves <- struct{}{}:
+			default: // the previous save is still running
+			}
+		}
+	}
+}
+
+// save writes the cache to the file if it has changed.
+func (p *Checkpoint) save() {
+	size, err := p.write()
+	switch {
+	case err != nil:
+		p.errors.Inc()
+		if err.Error() != p.lastError {
+			p.lastError = err.Error()
+			p.log.Error("Can't write the checkpoint; the one before stays, and it is tried again", "path", p.options.Path,
+				"every", interval, "err", err)
+		}
+	case size > 0:
+		if p.lastError != "" {
+			p.lastError = ""
+			p.log.Info("The checkpoint is written again", "path", p.options.Path)
+		}
+		now := time.Now()
+		p.lastSaved.Store(&now)
+		p.bytes.Set(float64(size))
+		p.saved.SetToCurrentTime()
+	}
+}
+
+// write writes the file and returns its size in bytes. 0 means that nothing has changed since the
+// last save.
+func (p *Checkpoint) write() (size int, err error) {
+	c := p.options.Cache.Contents(p.encoder.lacks)
+	if c == nil {
+		return 0, nil
+	}
+	sections, err := p.encoder.encode(p.options.NodeName, c)
+	if err != nil || slices.EqualFunc(sections, p.lastSections, bytes.Equal) {
+		return 0, err
+	}
+	for _, s := range sections {
+		size += len(s)
+	}
+	if size > maxFile-fileHeader-checksumSize {
+		return 0, fmt.Errorf("it would have more than %d bytes", maxFile)
+	}
+	if size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeFile(w, time.Now(), sections) }); err != nil {
+		return 0, err
+	}
+	p.lastSections = sections
+	return size, nil
+}
+
+// replaceFile replaces the file with what write writes, or leaves it unchanged. A reader finds one
+// or the other, even after a power failure.
+func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err error) {
+	// The name is fixed, so that the file that a killed process left behind is overwritten. Such
+	// files would pile up otherwise.
+	f, err := os.OpenFile(path+newSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	buffered := bufio.NewWriterSize(f, 64<<10)
+	size, err = write(buffered)
+	if err == nil {
+		err = buffered.Flush()
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(path+newSuffix, path)
+	}
+	if err != nil { // the disk may be full, so the partial file must not stay
+		return 0, errors.Join(err, os.Remove(path+newSuffix))
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return 0, err
+	}
+	return size, errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,193 @@
+// Package connection is a client's side of its streams, one at a time: it resumes from the cache,
+// applies what arrives to it, and tells the server what it needs and what is programmed.
+//
+// # Guarantees
+//
+//   - After a reconnect, the server sends only the differences from the cache's content.
+//   - A slice whose delta does not fit is asked for again. An object that does not decode is
+//     reported with a Nack.
+//   - Acks cover only what the caller has programmed, and are coalesced.
+//   - If the server breaks the protocol or is silent, the stream ends. What a server can make the
+//     client keep or ask for is bounded.
+//   - A stream is left for another server only once that server is connected.
+package connection
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/agent/client/discovery"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// defaultHeartbeat is the heartbeat interval if Welcome has none. A server that is silent for
+	// silentBeats intervals counts as dead, and so does a server that sends no Welcome within
+	// defaultHeartbeat.
+	defaultHeartbeat = 30 * time.Second
+	silentBeats      = 3
+	// If a server sends nothing for pingAfter, the client pings it. If no answer arrives within
+	// pingTimeout, the server counts as dead, since a machine that is cut off closes no connection.
+	// Servers ping after 20 s themselves, so the client seldom has to ping one that is alive.
+	pingAfter   = 25 * time.Second
+	pingTimeout = 15 * time.Second
+	// window is the flow-control window in bytes, which fits a shard of a large cluster. A fixed
+	// window also turns off gRPC's bandwidth estimator. The estimator's ping with each update would
+	// cost the server more than the update itself.
+	window = 1 << 20
+)
+
+// Options configure a Connection. Cache, Choice and Logger are required.
+type Options struct {
+	// NodeName, Kind, Version and Programmer are for the Hello.
+	NodeName, Version, Programmer string
+	Kind                          pb.ClientKind
+	// Subscription selects what the client follows. nil means everything. Outbox.Subscribe changes
+	// it.
+	Subscription *pb.Subscription
+	// ServerName is the name that every server's certificate must have. Empty means that each
+	// Server's own Name applies.
+	ServerName string
+	// DialOptions must hold the transport credentials.
+	DialOptions []grpc.DialOption
+	// Cache is the cache to keep up to date.
+	Cache *cache.Writer
+	// Choice decides which server is preferred.
+	Choice *discovery.Choice
+	// Relay, if set, receives the callbacks that a relay needs.
+	Relay *Relay
+	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode.
+	Decode func(wire.Frame) (*wire.Response, error)
+	// Observe, if set, is called with each response after it was applied, and with the response's
+	// size in bytes.
+	Observe func(r *wire.Response, size int)
+	// Logger is the log.
+	Logger *slog.Logger
+	// Registerer registers the metrics, in Subsystem. nil means that they are not registered.
+	Registerer prometheus.Registerer
+	Subsystem  string
+}
+
+// Connection is what outlives a client's streams, except for the cache. There is at most one stream
+// at a time.
+//
+// Invariants:
+//
+//  1. Only a stream's goroutines set prepared, and they have ended when Stream returns. Only the
+//     goroutine that calls Stream reads it.
+//  2. The limits apply to all streams together.
+type Connection struct {
+	// Outbox holds what waits to be sent to the server.
+	Outbox *Outbox
+
+	options  Options
+	log      *slog.Logger
+	metrics  *metrics
+	status   status
+	prepared *prepared
+	// repairs limits how often the client asks the server for diverged shards. unreadableLogged
+	// limits log lines about objects that do not decode. nodeLogged limits log lines about a
+	// deleted Node.
+	repairs                      *rate.Limiter
+	unreadableLogged, nodeLogged rate.Sometimes
+}
+
+// New returns a Connection without a stream.
+func New(o Options) *Connection {
+	if o.Decode == nil {
+		o.Decode = wire.Decode
+	}
+	m := newMetrics(o.Registerer, o.Subsystem)
+	return &Connection{
+		Outbox:  newOutbox(o.Cache, o.NodeName, o.Subscription, m.nacks),
+		options: o, log: o.Logger, metrics: m,
+		status:           status{now: Status{Since: time.Now()}},
+		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
+		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
+		nodeLogged:       rate.Sometimes{First: 10, Interval: time.Minute},
+	}
+}
+
+// Stream runs one stream with a server until it ends.
+func (c *Connection) Stream(ctx context.Context, server discovery.Server) discovery.End {
+	streaming, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := newStream(c, server, cancel)
+	err := s.run(streaming)
+	if s.welcomed && c.options.Relay != nil {
+		c.options.Relay.Ended()
+	}
+	c.metrics.connected.Set(0)
+	return discovery.End{Err: err, Welcomed: s.welcomed, Drained: s.drained, Moved: errors.Is(err, errMove)}
+}
+
+// Close closes the connection that was prepared for another stream, if there is one.
+func (c *Connection) Close() {
+	if c.prepared != nil {
+		_ = c.prepared.conn.Close()
+		c.prepared = nil
+	}
+}
+
+// Failed records why there is no stream. It implements discovery.Connector, as Stream does.
+func (c *Connection) Failed(err error) { c.status.ended(err) }
+
+// Status returns the state of the connection, without Servers.
+func (c *Connection) Status() Status { return c.status.get() }
+
+// open returns the prepared connection if it leads to this server, and a new one otherwise.
+func (c *Connection) open(server discovery.Server) (*grpc.ClientConn, error) {
+	if p := c.prepared; p != nil && p.server == server {
+		c.prepared = nil
+		return p.conn, nil
+	}
+	c.Close()
+	return c.dial(server)
+}
+
+func (c *Connection) dial(server discovery.Server) (*grpc.ClientConn, error) {
+	options := append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(wire.MaxFrame)),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+	}, c.options.DialOptions...)
+	if name := cmp.Or(c.options.ServerName, server.Name); name != "" {
+		options = append(options, grpc.WithAuthority(name))
+	}
+	conn, err := grpc.NewClient(server.Address, options...)
+	if err != nil {
+		return nil, fmt.Errorf("server address %q: %w", server.Address, err)
+	}
+	return conn, nil
+}
+
+// hello begins a stream: it drops what was meant for the previous one and returns the Hello.
+func (c *Connection) hello() *pb.Hello {
+	subscription := c.Outbox.newStream()
+	c.options.Cache.Subscribe(cache.Subscription(wire.SubscriptionKey(subscription)))
+	held := c.options.Cache.Hello()
+	h := &pb.Hello{
+		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: subscription,
+		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
+		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
+		Epoch:        held.Epoch, Sequences: held.Sequences, Digest: held.Digest[:],
+		ResourceVersions: wire.ResourceVersionsToProto(held.ResourceVersions),
+	}
+	if c.options.Relay != nil {
+		digest := c.options.Relay.NodesDigest()
+		h.NodesDigest = digest[:]
+	}
+	return h
+}

@@ -1,0 +1,101 @@
+package connection
+
+import (
+	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// nacksPerSecond limits the rate of Nacks, and nacksAtOnce is the burst after a quiet time.
+	// Both are half of what servers accept, so that nothing that a relay's nodes report can cost
+	// the relay its stream.
+	nacksPerSecond = 100
+	nacksAtOnce    = 4096
+	// nacksWait is the time until more Nacks may be sent. It is long enough for nacksPerSecond
+	// messages at once.
+	nacksWait = time.Second
+	// maxReason bounds the length of a Nack's reason in bytes.
+	maxReason = 1024
+)
+
+// subject is an object that is not programmed. node is empty, or names the relay's node that the
+// failure concerns.
+type subject struct {
+	key  model.Key
+	node string
+}
+
+// failure is the reason why an object is not programmed.
+type failure struct {
+	reason string
+	// unreadable reports that the object did not decode. Its shard is then shard.
+	unreadable bool
+	shard      uint32
+}
+
+// nacks is what is not programmed as the server has it. The Outbox's mutex guards it.
+//
+// Invariants:
+//
+//  1. failing outlives streams. Each stream's server learns all of it once, after the first InSync.
+//  2. news holds the subjects that have started or stopped failing, or fail for another reason,
+//     since the stream's server last heard of them. Its values are the subjects' shards.
+type nacks struct {
+	failing map[subject]failure
+	news    map[subject]uint32
+	// allowed is the rate limit of news. later wakes up the sender for the rest.
+	allowed *rate.Limiter
+	later   *time.Timer
+}
+
+// fail adds a failure. It returns false if the failure is already known.
+func (n *nacks) fail(s subject, f failure) bool {
+	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+	if had, ok := n.failing[s]; ok && had == f {
+		return false
+	}
+	if n.failing == nil {
+		n.failing = make(map[subject]failure)
+	}
+	n.failing[s] = f
+	return true
+}
+
+// tell makes collect return a Nack for s, whose shard is shard.
+func (n *nacks) tell(s subject, shard uint32) {
+	if n.news == nil {
+		n.news = make(map[subject]uint32)
+	}
+	n.news[s] = shard
+}
+
+// collect removes the news that may be sent now, and appends them to out as Nacks. It has signal
+// called when more may be sent.
+func (n *nacks) collect(out []*pb.StreamRequest, now time.Time, held *cache.Cache, signal func()) []*pb.StreamRequest {
+	var open []*pb.StreamRequest
+	for s, shard := range n.news {
+		if !n.allowed.AllowN(now, 1) {
+			later(&n.later, nacksWait, signal)
+			break
+		}
+		delete(n.news, s)
+		f, failing := n.failing[s]
+		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Shard: shard, Sequence: held.Sequence(shard), Key: wire.KeyToProto(s.key), Reason: f.reason, NodeName: s.node,
+			Resolved: !failing,
+		}}}
+		if failing {
+			open = append(open, nack)
+		} else { // resolved Nacks go first, as they make room at the server
+			out = append(out, nack)
+		}
+	}
+	return append(out, open...)
+}

@@ -1,0 +1,299 @@
+package connection
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Outbox holds what waits to be sent to the server. All methods return at once.
+//
+// Invariants:
+//
+//  1. What belongs to one stream is dropped when the next one begins; see newStream.
+//  2. Rate limits apply to all streams together, as servers apply theirs.
+//  3. No position, nack or change of the subscription is sent before the stream is in sync.
+//  4. mu may be held while the mutex of cache is acquired, never the other way round.
+type Outbox struct {
+	cache *cache.Writer
+	// itself is the subject of NackNode.
+	itself subject
+	// nacked counts failures.
+	nacked prometheus.Counter
+	// wake receives a value when there is something to send.
+	wake chan struct{}
+
+	// mu guards all fields below.
+	mu sync.Mutex
+	// synced reports that the stream is in sync, so that positions mean something to the server.
+	synced       bool
+	requests     requests
+	acks         acks
+	nacks        nacks
+	subscription subscription
+}
+
+func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked prometheus.Counter) *Outbox {
+	return &Outbox{
+		cache: c, itself: subject{key: model.Key{Kind: model.KindNode, Name: node}}, nacked: nacked, wake: make(chan struct{}, 1),
+		requests:     requests{allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)},
+		nacks:        nacks{allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce)},
+		subscription: subscription{wanted: proto.CloneOf(wanted)},
+	}
+}
+
+func (o *Outbox) signal() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Subscribe changes what the client follows. Objects that leave the subscription leave the cache.
+// Objects that enter it arrive on the current stream or on the next one. nil means everything.
+func (o *Outbox) Subscribe(s *pb.Subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.subscription.wanted = proto.CloneOf(s)
+	o.signal()
+}
+
+// Ack reports to the server that the kernel holds these positions of this epoch. Positions that are
+// lost because a stream ended are reported on the next stream: after its InSync, Cache.Take returns
+// the positions of all shards again.
+func (o *Outbox) Ack(epoch uint64, positions map[uint32]uint64) {
+	o.ackSince(epoch, positions, time.Now(), "")
+}
+
+// AckSince reports to the server that all of a relay's nodes have programmed a shard up to a
+// sequence. at is when the slowest node programmed it, and last is that node's name.
+func (o *Outbox) AckSince(epoch uint64, shard uint32, sequence uint64, at time.Time, last string) {
+	o.ackSince(epoch, map[uint32]uint64{shard: sequence}, at, last)
+}
+
+func (o *Outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.acks.add(epoch, positions, at, last)
+	if !time.Now().Before(o.acks.rested) {
+		o.signal()
+	}
+}
+
+// SetNodes reports to the server how many nodes a relay represents. Acks apply to all of them.
+func (o *Outbox) SetNodes(count uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.acks.nodes, o.acks.leastNodes = count, min(o.acks.leastNodes, count)
+	o.signal()
+}
+
+// Nack reports to the current server and to each later one that a Service is not fully programmed.
+func (o *Outbox) Nack(service model.ServiceKey, reason string) {
+	o.fail(subject{key: serviceKey(service)}, failure{reason: reason})
+}
+
+// Resolve withdraws the Nack of a Service, which is now fully programmed.
+func (o *Outbox) Resolve(service model.ServiceKey) { o.resolve(subject{key: serviceKey(service)}) }
+
+// NackNode reports to the current server and to each later one that nothing of one or both IP
+// families is programmed.
+func (o *Outbox) NackNode(reason string) { o.fail(o.itself, failure{reason: reason}) }
+
+// ResolveNode withdraws a NackNode.
+func (o *Outbox) ResolveNode() { o.resolve(o.itself) }
+
+func serviceKey(s model.ServiceKey) model.Key {
+	return model.Key{Kind: model.KindService, Namespace: s.Namespace, Name: s.Name}
+}
+
+// Report passes on the Nack of one of a relay's nodes, or the Nack's resolution, to the current
+// server and to each later one while the failure lasts. It drops n and returns false if too many
+// Nacks are open already, because what nodes report must not cost the relay its stream. It also
+// drops n if n has no valid key.
+func (o *Outbox) Report(n *pb.Nack) bool {
+	key, err := wire.NackedFromProto(n.GetKey())
+	if err != nil {
+		return false
+	}
+	s := subject{key, n.GetNodeName()}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, known := o.nacks.failing[s]
+	switch {
+	case n.GetResolved():
+		o.resolveLocked(s)
+	case !known && len(o.nacks.failing) >= wire.MaxRelayedNacks:
+		return false
+	default:
+		o.failLocked(s, failure{reason: n.GetReason()})
+	}
+	return true
+}
+
+// fail records that an object is not programmed as the server has it.
+func (o *Outbox) fail(s subject, f failure) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.failLocked(s, f) {
+		o.nacked.Inc()
+	}
+}
+
+// failLocked is fail for a failure that is not counted. It returns false if the failure is already
+// known.
+func (o *Outbox) failLocked(s subject, f failure) bool {
+	if !o.nacks.fail(s, f) {
+		return false
+	}
+	o.tellLocked(s, f)
+	return true
+}
+
+// resolve records that an object is programmed again.
+func (o *Outbox) resolve(s subject) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.resolveLocked(s)
+}
+
+func (o *Outbox) resolveLocked(s subject) {
+	if f, ok := o.nacks.failing[s]; ok {
+		delete(o.nacks.failing, s)
+		o.tellLocked(s, f)
+	}
+}
+
+// tellLocked makes the next messages tell the server whether s is failing.
+func (o *Outbox) tellLocked(s subject, f failure) {
+	if !o.synced { // invariant 3
+		return
+	}
+	if !f.unreadable {
+		f.shard = o.cache.ShardOf(model.ServiceKey{Namespace: s.key.Namespace, Name: s.key.Name})
+	}
+	o.nacks.tell(s, f.shard)
+	o.signal()
+}
+
+// failures returns the number of open failures.
+func (o *Outbox) failures() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.nacks.failing)
+}
+
+// newStream drops what was meant for the previous stream. It returns the subscription for the Hello
+// of the new one.
+func (o *Outbox) newStream() *pb.Subscription {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.synced = false
+	o.requests.newStream()
+	o.acks.newStream()
+	o.nacks.news = nil
+	o.subscription.told, o.subscription.changing = o.subscription.wanted, false
+	return o.subscription.told
+}
+
+// inSync permits acks, nacks and changes of the subscription to be sent, and queues a Nack for
+// everything that is failing. A later InSync on the same stream completes a change of the
+// subscription.
+func (o *Outbox) inSync() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer o.signal()
+	if o.synced {
+		o.subscription.changing = false
+		return
+	}
+	o.synced = true
+	for s, f := range o.nacks.failing {
+		if f.unreadable && !o.cache.IsUnreadable(f.shard, s.key) {
+			delete(o.nacks.failing, s) // it was unreadable under another number of shards
+			continue
+		}
+		o.tellLocked(s, f)
+	}
+}
+
+// request queues a request of the current stream, which is sent without a rate limit.
+func (o *Outbox) request(r *pb.StreamRequest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.requests.add(r)
+	o.signal()
+}
+
+// resync queues a Resync that the server has not asked for.
+func (o *Outbox) resync(r *pb.Resync) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.requests.addResync(r)
+	o.signal()
+}
+
+// resyncsWait reports whether unprompted Resyncs are waiting to be sent.
+func (o *Outbox) resyncsWait() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.requests.resyncs) > 0
+}
+
+// collect removes from the outbox what may be sent now, and returns it. It includes an Ack only if
+// ackNow is set or the interval since the last Ack is over. acked reports whether there is one.
+func (o *Outbox) collect(ackNow bool) (out []*pb.StreamRequest, acked bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.requests.full {
+		return nil, false, errNotReading
+	}
+	now := time.Now()
+	out = o.requests.collect(now, o.signal)
+	out = o.nacks.collect(out, now, o.cache.Cache, o.signal)
+	if !o.synced {
+		return out, false, nil
+	}
+	if s := o.subscription.collect(); s != nil {
+		o.cache.Resubscribe(cache.Subscription(wire.SubscriptionKey(s)))
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: s}})
+	}
+	ack := o.acks.collect(now, ackNow, o.cache.Cache)
+	if ack == nil {
+		return out, false, nil
+	}
+	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}), true, nil
+}
+
+// subscription is what the client follows.
+//
+// Invariants:
+//
+//  1. wanted is what the client wants, and told is what the server knows. nil means everything.
+//  2. While changing is set, the InSync that completes the change to told has not arrived yet, so
+//     no further change is sent.
+type subscription struct {
+	wanted, told *pb.Subscription
+	changing     bool
+}
+
+// collect begins a change to what is wanted, and returns what to send. nil means that there is
+// nothing to change now.
+func (s *subscription) collect() *pb.Subscription {
+	if s.changing || proto.Equal(s.wanted, s.told) {
+		return nil
+	}
+	s.told, s.changing = s.wanted, true
+	if s.told == nil {
+		return &pb.Subscription{Everything: true}
+	}
+	return s.told
+}

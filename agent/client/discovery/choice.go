@@ -1,0 +1,194 @@
+// Package discovery decides which server a client connects to, and when: from the servers that it
+// is given and those that streams name, in the node's own order, and by how attempts end. It opens
+// no connection itself.
+//
+// # Guarantees
+//
+//   - A server that asked for time is not tried before that time.
+//   - The name that a server's certificate must have comes from the client's configuration. No
+//     server can lead a client to a server of another name.
+//   - The servers that a client is given have their turn within half a minute, whatever servers
+//     streams have named.
+package discovery
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/slicecast/slicecast/agent/client/cache"
+)
+
+// Times holds a client's delays.
+type Times struct {
+	// MinBackoff and MaxBackoff bound the pause after all servers have been tried. The pause is
+	// chosen at random between half the back-off and all of it. The back-off doubles each round.
+	MinBackoff, MaxBackoff time.Duration
+	// Settled is how long a stream must live to reset the back-off.
+	Settled time.Duration
+	// MoveWindow is the time within which nodes move after the set of servers has changed.
+	MoveWindow time.Duration
+	// ReturnAfter is the minimum time that a node stays on a server that is not its first choice.
+	// The maximum is twice as long.
+	ReturnAfter time.Duration
+}
+
+// DefaultTimes are the delays of a client unless a test shortens them.
+var DefaultTimes = Times{
+	MinBackoff: 500 * time.Millisecond, MaxBackoff: 30 * time.Second, Settled: 10 * time.Second,
+	MoveWindow: 30 * time.Second, ReturnAfter: 5 * time.Minute,
+}
+
+// MaxRetryDelay bounds the times that a server may ask for: the delay before the client returns to
+// it, and the interval between heartbeats.
+const MaxRetryDelay = 5 * time.Minute
+
+// Options configure a Choice. All but ServerName and NodeName are required.
+type Options struct {
+	// Find returns the servers to start with. It is called in each round of attempts in which the
+	// first servers known from streams do not answer.
+	Find Finder
+	// ServerName is the name that every server's certificate must have. Empty means that each
+	// Server's own Name applies.
+	ServerName string
+	// NodeName is the key for rendezvous hashing. Empty means a random key.
+	NodeName string
+	// Cache holds the servers that streams have named.
+	Cache *cache.Cache
+	Times Times
+	// Logger is the log.
+	Logger *slog.Logger
+	// Registerer registers the metrics, in Subsystem. nil means that they are not registered.
+	Registerer prometheus.Registerer
+	Subsystem  string
+}
+
+// Choice decides which server is next. Except for Servers and ReturnDelay, only the goroutine of
+// Run uses it, which includes Connector.Stream.
+//
+// Invariants:
+//
+//  1. resting has only servers that asked for time or that drained. rest drops those whose time is
+//     over, so it stays small.
+//  2. given changes under mu. The goroutine of Run reads it without mu, because it alone changes
+//     given.
+type Choice struct {
+	options Options
+	metrics *metrics
+	// resting maps the addresses of servers that must not be tried yet to the times when they may
+	// be.
+	resting map[string]time.Time
+	// lost is the address of the server that was lost last. It is tried last. Empty means none.
+	lost string
+	// moved is when the client last left a server for one that it prefers.
+	moved time.Time
+	mu    sync.Mutex // guards given
+	given []Server   // the servers that Options.Find last found
+}
+
+// New returns a Choice.
+func New(o Options) *Choice {
+	o.NodeName = cmp.Or(o.NodeName, rand.Text())
+	return &Choice{options: o, metrics: newMetrics(o.Registerer, o.Subsystem), resting: make(map[string]time.Time)}
+}
+
+// Servers returns the servers that the client knows, by address.
+func (c *Choice) Servers() []Server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return sorted(slices.Concat(c.options.Cache.Servers(), c.given))
+}
+
+// Named returns the servers at the addresses that a server has named, with the names that their
+// certificates must have. It drops invalid addresses and duplicates, sorts by address, and keeps
+// maxKnown at most.
+func (c *Choice) Named(addresses []string, by Server) []Server {
+	name := c.names(by)
+	var out []Server
+	for _, address := range addresses {
+		if valid(address) && len(out) < maxKnown {
+			out = append(out, Server{Address: address, Name: name(address)})
+		}
+	}
+	return sorted(out)
+}
+
+// names returns a function that returns the certificate name for the address of a server which
+// teller has named. The name always comes from the client's configuration, so that no server can
+// lead the client to a server of another name. It is the first of these that exists:
+//
+//  1. The name that is configured for all servers.
+//  2. The name that belongs to the host of the address. The host must be that of a given server, or
+//     of a known server whose name is this host.
+//  3. The name of teller.
+func (c *Choice) names(teller Server) func(address string) string {
+	if c.options.ServerName != "" {
+		return func(string) string { return c.options.ServerName }
+	}
+	own := make(map[string]string)
+	for _, s := range c.options.Cache.Servers() {
+		if s.Name == hostName(s.Address) {
+			own[s.Name] = s.Name
+		}
+	}
+	for _, s := range c.given {
+		own[hostName(s.Address)] = certificateName(s)
+	}
+	return func(address string) string { return cmp.Or(own[hostName(address)], certificateName(teller)) }
+}
+
+// find returns the given servers. If they cannot be found now, it returns what Options.Find knows.
+func (c *Choice) find(ctx context.Context, to Connector) []Server {
+	servers, err := c.options.Find(ctx)
+	if err != nil && ctx.Err() == nil {
+		to.Failed(err)
+		c.options.Logger.Error("Can't find a server; what was programmed stays", "err", err)
+	}
+	if len(servers) > 0 {
+		c.mu.Lock()
+		c.given = slices.Clone(servers)
+		c.mu.Unlock()
+	}
+	return servers
+}
+
+// order returns servers in the order in which to try them.
+func (c *Choice) order(servers []Server) []Server {
+	out := preference(servers, c.options.NodeName)
+	if i := slices.IndexFunc(out, func(s Server) bool { return s.Address == c.lost }); i >= 0 {
+		out = append(slices.Delete(slices.Clone(out), i, i+1), out[i])
+	}
+	return out
+}
+
+// rest keeps the client from trying a server for at least d.
+func (c *Choice) rest(address string, d time.Duration) {
+	maps.DeleteFunc(c.resting, func(address string, _ time.Time) bool { return c.rests(address) == 0 })
+	if until := time.Now().Add(d); until.After(c.resting[address]) {
+		c.resting[address] = until
+	}
+}
+
+// rests returns how long a server must not be tried. 0 means that it may be tried now.
+func (c *Choice) rests(address string) time.Duration {
+	return max(time.Until(c.resting[address]), 0)
+}
+
+// firstRested returns the time until the first resting server may be tried again. 0 means that no
+// server rests.
+func (c *Choice) firstRested() time.Duration {
+	var first time.Duration
+	for address := range c.resting {
+		if d := c.rests(address); d > 0 && (first == 0 || d < first) {
+			first = d
+		}
+	}
+	return first
+}
