@@ -1,6 +1,5 @@
 // These tests prove that no message of a rogue server costs an agent more than is bounded, or keeps
 // it from the next server.
-
 package client
 
 import (

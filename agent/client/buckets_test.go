@@ -1,6 +1,5 @@
 // These tests prove that the buckets whose digests differ make a client's cache equal to a server,
 // whatever the cache held.
-
 package client
 
 import (

@@ -1,5 +1,4 @@
 // This test proves that nothing is lost while everything breaks at random.
-
 package client
 
 import (

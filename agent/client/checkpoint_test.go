@@ -1,5 +1,4 @@
 // This test proves that an agent which starts with a checkpoint gets only what differs.
-
 package client
 
 import (

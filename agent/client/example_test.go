@@ -1,5 +1,4 @@
 // This example shows how other programs use the package.
-
 package client_test
 
 import (

@@ -1,5 +1,4 @@
 // The harness of these tests connects a real Client to a real hub over TLS, or to scripted servers.
-
 package client
 
 import (

@@ -1,5 +1,4 @@
 // This test proves that a node without a server follows a source in its own process.
-
 package client
 
 import (

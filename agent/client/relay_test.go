@@ -1,5 +1,4 @@
 // These tests prove what a relay hears of its client's stream.
-
 package client
 
 import (

@@ -1,5 +1,4 @@
 // These tests prove that a client survives servers that lie, and that what it reports reaches them.
-
 package client
 
 import (

@@ -1,5 +1,4 @@
 // These tests prove which server a client is connected to, whatever servers say and do.
-
 package client
 
 import (

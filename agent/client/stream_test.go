@@ -1,5 +1,4 @@
 // These tests prove what streams cost, and that a client finds and repairs what differs.
-
 package client
 
 import (

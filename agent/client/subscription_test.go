@@ -1,5 +1,4 @@
 // These tests prove that a client follows what it subscribes to, on one stream and on the next.
-
 package client
 
 import (

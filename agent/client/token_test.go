@@ -1,5 +1,4 @@
 // This test proves that renewed tokens are used.
-
 package client
 
 import (

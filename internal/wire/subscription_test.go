@@ -1,3 +1,4 @@
+// This test proves that the key of a Subscription stands for it alone.
 package wire
 
 import (

@@ -1,5 +1,4 @@
 // This benchmark measures what a change costs a node.
-
 package cache
 
 import (

@@ -1,6 +1,5 @@
 // These tests prove what a Cache does with Updates: what it holds, what it reports as changed, and
 // what it refuses.
-
 package cache
 
 import (

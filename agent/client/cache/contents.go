@@ -89,13 +89,15 @@ func (c *Cache) Restore(from *Contents) error {
 	for i := range c.shards {
 		for key, held := range c.shards[i].services {
 			c.pending.services[key] = struct{}{}
-			if held.service != nil && slices.ContainsFunc(held.service.Ports, func(p model.ServicePort) bool { return p.Protocol == model.UDP }) {
+			if held.service != nil && slices.ContainsFunc(held.service.Ports, isUDP) {
 				c.restored = append(c.restored, held.service)
 			}
 		}
 	}
 	return nil
 }
+
+func isUDP(p model.ServicePort) bool { return p.Protocol == model.UDP }
 
 // fill adds the objects of a whole shard to an empty one.
 func (s *cacheShard) fill(u *model.Update, shards uint32) error {

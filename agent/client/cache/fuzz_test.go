@@ -1,5 +1,4 @@
 // This fuzz target proves that whatever servers send leaves the cache's invariants intact.
-
 package cache
 
 import (

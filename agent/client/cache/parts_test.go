@@ -1,5 +1,4 @@
 // These tests prove that an Update which arrives in parts is applied as a whole or not at all.
-
 package cache
 
 import (

@@ -42,15 +42,13 @@ type cachedService struct {
 	slices  []*model.Slice // ascending by name
 }
 
-func newCacheShard() cacheShard {
-	return cacheShard{revision: 1, services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice)}
-}
-
 // newShards returns n empty shards.
 func newShards(n int) []cacheShard {
 	shards := make([]cacheShard, n)
 	for i := range shards {
-		shards[i] = newCacheShard()
+		shards[i] = cacheShard{
+			revision: 1, services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice),
+		}
 	}
 	return shards
 }

@@ -93,12 +93,12 @@ func Open(o Options) (*Checkpoint, error) {
 		o.Logger = slog.Default()
 	}
 	f := promauto.With(o.Registerer)
-	gauge := func(name, help string) prometheus.Gauge {
-		return f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help})
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help}
 	}
-	f.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "stale",
-		Help: "1 while the node is programmed by a checkpoint that no server has confirmed since the agent started, 0 otherwise.",
-	}, func() float64 {
+	f.NewGaugeFunc(prometheus.GaugeOpts(opts("stale",
+		"1 while the node is programmed by a checkpoint that no server has confirmed since the agent started, "+
+			"0 otherwise.")), func() float64 {
 		if o.Cache.Stale() {
 			return 1
 		}
@@ -106,10 +106,12 @@ func Open(o Options) (*Checkpoint, error) {
 	})
 	p := &Checkpoint{
 		options: o, log: o.Logger, encoder: newEncoder(),
-		errors: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "checkpoint_errors_total",
-			Help: "Checkpoints that could not be written."}),
-		bytes: gauge("checkpoint_bytes", "Size of the checkpoint that was written last."),
-		saved: gauge("checkpoint_timestamp_seconds", "Time when the last checkpoint was written, in seconds since 1970; 0: none yet."),
+		errors: f.NewCounter(prometheus.CounterOpts(opts("checkpoint_errors_total",
+			"Checkpoints that could not be written."))),
+		bytes: f.NewGauge(prometheus.GaugeOpts(opts("checkpoint_bytes",
+			"Size of the checkpoint that was written last."))),
+		saved: f.NewGauge(prometheus.GaugeOpts(opts("checkpoint_timestamp_seconds",
+			"Time when the last checkpoint was written, in seconds since 1970; 0: none yet."))),
 	}
 	if err := p.restore(); err != nil {
 		return nil, err
@@ -124,7 +126,8 @@ func (p *Checkpoint) restore() error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
-			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: make it, or give --checkpoint another path", "path", path)
+			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: "+
+				"make it, or give --checkpoint another path", "path", path)
 		} else {
 			p.log.Info("There is no checkpoint yet", "path", path)
 		}
@@ -213,7 +216,8 @@ func (p *Checkpoint) Run(ctx context.Context) {
 	select {
 	case <-ended:
 	case <-last.Done():
-		p.log.Warn("The last checkpoint was not written in time; the one before stays", "path", p.options.Path, "within", lastSave)
+		p.log.Warn("The last checkpoint was not written in time; the one before stays",
+			"path", p.options.Path, "within", lastSave)
 	}
 }
 
@@ -282,11 +286,11 @@ func (p *Checkpoint) write() (size int, err error) {
 	if size > maxFile-fileHeader-checksumSize {
 		return 0, fmt.Errorf("it would have more than %d bytes", maxFile)
 	}
-	if size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeFile(w, time.Now(), sections) }); err != nil {
-		return 0, err
+	size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeFile(w, time.Now(), sections) })
+	if err == nil {
+		p.lastSections = sections
 	}
-	p.lastSections = sections
-	return size, nil
+	return size, err
 }
 
 // replaceFile replaces the file with what write writes, or leaves it unchanged. A reader finds one

@@ -1,6 +1,5 @@
 // These tests prove that a checkpoint holds all of a cache, that no other file is accepted, and
 // that saving neither loses the file before nor holds up the agent.
-
 package checkpoint
 
 import (

@@ -60,8 +60,13 @@ const (
 	maxServers = 1024
 )
 
-// encoder encodes checkpoints of one cache. It keeps the compressed sections of each shard, so that
-// it compresses only shards that have changed.
+// encoder encodes checkpoints of one cache.
+//
+// Invariants:
+//
+//  1. shards holds, for each shard, the compressed sections of its revision that was encoded last.
+//     A shard is compressed again only if it has changed.
+//  2. Sections never change once they are encoded, so a caller may keep them.
 type encoder struct {
 	zstd   *zstd.Encoder
 	shards []encodedShard
@@ -75,8 +80,9 @@ type encodedShard struct {
 func newEncoder() *encoder {
 	// Each section is compressed by itself, so a small window costs nothing for a shard that fits
 	// in it. A better ratio is not worth a node's memory and CPU.
-	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(1<<20),
-		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithZeroFrames(true), zstd.WithEncoderCRC(false))
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
+		zstd.WithWindowSize(1<<20), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithZeroFrames(true),
+		zstd.WithEncoderCRC(false))
 	if err != nil {
 		panic(err) // the options contradict each other
 	}
@@ -213,7 +219,7 @@ func decode(file []byte, node string) (out *cache.Contents, written time.Time, e
 	return out, written, nil
 }
 
-// sectionReader reads the sections in order.
+// sectionReader reads the sections in order. rest begins with the section after the read ones.
 type sectionReader struct {
 	rest     []byte
 	sections uint32 // number of sections that the file claims to have
@@ -317,7 +323,8 @@ func (r *sectionReader) head(node string) (*cache.Contents, error) {
 		return nil, err
 	}
 	if n := len(servers.GetServers()); n > maxServers || n != len(names.GetServers()) {
-		return nil, fmt.Errorf("it has %d servers and %d names of them, of %d at most", n, len(names.GetServers()), maxServers)
+		return nil, fmt.Errorf("it has %d servers and %d names of them, of %d at most",
+			n, len(names.GetServers()), maxServers)
 	}
 	update, err := r.response()
 	switch {
@@ -327,8 +334,10 @@ func (r *sectionReader) head(node string) (*cache.Contents, error) {
 		return nil, errors.New("node: it is no Node")
 	}
 	out := &cache.Contents{
-		Epoch: hello.GetEpoch(), Sequences: hello.GetSequences(), ResourceVersions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
-		Subscription: cache.Subscription(wire.SubscriptionKey(hello.GetSubscription())), Node: update.Node.Node,
+		Epoch: hello.GetEpoch(), Sequences: hello.GetSequences(),
+		ResourceVersions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
+		Subscription:     cache.Subscription(wire.SubscriptionKey(hello.GetSubscription())),
+		Node:             update.Node.Node,
 	}
 	for i, s := range servers.GetServers() {
 		out.Servers = append(out.Servers, cache.Server{Address: s.GetAddress(), Name: names.GetServers()[i].GetAddress()})

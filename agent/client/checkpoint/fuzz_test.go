@@ -1,6 +1,5 @@
 // The fuzz target proves that no file is accepted by accident; the benchmark measures a large
 // checkpoint.
-
 package checkpoint
 
 import (

@@ -1,6 +1,5 @@
 // These tests prove what an agent that starts with a checkpoint knows of its Node and of what an
 // earlier agent programmed.
-
 package checkpoint
 
 import (

@@ -123,7 +123,8 @@ func (a *acks) ack(now time.Time) *pb.Ack {
 				p.last = ""
 			}
 			out.Positions = append(out.Positions, &pb.ShardPosition{
-				Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)), LastNode: p.last,
+				Shard: shard, Sequence: p.sequence, LastNode: p.last,
+				AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),
 			})
 		}
 	}

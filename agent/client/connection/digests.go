@@ -26,7 +26,11 @@ type questions struct {
 }
 
 // comparison finds what the cache holds differently from the server, by the digests of one stream.
-// It asks for each digest once: if that did not help, repeating it would not help either.
+//
+// Invariants:
+//
+//  1. The client asks once for a digest. If that did not help, repeating it would not help either.
+//  2. Only digests of the same position are compared.
 type comparison struct {
 	// allowed limits the requests of all streams.
 	allowed *rate.Limiter
@@ -116,7 +120,8 @@ func (s *stream) answerDigests() error {
 	}
 	s.questions.digests = true
 	_, digests := s.options.Cache.Digests()
-	s.Outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: model.JoinDigests(digests)}}})
+	answer := &pb.Digests{Digests: model.JoinDigests(digests)}
+	s.Outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: answer}})
 	return nil
 }
 

@@ -1,5 +1,4 @@
 // These tests prove when a client asks a server for what it holds differently.
-
 package connection
 
 import (

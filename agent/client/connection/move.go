@@ -18,9 +18,13 @@ import (
 // reachTimeout bounds one attempt to connect to the preferred server.
 const reachTimeout = 10 * time.Second
 
-// move is a stream's plan to leave for the server that the node prefers. The stream goes on until
-// the client is connected to that server. The receiving goroutine plans, the sending goroutine
-// waits for timer, and one goroutine at a time reaches for target.
+// move is a stream's plan to leave for the server that the node prefers.
+//
+// Invariants:
+//
+//  1. The stream goes on until the client is connected to target.
+//  2. The receiving goroutine sets target and starts timer. The sending goroutine waits for timer.
+//     While reaching is set, one goroutine reaches for target; it alone sets failed.
 type move struct {
 	timer    *time.Timer
 	target   atomic.Pointer[discovery.Server] // nil means that the stream stays
@@ -93,7 +97,8 @@ func (s *stream) reach(ctx context.Context) {
 	if err != nil {
 		now := time.Now()
 		s.move.failed.Store(&now)
-		s.log.Info("The server that is this node's by hashing can't be reached; staying", "server", target.Address, "err", err)
+		s.log.Info("The server that is this node's by hashing can't be reached; staying",
+			"server", target.Address, "err", err)
 		s.move.timer.Reset(s.options.Choice.ReturnDelay())
 		return
 	}

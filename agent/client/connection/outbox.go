@@ -43,7 +43,8 @@ type Outbox struct {
 
 func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked prometheus.Counter) *Outbox {
 	return &Outbox{
-		cache: c, itself: subject{key: model.Key{Kind: model.KindNode, Name: node}}, nacked: nacked, wake: make(chan struct{}, 1),
+		cache: c, itself: subject{key: model.Key{Kind: model.KindNode, Name: node}}, nacked: nacked,
+		wake:         make(chan struct{}, 1),
 		requests:     requests{allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)},
 		nacks:        nacks{allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce)},
 		subscription: subscription{wanted: proto.CloneOf(wanted)},

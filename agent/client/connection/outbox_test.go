@@ -1,6 +1,5 @@
 // These tests prove what a client tells servers, how often, and that no server or node can make it
 // keep or send more than is bounded.
-
 package connection
 
 import (

@@ -26,7 +26,9 @@ type Status struct {
 
 // Proto returns the status as debug services report it. It returns either the server, or since when
 // and why there is none.
-func (s Status) Proto() (server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server) {
+func (s Status) Proto() (
+	server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server,
+) {
 	for _, known := range s.Servers {
 		servers = append(servers, &pb.Server{Address: known.Address})
 	}

@@ -215,8 +215,8 @@ func (s *stream) handle(r *wire.Response) error {
 
 // unknown reports whether a response holds no message that this version knows.
 func unknown(r *wire.Response) bool {
-	return r.Welcome == nil && r.Update == nil && r.Node == nil && r.InSync == nil && r.Heartbeat == nil && r.Drain == nil &&
-		r.Servers == nil && r.BucketQuery == nil && r.Digests == nil && r.DigestQuery == nil
+	return r.Welcome == nil && r.Update == nil && r.Node == nil && r.InSync == nil && r.Heartbeat == nil &&
+		r.Drain == nil && r.Servers == nil && r.BucketQuery == nil && r.Digests == nil && r.DigestQuery == nil
 }
 
 func (s *stream) welcome(w *pb.Welcome) error {
@@ -259,7 +259,9 @@ func (s *stream) update(r *wire.Response) error {
 	}
 	for i, o := range r.Update.Unreadable {
 		if o.Version != (model.Version{}) && !o.Delta && s.Outbox.failures() < cache.MaxUnfit {
-			s.Outbox.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
+			s.Outbox.fail(subject{key: o.Key}, failure{
+				reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard,
+			})
 		}
 	}
 	for _, key := range out.Readable {
@@ -346,7 +348,8 @@ func (s *stream) inSync(m *pb.InSync) error {
 	if s.parts.Waiting() {
 		return fmt.Errorf("%w: in_sync before the last part of an update", cache.ErrProtocol)
 	}
-	if err := s.options.Cache.InSync(m.GetSequences(), wire.ResourceVersionsFromProto(m.GetResourceVersions())); err != nil {
+	seen := wire.ResourceVersionsFromProto(m.GetResourceVersions())
+	if err := s.options.Cache.InSync(m.GetSequences(), seen); err != nil {
 		return err
 	}
 	if !s.synced {

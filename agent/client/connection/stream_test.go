@@ -1,5 +1,4 @@
 // These tests prove what single messages of a server make a stream do, and that it is bounded.
-
 package connection
 
 import (

@@ -1,6 +1,5 @@
 // These tests prove in which order servers are tried, when they are tried again, and which name a
 // server's certificate must have.
-
 package discovery
 
 import (

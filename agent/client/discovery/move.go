@@ -24,8 +24,9 @@ func (c *Choice) Preferred(current Server) (preferred Server, ok bool) {
 // server for any other reason, or has moved recently, it waits for ReturnDelay, so that no node
 // moves back and forth. failed is when the stream's last attempt to move failed; zero if none has.
 func (c *Choice) MoveDelay(to Server, serversChanged bool, failed time.Time) time.Duration {
-	d := rand.N(c.options.Times.MoveWindow)
-	if !serversChanged || time.Since(c.moved) < c.options.Times.ReturnAfter || time.Since(failed) < c.options.Times.ReturnAfter {
+	times := &c.options.Times
+	d := rand.N(times.MoveWindow)
+	if !serversChanged || time.Since(c.moved) < times.ReturnAfter || time.Since(failed) < times.ReturnAfter {
 		d = c.ReturnDelay()
 	}
 	return d + c.rests(to.Address)

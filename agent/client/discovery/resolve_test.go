@@ -1,5 +1,4 @@
 // These tests prove what the configured addresses of servers resolve to.
-
 package discovery
 
 import (

@@ -128,7 +128,8 @@ func (c *Choice) try(ctx context.Context, server Server, to Connector) bool {
 		c.lost = ""
 		return end.Welcomed
 	case settled && status.Code(end.Err) == codes.Unauthenticated:
-		log.Info("The credentials that the stream began with have expired; coming back with those of now", "server", server.Address)
+		log.Info("The credentials that the stream began with have expired; coming back with those of now",
+			"server", server.Address)
 		return true
 	}
 	c.logEnd(server.Address, end)
