@@ -30,29 +30,30 @@ const helloTimeout = 10 * time.Second
 //  3. client, policy and lent are set before admitted is. Until then, only a Hello is accepted.
 //  4. Only the session's goroutine uses policy.
 type Session struct {
+	// The fan-out uses the fields up to sentBytes for each change, so they are next to each other.
 	hub       *Hub
 	transport Transport
-	pokes     chan struct{}  // wakes the session's goroutine
-	hello     chan *greeting // receives the client's Hello, once
-	ending    chan error     // receives the status that ends the session
-	index     int            // in the registry; guarded by its mu
-	greeted   bool           // whether a Hello has arrived; only the receiving goroutine uses it
-
-	client
-	since     time.Time // when the Hello arrived
-	policy    policy
-	lent      lent
-	admitted  atomic.Bool
-	synced    atomic.Bool // set once the client has been sent InSync
+	mu        sync.Mutex // guards live, requests and queries, and cursor while live is set
+	live      bool
+	cursor
 	sentBytes atomic.Uint64
 
-	mu   sync.Mutex // guards live, requests and queries, and cursor while live is set
-	live bool
-	cursor
+	pokes   chan struct{}  // wakes the session's goroutine
+	hello   chan *greeting // receives the client's Hello, once
+	ending  chan error     // receives the status that ends the session
+	index   int            // in the registry; guarded by its mu
+	greeted bool           // whether a Hello has arrived; only the receiving goroutine uses it
+
+	client
+	since    time.Time // when the Hello arrived
+	policy   policy
+	lent     lent
+	admitted atomic.Bool
+	synced   atomic.Bool // set once the client has been sent InSync
+
 	requests requests
 	queries  queries
-
-	reports reports
+	reports  reports
 }
 
 // Open begins a session. The caller must call Serve, and may call Message before or during it.
