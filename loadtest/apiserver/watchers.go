@@ -69,6 +69,12 @@ type WatchOptions struct {
 // kube-proxy's selectors. Each node has a connection of its own. A watch starts with a streamed
 // list; if the API server refuses to stream it, the node fetches it. Equal bytes are decoded once
 // for all nodes, to leave the CPUs to the process that is measured.
+//
+// API servers of Kubernetes 1.37 and later compress watches that start with a streamed list
+// (feature gate WatchListCompression). After 5 to 10 minutes they end such a watch, and the watch
+// after it is not compressed. A node does not wait for that: it reopens a compressed watch as soon
+// as it has the list, so that changes are measured in the state in which clusters are most of the
+// time. A node has the state once the second watch is open.
 type Watchers struct {
 	fleet.Group
 	options WatchOptions
@@ -80,7 +86,7 @@ type Watchers struct {
 	// fetched counts the lists that nodes fetched. refused limits the log to the first refusal.
 	fetched atomic.Int64
 	refused sync.Once
-	// compressed counts the watches whose events were compressed.
+	// compressed counts the streamed lists that were compressed.
 	compressed atomic.Int64
 	// complaints limits the log, because thousands of watches may fail in the same way.
 	complaints rate.Sometimes
@@ -273,9 +279,7 @@ func (w *Watchers) On(*fleet.Member, string) bool { return true }
 // stream them.
 func (w *Watchers) Fetched() int64 { return w.fetched.Load() }
 
-// Compressed returns the number of nodes' watches whose events were compressed. API servers of
-// Kubernetes 1.37 and later compress watches that start with a streamed list (feature gate
-// WatchListCompression). They do not compress the watches that follow after such a watch has ended.
+// Compressed returns the number of streamed lists that nodes received compressed.
 func (w *Watchers) Compressed() int64 { return w.compressed.Load() }
 
 // follow keeps a watch open. If the API server refuses to stream a list, follow fetches that list
@@ -287,13 +291,16 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 		if ctx.Err() != nil {
 			return
 		}
-		if fetch = errors.Is(err, errNotStreamed); fetch {
+		fetch = errors.Is(err, errNotStreamed)
+		switch {
+		case fetch:
 			w.refused.Do(func() {
 				w.options.Logger.Warn("API server refused to stream a list; fetching it (further refusals are not logged)", "node", s.watcher.Name, "path", s.path, "error", err)
 			})
 			continue
-		}
-		if !errors.Is(err, io.EOF) { // io.EOF is the normal end of a watch
+		case errors.Is(err, errCompressed):
+			continue
+		case !errors.Is(err, io.EOF): // io.EOF is the normal end of a watch
 			s.mu.Lock()
 			s.failed = err
 			s.mu.Unlock()
@@ -310,8 +317,12 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 	}
 }
 
-// errNotStreamed means that the API server refuses to stream a list.
-var errNotStreamed = errors.New("the API server refuses to stream the list")
+var (
+	// errNotStreamed means that the API server refuses to stream a list.
+	errNotStreamed = errors.New("the API server refuses to stream the list")
+	// errCompressed ends a compressed watch once its list is complete.
+	errCompressed = errors.New("the API server compresses this watch")
+)
 
 // refusal classifies an error that the API server returns instead of a streamed list or of the rest
 // of one. Like reflectors, it wraps errNotStreamed for any API status, because API servers refuse
@@ -355,20 +366,29 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 		query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
 	}
 	query.Set("resourceVersion", from)
-	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf+";stream=watch")
+	response, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf+";stream=watch")
 	if err != nil && from == "" {
 		err = refusal(err)
 	}
 	if err != nil {
 		return err
 	}
-	defer body.Close()
+	defer response.Body.Close()
+	if response.Uncompressed && s.had == nil {
+		w.compressed.Add(1)
+	}
 	s.setOpen(true)
 	defer s.setOpen(false)
 	if from != "" {
 		w.synced(s) // the watch continues from the state that it holds
 	}
-	r := bufio.NewReaderSize(body, readBuffer)
+	return w.read(s, response)
+}
+
+// read reads the events of a watch to its end, or to the end of its list if the watch is
+// compressed.
+func (w *Watchers) read(s *stream, response *http.Response) error {
+	r := bufio.NewReaderSize(response.Body, readBuffer)
 	var length [4]byte // length prefix of an event
 	var frame []byte
 	for {
@@ -396,6 +416,12 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 			return err
 		}
 		w.take(s, e)
+		switch {
+		case e.complete && response.Uncompressed:
+			return errCompressed
+		case e.complete:
+			w.synced(s)
+		}
 	}
 }
 
@@ -421,12 +447,12 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 	if s.had == nil {
 		query.Set("resourceVersion", "0")
 	}
-	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf)
+	response, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf)
 	if err != nil {
 		return err
 	}
-	defer body.Close()
-	content, err := io.ReadAll(io.LimitReader(body, maxList))
+	defer response.Body.Close()
+	content, err := io.ReadAll(io.LimitReader(response.Body, maxList))
 	if err != nil {
 		return err
 	}
@@ -447,8 +473,8 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 	return nil
 }
 
-// get sends a request and returns the body of the response.
-func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept string) (io.ReadCloser, error) {
+// get sends a request and returns the response, whose status is 200.
+func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept string) (*http.Response, error) {
 	u := *w.base
 	u.Path = strings.TrimSuffix(u.Path, "/") + s.path
 	for name, values := range s.query {
@@ -474,40 +500,36 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 		later, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), later, true)
 	}
-	if response.Uncompressed && query.Has("watch") && s.had == nil {
-		w.compressed.Add(1)
-	}
-	return response.Body, nil
+	return response, nil
 }
 
-// take processes an event.
+// take applies an event to a stream, and records the latency of a change.
 func (w *Watchers) take(s *stream, e *event) {
 	now := time.Now()
+	changed := s.apply(e)
+	if window := w.Window(); window != nil && changed && s.had == nil {
+		if e.version == 0 {
+			window.Removed(s.watcher.Member, e.key, now)
+		} else {
+			window.Slice(s.watcher.Member, e.key, e.triggerMS, now)
+		}
+	}
+}
+
+// apply applies an event and reports whether it changed an object.
+func (s *stream) apply(e *event) (changed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !e.bookmark {
-		s.mu.Lock()
 		for len(s.held) <= e.number {
 			s.held = append(s.held, 0)
 		}
-		known := s.held[e.number] == e.version
+		changed = s.held[e.number] != e.version
 		s.digest += e.version - s.held[e.number]
 		s.held[e.number] = e.version
-		s.advanceLocked(e)
-		s.mu.Unlock()
-		if window := w.Window(); window != nil && !known && s.had == nil {
-			if e.version == 0 {
-				window.Removed(s.watcher.Member, e.key, now)
-			} else {
-				window.Slice(s.watcher.Member, e.key, e.triggerMS, now)
-			}
-		}
-		return
 	}
-	s.mu.Lock()
 	s.advanceLocked(e)
-	s.mu.Unlock()
-	if e.complete {
-		w.synced(s)
-	}
+	return changed
 }
 
 // advanceLocked records the version of an event if the stream's list is complete.

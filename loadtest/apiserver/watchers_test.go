@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"compress/gzip"
 	"context"
 	"io"
 	"log/slog"
@@ -101,6 +102,59 @@ func TestInterruptedList(t *testing.T) {
 	}
 	_, slices, _ = w.Objects()
 	require.Equal(t, 1, slices)
+}
+
+// zipped compresses a response.
+type zipped struct {
+	http.ResponseWriter
+	gzip *gzip.Writer
+}
+
+func (z zipped) Write(b []byte) (int, error) { return z.gzip.Write(b) }
+
+// Flush implements http.Flusher.
+func (z zipped) Flush() {
+	_ = z.gzip.Flush() // clients retry after an error
+	z.ResponseWriter.(http.Flusher).Flush()
+}
+
+// TestCompressedWatch uses an API server that compresses a watch that begins with a list. Once it
+// has the list, the watcher reopens the watch.
+func TestCompressedWatch(t *testing.T) {
+	change := make(chan struct{})
+	a := newAPI(t, map[string][]func(*answer){
+		"services": {noServices}, "nodes": {noNodes},
+		"endpointslices": {
+			func(a *answer) {
+				a.Header().Set("Content-Encoding", "gzip")
+				a.ResponseWriter = zipped{a.ResponseWriter, gzip.NewWriter(a.ResponseWriter)}
+				a.send(watch.Added, slice("web", "3"))
+				a.complete(&discoveryv1.EndpointSlice{}, "10")
+				a.stay()
+			},
+			func(a *answer) {
+				a.ResponseWriter.(http.Flusher).Flush()
+				select {
+				case <-change:
+					a.send(watch.Modified, slice("web", "11"))
+				case <-a.request.Context().Done():
+				}
+				a.stay()
+			},
+		},
+	})
+	w := watching(t, a)
+	requireSynced(t, w)
+	require.EqualValues(t, 1, w.Compressed())
+	queries := a.seen("endpointslices")
+	require.Len(t, queries, 2, "the node had the state before the second watch")
+	require.Equal(t, "true", queries[0].Get("sendInitialEvents"))
+	require.Empty(t, queries[1].Get("sendInitialEvents"))
+	require.Equal(t, "10", queries[1].Get("resourceVersion"))
+	close(change)
+	slices := w.all[0].streams[1]
+	require.Eventually(t, func() bool { return slices.sight().version == 11 }, time.Minute, 10*time.Millisecond)
+	require.Len(t, a.seen("endpointslices"), 2)
 }
 
 // TestWatchesAsKubeProxy compares the queries with the selectors of kube-proxy 1.37.

@@ -99,7 +99,8 @@ func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
 	return r, err
 }
 
-func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
+// sampleLocked returns the sum of the samples of all processes with nodes.
+func (m *meter) sampleLocked(ctx context.Context) (sum worker.Sample, err error) {
 	samples := make([]worker.Sample, len(m.stack.workers))
 	asking, ctx := errgroup.WithContext(ctx)
 	for i, w := range m.stack.workers {
@@ -109,21 +110,28 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 		})
 	}
 	if err := asking.Wait(); err != nil {
+		return sum, err
+	}
+	for _, s := range samples {
+		sum.Up += s.Up
+		sum.Applied += s.Applied
+		sum.Owed += s.Owed
+		sum.Planned += s.Planned
+		sum.ReceivedBytes += s.ReceivedBytes
+		sum.SentBytes += s.SentBytes
+		sum.Reconnects += s.Reconnects
+		sum.FetchedLists += s.FetchedLists
+		sum.CompressedLists += s.CompressedLists
+		m.recent.Merge(hdrhistogram.Import(s.Recent))
+	}
+	return sum, nil
+}
+
+func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
+	if r.nodes, err = m.sampleLocked(ctx); err != nil {
 		return r, err
 	}
 	r.at = time.Now()
-	for _, s := range samples {
-		r.nodes.Up += s.Up
-		r.nodes.Applied += s.Applied
-		r.nodes.Owed += s.Owed
-		r.nodes.Planned += s.Planned
-		r.nodes.ReceivedBytes += s.ReceivedBytes
-		r.nodes.SentBytes += s.SentBytes
-		r.nodes.Reconnects += s.Reconnects
-		r.nodes.FetchedLists += s.FetchedLists
-		r.nodes.CompressedWatches += s.CompressedWatches
-		m.recent.Merge(hdrhistogram.Import(s.Recent))
-	}
 	r.server = m.gone
 	serverPeak, clientPeak := int64(0), int64(0)
 	for _, pid := range m.pids() {

@@ -11,6 +11,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
@@ -115,22 +116,27 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	if err == nil {
 		err = readErr
 	}
-	r.reconnected(last.nodes.Reconnects)
-	fetched := last.nodes.FetchedLists
-	r.note(fetched > 0, "nodes fetched %d lists, because the API server refused to stream them", fetched)
-	compressed := last.nodes.CompressedWatches
-	r.note(compressed > 0, "the API server compressed %d watches. From Kubernetes 1.37 on, it compresses watches that begin with a list, until they end after 5 to "+
-		"10 minutes; the watches after them take more bytes and less CPU time", compressed)
-	r.explainCPU()
-	r.result.Series = r.meter.seconds
-	if r.result.ClientPeakBytes == 0 { // floor has not set it; its own memory must not count
-		r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
-	}
+	r.summarize(last.nodes)
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
 		return r.failed(because(ctx, err))
 	}
 	r.report.Repeats = append(r.report.Repeats, r.result)
 	return err
+}
+
+// summarize adds what is known only at the end, given the last sample of all nodes.
+func (r *repeat) summarize(last worker.Sample) {
+	r.reconnected(last.Reconnects)
+	fetched := last.FetchedLists
+	r.note(fetched > 0, "nodes fetched %d lists, because the API server refused to stream them", fetched)
+	compressed := last.CompressedLists
+	r.note(compressed > 0, "the API server compressed %d lists and the watches that began with them, as Kubernetes does from 1.37 on for the first 5 to 10 minutes of a "+
+		"watch; nodes reopened these watches at once, so that changes are not compressed", compressed)
+	r.explainCPU()
+	r.result.Series = r.meter.seconds
+	if r.result.ClientPeakBytes == 0 { // floor has not set it; its own memory must not count
+		r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
+	}
 }
 
 // failed adds the repeat to the report as far as it got, so that neither it nor earlier repeats are

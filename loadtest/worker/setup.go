@@ -84,8 +84,8 @@ type Sample struct {
 	Reconnects int64
 	// FetchedLists is Fetched of apiserver.Watchers.
 	FetchedLists int64
-	// CompressedWatches is Compressed of apiserver.Watchers.
-	CompressedWatches int64
+	// CompressedLists is Compressed of apiserver.Watchers.
+	CompressedLists int64
 }
 
 // Checked is the result of comparing nodes with the true state.

@@ -307,7 +307,7 @@ func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	s.ReceivedBytes, s.SentBytes = w.group.Traffic()
 	s.Reconnects = w.group.Reconnects()
 	if w.watchers != nil {
-		s.FetchedLists, s.CompressedWatches = w.watchers.Fetched(), w.watchers.Compressed()
+		s.FetchedLists, s.CompressedLists = w.watchers.Fetched(), w.watchers.Compressed()
 	}
 	return nil
 }
