@@ -13,7 +13,7 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md, and the schemas of what the load tester writes
+generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
 	go run ./internal/tools/metricsdoc docs/metrics.md
 	go run ./internal/tools/reportschema .
@@ -46,32 +46,21 @@ conformance: ## hold a real kube-proxy to the conformance cases in its modes, be
 	go test -count 1 -timeout 30m ./internal/conformance -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy -conformance.slicecast=
 	go test -count 1 -timeout 30m ./internal/beside ./internal/moving
 
-.PHONY: bench
-bench: build ## measure anew, on a machine that has nothing else to do, and make docs/performance.md of it; reports in bin/bench
+.PHONY: performance
+performance: build ## measure everything and write docs/performance.md and the pages behind it, in about six hours on an idle machine; ONLY=steady chooses reports
 	internal/tools/bench.sh
 
 MODES ?= nftables,iptables-nft,iptables-legacy
 SIZES ?= 1000x50+5000,10000x5
 
 .PHONY: bench-node
-bench-node: ## a node's figures beside a real kube-proxy's, on a machine that has nothing else to do; MODES=nftables SIZES=10000x50 choose
-	mkdir -p bin/bench
-	go test -run '^$$' -bench Node -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(SIZES) | tee bin/bench/node.txt
+bench-node: ## a node's figures beside a real kube-proxy's, on an idle machine; MODES=nftables SIZES=10000x50 choose
+	go test -run '^$$' -bench Node -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(SIZES)
 
-.PHONY: bench-agent
-bench-agent: ## an agent's figures with nftables, without kube-proxy, also in the largest clusters
-	mkdir -p bin/bench
-	go test -run '^$$' -bench Agent -benchtime 1x -timeout 1h ./loadtest/kubeproxy \
-		-kubeproxy.sizes=99x50+50,1000x50+5000,9999x50+50,44124x1+1,5005x49+4766 | tee bin/bench/agent.txt
-
-.PHONY: bench-ipvs
-bench-ipvs: ## a node's and an agent's figures with IPVS, in the virtual machine, where programs take many times what they take elsewhere
-	mkdir -p bin/bench
-	go test -run '^$$' -bench 'Programmer/.*/.*/.*/(Load|Restart)' -benchtime 3x -timeout 1h ./agent/programmer/ipvs -large | tee bin/bench/ipvs.txt
-	go test -run '^$$' -bench 'Programmer/.*/.*/.*/Flip' -benchtime 1000x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
-	go test -run '^$$' -bench 'Programmer/.*/.*/.*/Rollover' -benchtime 1x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
-	go test -run TestOldKernel -count 1 -v -timeout 2h ./internal/testenv/vm/oldkernel -oldkernel.figures=1000x50+5000 | tee bin/bench/node-ipvs.txt
-	go test -run TestOldKernel -count 1 -v -timeout 3h ./internal/testenv/vm/oldkernel -oldkernel.figures=10000x50 -oldkernel.changes=0 | tee -a bin/bench/node-ipvs.txt
+.PHONY: screencast
+screencast: build ## record the demo and draw it, docs/demo.svg
+	go build -o bin/slicecast-demo ./internal/demo
+	go run ./internal/tools/screencast docs/demo 'make demo' bin/slicecast-demo
 
 FUZZTIME ?= 1m
 

@@ -170,38 +170,50 @@ func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, e
 	if err != nil {
 		return nil, err
 	}
+	if err := w.startServer(ctx, bin, at.server, ca, caFile); err != nil {
+		return nil, err
+	}
+	return w.startAgent(ctx, bin, at.agent, ca, caFile)
+}
+
+// startServer starts the server and waits until it has read the manifests.
+func (w *world) startServer(ctx context.Context, bin, socket string, ca *testca.CA, caFile string) error {
 	serving, err := ca.Server("slicecast-server", w.network.World.IPv4.String())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	serverCert, serverKey, err := testca.Write(w.dir, "server", serving)
+	cert, key, err := testca.Write(w.dir, "server", serving)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	server := exec.CommandContext(ctx, filepath.Join(bin, "slicecast-server"),
+		"--source=file", "--manifests="+w.manifests, "--bind-address=:"+serverPort,
+		"--tls-cert-file="+cert, "--tls-private-key-file="+key, "--client-ca-file="+caFile,
+		"--debug-socket="+socket, "--healthz-bind-address="+healthz, "--log-level=warn")
+	if err := w.background(server, server.Start, "server"); err != nil {
+		return err
+	}
+	if err := eventually(ctx, func() error { return ready(ctx) }); err != nil {
+		return fmt.Errorf("the server did not become ready: %w", err)
+	}
+	return nil
+}
+
+// startAgent starts the agent, waits until it has programmed node-1, and returns its log.
+func (w *world) startAgent(ctx context.Context, bin, socket string, ca *testca.CA, caFile string) (*agentLog, error) {
 	identity, err := ca.Node("node-1")
 	if err != nil {
 		return nil, err
 	}
-	nodeCert, nodeKey, err := testca.Write(w.dir, "node-1", identity)
+	cert, key, err := testca.Write(w.dir, "node-1", identity)
 	if err != nil {
 		return nil, err
-	}
-
-	server := exec.CommandContext(ctx, filepath.Join(bin, "slicecast-server"),
-		"--source=file", "--manifests="+w.manifests, "--bind-address=:"+serverPort,
-		"--tls-cert-file="+serverCert, "--tls-private-key-file="+serverKey, "--client-ca-file="+caFile,
-		"--debug-socket="+at.server, "--healthz-bind-address="+healthz, "--log-level=warn")
-	if err := w.background(server, server.Start, "server"); err != nil {
-		return nil, err
-	}
-	if err := eventually(ctx, func() error { return ready(ctx) }); err != nil {
-		return nil, fmt.Errorf("the server did not become ready: %w", err)
 	}
 	logReader, logWriter := io.Pipe()
 	agent := w.node1.Command(ctx, filepath.Join(bin, "slicecast-agent"),
 		"--node-name=node-1", "--servers="+net.JoinHostPort(w.network.World.IPv4.String(), serverPort),
-		"--ca-file="+caFile, "--client-cert-file="+nodeCert, "--client-key-file="+nodeKey,
-		"--cluster-cidr=10.180.0.0/16,fd00:10:180::/48", "--status-socket="+at.agent, "--log-level=debug", "--log-format=json")
+		"--ca-file="+caFile, "--client-cert-file="+cert, "--client-key-file="+key,
+		"--cluster-cidr=10.180.0.0/16,fd00:10:180::/48", "--status-socket="+socket, "--log-level=debug", "--log-format=json")
 	agent.Stderr = logWriter
 	log := followLog(logReader)
 	w.Cleanup(func() { _ = logWriter.Close() })
@@ -254,26 +266,67 @@ func (w *world) background(c *exec.Cmd, start func() error, name string) error {
 	return nil
 }
 
-// traffic shows what Services do to connections and how they follow changes of the manifests.
+// traffic shows what Services do to connections, and how connections follow changes of the
+// manifests.
 func (w *world) traffic(ctx context.Context, log *agentLog) error {
-	podA := w.pods["pod-a"]
+	if err := w.connections(ctx); err != nil {
+		return err
+	}
+	log.print(true)
+	defer log.print(false)
+	last := readyLine("10.180.1.1", "node-2")
+	for _, change := range []struct {
+		title    string // none if it belongs to the change before
+		old, now string // texts in web.yaml
+		pods     []string
+	}{
+		{"web scales up: pod-d joins, by an edit of web.yaml", last, last + readyLine("10.180.1.2", "node-2"), []string{"pod-a", "pod-b", "pod-c", "pod-d"}},
+		{"pod-b is not ready for a while", readiness("10.180.0.2", true), readiness("10.180.0.2", false), []string{"pod-a", "pod-c", "pod-d"}},
+		{"", readiness("10.180.0.2", false), readiness("10.180.0.2", true), []string{"pod-a", "pod-b", "pod-c", "pod-d"}},
+		{"web scales down to pod-c and pod-d", readyLine("10.180.0.1", "node-1") + readyLine("10.180.0.2", "node-1"), "", []string{"pod-c", "pod-d"}},
+	} {
+		if change.title != "" {
+			title("%s", change.title)
+		}
+		if err := w.edit("web.yaml", change.old, change.now); err != nil {
+			return err
+		}
+		if err := log.wait(ctx, "Received delta", "web"); err != nil { // it is printed before the connections
+			return err
+		}
+		if err := w.expect(ctx, w.pods["pod-a"].Host, testenv.TCP, web, "web, from pod-a", change.pods...); err != nil {
+			return err
+		}
+	}
+	title("One of fleet's 100 endpoints is replaced")
+	if err := w.edit("fleet.yaml", "10.180.2.77]", "10.180.2.177]"); err != nil {
+		return err
+	}
+	return log.wait(ctx, "Received delta", "fleet")
+}
+
+// connections shows what Services do to connections.
+func (w *world) connections(ctx context.Context) error {
 	title("100 connections to each Service")
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c"); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web6, "web over IPv6, from pod-a", "pod-a", "pod-b", "pod-c"); err != nil {
-		return err
-	}
-	nodePort := netip.AddrPortFrom(w.node1.IPv4, webNode)
-	if err := w.expect(ctx, w.client.Host, testenv.TCP, nodePort, "web's node port, from outside", "pod-a", "pod-b", "pod-c"); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.UDP, legacy, "legacy (an Endpoints object), UDP", "pod-b", "pod-c"); err != nil {
-		return err
+	podA, nodePort := w.pods["pod-a"].Host, netip.AddrPortFrom(w.node1.IPv4, webNode)
+	for _, c := range []struct {
+		from  *testenv.Host
+		proto testenv.Proto
+		to    netip.AddrPort
+		what  string
+		pods  []string
+	}{
+		{podA, testenv.TCP, web, "web, from pod-a", []string{"pod-a", "pod-b", "pod-c"}},
+		{podA, testenv.TCP, web6, "web over IPv6, from pod-a", []string{"pod-a", "pod-b", "pod-c"}},
+		{w.client.Host, testenv.TCP, nodePort, "web's node port, from outside", []string{"pod-a", "pod-b", "pod-c"}},
+		{podA, testenv.UDP, legacy, "legacy (an Endpoints object), UDP", []string{"pod-b", "pod-c"}},
+	} {
+		if err := w.expect(ctx, c.from, c.proto, c.to, c.what, c.pods...); err != nil {
+			return err
+		}
 	}
 	if err := eventually(ctx, func() error {
-		r := podA.Probe(ctx, testenv.TCP, empty, 1, testenv.ProbeOptions{})
-		if !r.All(testenv.Refused) {
+		if r := podA.Probe(ctx, testenv.TCP, empty, 1, testenv.ProbeOptions{}); !r.All(testenv.Refused) {
 			return fmt.Errorf("a Service without endpoints does not refuse connections: %s", r)
 		}
 		return nil
@@ -281,50 +334,17 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 		return err
 	}
 	say("%-36s refused at once: it has no endpoints", "empty, from pod-a")
-
-	title("web scales up: pod-d joins, by an edit of web.yaml")
-	log.print(true)
-	last := readyLine("10.180.1.1", "node-2")
-	if err := w.edit("web.yaml", last, last+readyLine("10.180.1.2", "node-2")); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c", "pod-d"); err != nil {
-		return err
-	}
-	title("pod-b is not ready for a while")
-	if err := w.setReady("10.180.0.2", false); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-c", "pod-d"); err != nil {
-		return err
-	}
-	if err := w.setReady("10.180.0.2", true); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c", "pod-d"); err != nil {
-		return err
-	}
-	title("web scales down to pod-c and pod-d")
-	if err := w.edit("web.yaml", readyLine("10.180.0.1", "node-1")+readyLine("10.180.0.2", "node-1"), ""); err != nil {
-		return err
-	}
-	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-c", "pod-d"); err != nil {
-		return err
-	}
-	title("One of fleet's 100 endpoints is replaced")
-	if err := w.edit("fleet.yaml", "10.180.2.77]", "10.180.2.177]"); err != nil {
-		return err
-	}
-	if err := log.wait(ctx, "Received delta", "fleet"); err != nil {
-		return err
-	}
-	log.print(false)
 	return nil
 }
 
 // readyLine returns the line of a ready endpoint in examples/web.yaml.
 func readyLine(address, node string) string {
-	return fmt.Sprintf("  - {addresses: [%s], conditions: {ready: true}, nodeName: %s}\n", address, node)
+	return fmt.Sprintf("  - %s, nodeName: %s}\n", readiness(address, true), node)
+}
+
+// readiness returns the beginning of an endpoint in examples/web.yaml.
+func readiness(address string, ready bool) string {
+	return fmt.Sprintf("{addresses: [%s], conditions: {ready: %t}", address, ready)
 }
 
 // hold toggles the readiness of an endpoint until the context ends.
@@ -341,7 +361,7 @@ func (w *world) hold(ctx context.Context, at sockets, log *agentLog) error {
 			return nil
 		case <-time.After(2 * time.Second):
 		}
-		if err := w.setReady("10.180.1.1", ready); err != nil {
+		if err := w.edit("web.yaml", readiness("10.180.1.1", !ready), readiness("10.180.1.1", ready)); err != nil {
 			return err
 		}
 	}
@@ -379,13 +399,6 @@ func eventually(ctx context.Context, condition func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return testenv.WaitFor(ctx, condition)
-}
-
-func (w *world) setReady(address string, ready bool) error {
-	line := func(r bool) string {
-		return fmt.Sprintf("{addresses: [%s], conditions: {ready: %t}", address, r)
-	}
-	return w.edit("web.yaml", line(!ready), line(ready))
 }
 
 // edit replaces text in a manifest. Like an editor, it replaces the file in one step.
