@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Measures the figures of docs/performance.md again, one after the other. This takes some hours.
+# Measures everything in docs/performance.md and the pages behind it again, one after the other, and
+# writes these pages. This takes about six hours on two CPUs.
 #
 # The commands write their reports to bin/bench. The trimmed reports then go to
-# loadtest/performance/reports, from which the page is generated, unless the reports would come from
-# different machines.
+# loadtest/performance/reports, from which the pages are generated, unless the reports would come
+# from different machines. All of them are of one commit, so the work tree must be clean.
 #
 # REPEATS is how often each load test runs; by default it runs as often as its command says, or
-# once. ONLY=steady measures only the reports whose names begin with "steady"; the page keeps the
-# others.
+# once. ONLY=steady measures only the reports whose names begin with "steady", in any work tree; the
+# pages keep the others.
 #
-# If a run fails, the others continue. The page keeps the previous report of the failed run, and its
+# If a run fails, the others continue. The pages keep the previous report of the failed run, and its
 # incomplete report is in bin/bench as NAME.failed.json, with its log in NAME.log. The script fails
 # at the end.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
-# Reports contain the commit, and the page says if they differ. -buildvcs=auto overrides GOFLAGS.
+# Reports contain the commit. -buildvcs=auto overrides GOFLAGS.
 go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest
+commit=$(go version -m bin/slicecast-loadtest | awk '$1 == "mod" { print $3 }')
+if [[ $commit == *+dirty && -z ${ONLY:-} ]]; then
+	echo "the work tree has changes that are in no commit: commit them first" >&2
+	exit 1
+fi
 
 # loadtest NAME COMMAND... runs a load test and writes its report as JSON and as text.
 loadtest() {
@@ -35,7 +41,7 @@ while IFS= read -r line; do
 	rm -f "bin/bench/$name".{json,txt,log,failed.json,failed.txt}
 	echo "== $name: ${command[*]}"
 	if [[ ${command[0]} == go ]]; then
-		"${command[@]}" | tee "bin/bench/$name.txt"
+		(echo "commit: $commit" && "${command[@]}") | tee "bin/bench/$name.txt"
 	else
 		loadtest "$name" "${command[@]}"
 	fi && measured+=("$name") || {

@@ -87,8 +87,8 @@ func TestShow(t *testing.T) {
 	require.Equal(t, string(want), out)
 }
 
-// TestBenchCommands checks that the flags of the commands in docs/performance.md, which make bench
-// runs, are valid.
+// TestBenchCommands checks that the flags of the commands in docs/performance/method.md, which make
+// performance runs, are valid.
 func TestBenchCommands(t *testing.T) {
 	for _, c := range performance.Commands() {
 		if c.Bench() {

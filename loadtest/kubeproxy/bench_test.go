@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/testenv/command"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
@@ -56,7 +58,14 @@ const (
 // for an ordinary Service.
 //
 // The restart is the second of two, because the first one removes what no Service needs any more.
+//
+// Before its figures, the benchmark prints the version of kube-proxy.
 func BenchmarkNode(b *testing.B) {
+	binary, err := controlplane.KubernetesBinary(b.Context(), "kube-proxy")
+	require.NoError(b, err)
+	version, err := exec.CommandContext(b.Context(), binary, "--version").Output()
+	require.NoError(b, err)
+	fmt.Printf("kube-proxy: %s", version)
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
 		require.NoError(b, err)

@@ -1,5 +1,5 @@
 // Package performance holds the measurements of Slicecast and its peers: the reports from which
-// docs/performance.md and the chart of README.md are generated, and from which estimates take their
+// docs/performance.md, the pages in docs/performance and their chart are generated, and from which estimates take their
 // coefficients. The reports are checked in, so that every figure can be traced to a report and the
 // page can be generated again.
 package performance
@@ -9,10 +9,10 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -62,7 +62,7 @@ func Read(reports fs.FS) (*Measured, error) {
 		case ".json":
 			m.Reports[name], err = report.Read(bytes.NewReader(content))
 		case ".txt":
-			m.Benches[name], err = benches(bytes.NewReader(content), f.Name())
+			m.Benches[name], err = benches(content, f.Name())
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name(), err)
@@ -71,8 +71,11 @@ func Read(reports fs.FS) (*Measured, error) {
 	return m, nil
 }
 
-func benches(r io.Reader, name string) (out []*benchfmt.Result, err error) {
-	lines := benchfmt.NewReader(r, name)
+// benches reads the output of benchmarks. Those that run in the virtual machine are in the log of a
+// test, where each line is indented and may have a prefix.
+func benches(content []byte, name string) (out []*benchfmt.Result, err error) {
+	content = logged.ReplaceAll(content, nil)
+	lines := benchfmt.NewReader(bytes.NewReader(content), name)
 	for lines.Scan() {
 		switch line := lines.Result().(type) {
 		case *benchfmt.Result:
@@ -87,6 +90,9 @@ func benches(r io.Reader, name string) (out []*benchfmt.Result, err error) {
 	return out, lines.Err()
 }
 
+// logged matches what the log of a test adds before a line.
+var logged = regexp.MustCompile(`(?m)^ +(\w+\.go:\d+: )?`)
+
 // Figure returns a metric of a report. Its error lists the reports or metrics that exist.
 func (m *Measured) Figure(name, metric string) (report.Spread, error) {
 	r, ok := m.Reports[name]
@@ -100,24 +106,44 @@ func (m *Measured) Figure(name, metric string) (report.Spread, error) {
 	return s, nil
 }
 
-// Bench returns a value of a benchmark. benchmark is its name without "Benchmark" and the number of
-// CPUs, and unit is the unit as it is printed.
-func (m *Measured) Bench(name, benchmark, unit string) (float64, error) {
+// errNoValue means that a report of benchmarks does not have a figure.
+var errNoValue = errors.New("no such figure")
+
+// Bench returns a figure of a benchmark, over all runs in the report. benchmark is its name without
+// "Benchmark" and the number of CPUs, and unit is the unit as it is printed.
+func (m *Measured) Bench(name, benchmark, unit string) (report.Spread, error) {
+	if m.Benches[name] == nil {
+		return report.Spread{}, fmt.Errorf("there is no report %s: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(m.Benches)), ", "))
+	}
+	of, factor := benchUnit(unit)
+	var values []float64
 	for _, r := range m.Benches[name] {
-		base, _, _ := bytes.Cut(r.Name.Full(), []byte("-"))
-		if string(base) != benchmark {
+		if benchName(r) != benchmark {
 			continue
 		}
 		for _, v := range r.Values {
-			if v.Unit == unit || v.OrigUnit == unit {
-				if v.OrigUnit == unit {
-					return v.OrigValue, nil
-				}
-				return v.Value, nil
+			if v.OrigUnit == unit {
+				values = append(values, factor*v.OrigValue)
+			} else if v.Unit == unit {
+				values = append(values, factor*v.Value)
 			}
 		}
 	}
-	return 0, fmt.Errorf("benchmark report %s has no value in %s for %s", name, unit, benchmark)
+	if len(values) == 0 {
+		return report.Spread{}, fmt.Errorf("benchmark report %s has no value in %s for %s: %w", name, unit, benchmark, errNoValue)
+	}
+	return report.SpreadOf(of, values), nil
+}
+
+// benchName returns the name of a benchmark without the number of CPUs.
+func benchName(r *benchfmt.Result) string {
+	name, parts := r.Name.Parts()
+	for _, p := range parts {
+		if p[0] != '-' {
+			name = append(name, p...)
+		}
+	}
+	return string(name)
 }
 
 // Trim removes the seconds and the histograms from a report. They make up most of its size, and the

@@ -1,6 +1,7 @@
 package performance_test
 
 import (
+	"bytes"
 	"io/fs"
 	"maps"
 	"os"
@@ -26,16 +27,51 @@ func checkedIn(t *testing.T) *performance.Measured {
 	return m
 }
 
-// TestPageIsCurrent checks that the page and the chart match the reports.
-func TestPageIsCurrent(t *testing.T) {
-	m := checkedIn(t)
-	for name, produce := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
-		content, err := produce()
-		require.NoError(t, err)
+// pages returns the content of one of the pages, such as "server".
+func pages(t *testing.T, m *performance.Measured, name string) string {
+	t.Helper()
+	files, err := m.Files()
+	require.NoError(t, err)
+	require.Contains(t, files, "docs/performance/"+name+".md")
+	return files["docs/performance/"+name+".md"]
+}
+
+// TestPagesAreCurrent checks that the pages and their chart match the reports.
+func TestPagesAreCurrent(t *testing.T) {
+	files, err := checkedIn(t).Files()
+	require.NoError(t, err)
+	for name, content := range files {
 		have, err := os.ReadFile(filepath.Join(root, name))
 		require.NoError(t, err)
 		require.Equal(t, string(have), content, "%s does not match its reports: run 'go run ./internal/tools/performance' in the module's root", name)
 	}
+	have, err := filepath.Glob(filepath.Join(root, "docs/performance/*"))
+	require.NoError(t, err)
+	require.Len(t, have, len(files)-2, "a page in docs/performance is not generated")
+	const screen = 45
+	require.LessOrEqual(t, strings.Count(files["docs/performance.md"], "\n"), screen, "docs/performance.md is to be one screen")
+}
+
+// TestSampleIsCurrent checks that the sample of a report is one that is written today, and that its
+// page is made of it.
+func TestSampleIsCurrent(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(root, performance.SampleReport))
+	require.NoError(t, err)
+	require.NoError(t, reporttest.Validate(content))
+	r, err := report.Read(bytes.NewReader(content))
+	require.NoError(t, err)
+	require.True(t, r.OK())
+	require.NotEmpty(t, r.Repeats[0].Series, "the sample is trimmed")
+	var again bytes.Buffer
+	require.NoError(t, r.WriteJSON(&again))
+	require.Equal(t, string(content), again.String())
+	page, err := performance.PageOf(content)
+	require.NoError(t, err)
+	have, err := os.ReadFile(filepath.Join(root, performance.SamplePage))
+	require.NoError(t, err)
+	require.Equal(t, string(have), page, "%s does not match %s: run 'go run ./internal/tools/performance' in the module's root", performance.SamplePage, performance.SampleReport)
+	const most = 300 << 10
+	require.Less(t, len(page), most)
 }
 
 func TestReportsAreGood(t *testing.T) {
@@ -68,24 +104,35 @@ func TestMissingFiguresAreErrors(t *testing.T) {
 	require.ErrorContains(t, err, "has no metric p98: use one of ")
 	_, err = m.Bench("ingest", "Ingest/readers=100", "apples")
 	require.ErrorContains(t, err, "has no value in apples")
+	_, err = m.Bench("pears", "Ingest/readers=100", "apples")
+	require.ErrorContains(t, err, "there is no report pears: use one of agent, ingest, ")
 
 	delete(m.Reports["rate-50"].Summary, "p99")
-	_, err = m.Page()
+	_, err = m.Files()
 	require.ErrorContains(t, err, "report rate-50 has no metric p99")
-	delete(m.Reports, "apiserver-headline-3000") // otherwise the chart is of 3000 nodes
 	delete(m.Reports["headline-1000"].Summary, "changes-cpu")
 	_, err = m.Chart()
 	require.ErrorContains(t, err, "report headline-1000 has no metric changes-cpu")
 
 	m = checkedIn(t)
 	m.Reports["rate-50"].Machine.CPUs = 64
-	_, err = m.Page()
+	_, err = m.Files()
 	require.ErrorContains(t, err, "the machine differs between reports")
 
 	m = checkedIn(t)
 	m.Benches["ingest"][0].SetConfig("cpu", "Abacus")
-	_, err = m.Page()
+	_, err = m.Files()
 	require.ErrorContains(t, err, "ingest was measured on a machine with Abacus")
+
+	m = checkedIn(t)
+	m.Benches["node-ipvs"] = m.Benches["ingest"]
+	_, err = m.Files()
+	require.ErrorContains(t, err, "report node-ipvs has no figure of {kube-proxy Node/1000x50+5000/ipvs/kube-proxy}")
+
+	m = checkedIn(t)
+	delete(m.Reports, "apiserver-headline-1")
+	_, err = m.Files()
+	require.ErrorContains(t, err, "there is no report apiserver-headline-1")
 }
 
 func TestBadReports(t *testing.T) {
@@ -99,134 +146,77 @@ func TestBadReports(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// TestHeadline uses made-up reports of the headline.
+// TestHeadline uses made-up figures of the headline. The writes cost as much as one watcher.
 func TestHeadline(t *testing.T) {
 	m := checkedIn(t)
-	delete(m.Reports, "apiserver-headline-1")
-	delete(m.Reports, "apiserver-headline-3000")
-	for name, bytes := range map[string]float64{"headline-1000": 1 << 30, "headline-3000": 1 << 31, "apiserver-headline-1000": 1 << 40} {
-		r := *m.Reports["steady-3000"]
-		r.Scenario.Name = "headline"
-		r.Summary = map[string]report.Spread{}
-		for _, metric := range []string{"changes-bytes", "changes-cpu", "changes-time"} {
-			found, err := report.MetricNamed(metric)
-			require.NoError(t, err)
-			r.Summary[metric] = report.Spread{Unit: found.Unit, Median: bytes, Min: bytes, Max: bytes, Values: []float64{bytes}}
-		}
-		m.Reports[name] = &r
-	}
+	set(m.Reports["headline-1000"], "changes-bytes", 1<<30)
+	set(m.Reports["headline-1000"], "changes-cpu", 10)
+	set(m.Reports["apiserver-headline-1000"], "changes-bytes", 1<<40)
+	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 740)
+	set(m.Reports["apiserver-headline-1"], "changes-cpu", 100)
+	set(m.Reports["apiserver-headline-100"], "changes-cpu", 200)
+	peers := pages(t, m, "peers")
+	require.Contains(t, peers, "| Slicecast | 1000 | 1.00 GiB | 10.0 s |")
+	require.Contains(t, peers, "| kube-apiserver: watches and the writes | 1000 | 1.00 TiB | 740 s |")
+	require.Contains(t, peers, "| … of which the writes: all of it with one watcher | 1 | | 100 s | |\n| … and the watches | 1000 | | 640 s | |\n")
+	require.Contains(t, peers, "Slicecast's share of the watches | | 1/1,024 | 1/64 |")
+	require.Contains(t, peers, "| … of the watches and the writes | | | 1/74 | |")
+	require.Contains(t, peers, "3 times those of 1000 nodes | 3000 | 3.00 TiB | 1920 s |", "the writes do not grow with the number of nodes")
+	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, peers)
+	require.Regexp(t, `\d+ KiB × 1000 syncs, two for each 10 pods, × 3000 nodes = [0-9.]+ TiB`, peers)
+	files, err := m.Files()
+	require.NoError(t, err)
+	require.Contains(t, files["docs/performance.md"], "bytes, beside a kube-apiserver's | ≤ 1/50 | 1/1,024 |")
+	require.Contains(t, files["docs/performance.md"], "server CPU, beside its watches alone | ≤ 1/8 | 1/64 |")
 	svg, err := m.Chart()
 	require.NoError(t, err)
 	require.Contains(t, svg, "bytes to all nodes, kube-apiserver: 1.00 TiB")
-	text, err := m.Page()
-	require.NoError(t, err)
-	_, headline, ok := strings.Cut(text, "## The headline")
-	require.True(t, ok)
-	require.Contains(t, headline, "| Slicecast, measured | 1000 | 1.00 GiB |")
-	require.Contains(t, headline, "| kube-apiserver: watches and the writes, measured | 1000 | 1.00 TiB |")
-	require.Contains(t, headline, "| … Slicecast's share of the watches and the writes | | 1/1024 | 1/1024 |")
-	require.NotContains(t, headline, "of which the writes")
-	require.Contains(t, headline, "| Slicecast, measured | 3000 | 2.00 GiB |")
-	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |  | |", "the writes do not grow with the number of nodes")
-	require.Contains(t, headline, "is not measured yet (`apiserver-headline-1`)")
-	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, headline)
-	require.Regexp(t, `\d+ KiB × 1000 syncs, two for each 10 pods, × 3000 nodes = [0-9.]+ TiB`, headline)
-	require.Contains(t, text, "| the headline, 1000 nodes: bytes, beside the API server's | ≤ 1/50 | 1/1024 |")
-	require.Contains(t, text, "| … server CPU, beside that of the API server's watches and the writes of the changes | ≤ 1/8 | 1/1024 |")
-	require.Contains(t, svg, "server CPU, kube-apiserver&#39;s watches and the writes of the changes: ")
-
-	for _, name := range []string{"headline-100", "apiserver-headline-100", "apiserver-headline-3000"} {
-		m.Reports[name] = m.Reports["headline-1000"]
-	}
-	text, err = m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, "| kube-apiserver: watches and the writes, measured | 100 | 1.00 GiB |")
-	require.Contains(t, text, "| kube-apiserver: watches and the writes, measured | 3000 | 1.00 GiB |")
-	_, headline, _ = strings.Cut(text, "## The headline")
-	headline, _, _ = strings.Cut(headline, "\n## ")
-	require.NotContains(t, headline, "times those of", "all sizes are measured, so none is computed")
-}
-
-// TestHeadlineWithoutWrites uses a report of one watcher, which says what the writes cost.
-func TestHeadlineWithoutWrites(t *testing.T) {
-	m := checkedIn(t)
-	for _, name := range []string{"apiserver-headline-100", "apiserver-headline-3000"} {
-		delete(m.Reports, name)
-	}
-	one := *m.Reports["apiserver-headline-1000"]
-	one.Nodes, one.Summary = 1, maps.Clone(one.Summary)
-	m.Reports["apiserver-headline-1"] = &one
-	set(&one, "changes-cpu", 100)
-	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 740)
-	set(m.Reports["headline-1000"], "changes-cpu", 10)
-	text, err := m.Page()
-	require.NoError(t, err)
-	_, headline, ok := strings.Cut(text, "## The headline")
-	require.True(t, ok)
-	require.Contains(t, headline, "| … of which the writes: all of it with one watcher | 1 | | 100 s | |\n| … and the watches | 1000 | | 640 s | |\n")
-	require.Regexp(t, "Slicecast's share of the watches [|] [|] [^|]+ [|] 1/64 [|]", headline)
-	require.Contains(t, headline, "| … of the watches and the writes | | | 1/74 | |")
-	require.Regexp(t, "3 times those of 1000 nodes [|] 3000 [|] [^|]+ [|] 1920 s [|]", headline)
-	require.NotContains(t, headline, "not measured yet")
-	require.Contains(t, text, "| … server CPU, beside that of the API server's watches alone | ≤ 1/8 | 1/64 |")
-	require.Contains(t, text, "| … beside that of its watches and the writes of the changes | | 1/74 |")
-	svg, err := m.Chart()
-	require.NoError(t, err)
 	require.Contains(t, svg, "server CPU, kube-apiserver&#39;s watches alone: 640 s.")
 
 	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 170)
-	text, err = m.Page()
+	files, err = m.Files()
 	require.NoError(t, err)
-	require.Contains(t, text, "watches alone | ≤ 1/8 | 1/7, **missed** |", "the bound applies to the watches alone")
+	require.Contains(t, files["docs/performance.md"], "watches alone | ≤ 1/8 | 1/7, **missed** |", "the bound applies to the watches alone")
 }
 
-func TestPeersWithoutWrites(t *testing.T) {
+// TestPeers uses made-up figures of single changes.
+func TestPeers(t *testing.T) {
 	m := checkedIn(t)
-	one := *m.Reports["apiserver-steady-100"]
-	one.Nodes, one.Summary = 1, maps.Clone(one.Summary)
-	m.Reports["apiserver-steady-1"] = &one
-	set(&one, "cpu-per-update", 8000)
+	set(m.Reports["apiserver-steady-1"], "cpu-per-update", 8000)
 	set(m.Reports["apiserver-steady-100"], "cpu-per-update", 200)
-	row := "part of the write, 100 watchers | 200 µs |"
-	text, err := m.Page()
-	require.NoError(t, err)
-	_, after, ok := strings.Cut(text, row)
+	set(m.Reports["stack-steady-1000"], "api-server-cpu-per-change", 9000)
+	peers := pages(t, m, "peers")
+	_, after, ok := strings.Cut(peers, "part of the write, 100 watchers | 200 µs |")
 	require.True(t, ok)
-	require.Contains(t, after, "| … the watch alone | 120 µs | | |\n")
-	delete(m.Reports, "headline-1000")
-	delete(m.Reports, "headline-3000")
-	set(m.Reports["apiserver-steady-3000"], "cpu-per-update", 82)
-	set(&one, "cpu-per-update", 6000)
-	svg, err := m.Chart()
-	require.NoError(t, err)
-	require.Contains(t, svg, "server CPU for a node, kube-apiserver&#39;s watches alone: 80.0 µs.")
-
-	m = checkedIn(t)
-	set(m.Reports["apiserver-steady-100"], "cpu-per-update", 200)
-	delete(m.Reports, "apiserver-steady-1")
-	text, err = m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, row)
-	require.NotContains(t, text, "watch alone")
+	_, after, _ = strings.Cut(after, "\n")
+	require.True(t, strings.HasPrefix(after, "| … the watch alone | 120 µs | | |\n"), after)
+	require.Contains(t, peers, "| … that API server, which writes and has that one watcher: a node's part | 9.00 µs | | |")
 }
 
-// TestStack adds a report of a server that watches an API server. The page works without it, too.
-func TestStack(t *testing.T) {
-	m := checkedIn(t)
-	for _, name := range []string{"stack-steady-1000", "stack-headline-1000"} {
-		delete(m.Reports, name)
+// TestBenches uses made-up benchmarks of a node, in two runs.
+func TestBenches(t *testing.T) {
+	const head = "commit: c\nkube-proxy: Kubernetes v1\n"
+	m, err := performance.Read(fstest.MapFS{"b.txt": {Data: []byte(head +
+		"BenchmarkNode/10x5/iptables-nft/kube-proxy-2 1 20 change-ms\n" +
+		"    suite.go:12: BenchmarkNode/10x5/iptables-nft/kube-proxy-2 1 40 change-ms 3 rss-MiB 12345 first-conn/s\n" +
+		"        BenchmarkNode/10x5/iptables-nft/slicecast 1 15 change-ms 0 touched\n")}})
+	require.NoError(t, err)
+	change, err := m.Bench("b", "Node/10x5/iptables-nft/kube-proxy", "change-ms")
+	require.NoError(t, err)
+	require.Equal(t, report.Spread{Unit: report.Millis, Median: 30, Min: 20, Max: 40, Values: []float64{20, 40}}, change)
+	all := checkedIn(t)
+	all.Benches["b"], all.Benches["node-iptables"] = m.Benches["b"], nil
+	for _, r := range m.Benches["b"] {
+		for _, size := range []string{"1000x50+5000", "10000x5"} {
+			for _, mode := range []string{"nft", "legacy"} {
+				other := r.Clone()
+				other.Name = []byte(strings.NewReplacer("10x5", size, "nft", mode).Replace(string(r.Name)))
+				all.Benches["node-iptables"] = append(all.Benches["node-iptables"], other)
+			}
+		}
 	}
-	text, err := m.Page()
-	require.NoError(t, err)
-	require.NotContains(t, text, "whose server watches an API server")
-	r := *m.Reports["steady-1000"]
-	r.Summary = maps.Clone(r.Summary)
-	r.Summary["api-server-cpu-per-change"] = report.Spread{Unit: report.Micros}
-	set(&r, "api-server-cpu-per-change", 9000)
-	m.Reports["stack-steady-1000"] = &r
-	text, err = m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, "| … that API server, which writes and has that one watcher: a node's part | 9.00 µs | | |")
+	node := pages(t, all, "node")
+	require.Contains(t, node, "until the rules are in place, median | 30.0 ms (20.0 ms to 40.0 ms) | 15.0 ms | 1/2 (1/2.67 to 1/1.33) |")
 }
 
 // set sets a figure of a report.
@@ -239,9 +229,7 @@ func set(r *report.Report, metric string, v float64) {
 func TestBoundsAreJudged(t *testing.T) {
 	m := checkedIn(t)
 	row := func() string {
-		text, err := m.Page()
-		require.NoError(t, err)
-		_, row, ok := strings.Cut(text, "| p99 of a single update, 3000 nodes | ")
+		_, row, ok := strings.Cut(pages(t, m, "server"), "| p99 of a single update, 3000 nodes | ")
 		require.True(t, ok)
 		row, _, _ = strings.Cut(row, "\n")
 		return row
@@ -257,30 +245,11 @@ func TestBoundsAreJudged(t *testing.T) {
 	s.Median, s.Values = 101, []float64{80, 101, 101}
 	m.Reports["steady-3000"].Summary["p99"] = s
 	require.Equal(t, "< 100 ms | 101 ms (80.0 ms to 101 ms), **missed** | `steady-3000` |", row())
-
-	delete(m.Reports, "apiserver-headline-1")
-	for _, name := range []string{"headline-1000", "headline-3000", "apiserver-headline-1000"} {
-		r := *m.Reports["steady-3000"]
-		r.Summary = map[string]report.Spread{}
-		for _, metric := range []string{"changes-bytes", "changes-cpu", "changes-time"} {
-			set(&r, metric, 1)
-		}
-		m.Reports[name] = &r
-	}
-	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 7.9)
-	text, err := m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, "and the writes of the changes | ≤ 1/8 | 1/7.90, **missed** |")
 }
 
 // TestHowManyNodesFit uses made-up reports.
 func TestHowManyNodesFit(t *testing.T) {
 	m := checkedIn(t)
-	text, err := m.Page()
-	require.NoError(t, err)
-	if m.Reports["steady-10000"] == nil {
-		require.NotContains(t, text, "## How many nodes fit")
-	}
 	add := func(name string, nodes int, relays, gibibytes, files float64) {
 		r := *m.Reports["steady-3000"]
 		r.Nodes, r.Processes, r.Machine.OpenFiles, r.Machine.Ports = nodes, 2, int64(files), 28_000
@@ -301,10 +270,7 @@ func TestHowManyNodesFit(t *testing.T) {
 	set(m.Reports["relays-20000"], "p99", 9000)
 	set(m.Reports["relays-20000"], "server-cores", 0.8)
 	set(m.Reports["relays-20000"], "client-cores", 1.1)
-	text, err = m.Page()
-	require.NoError(t, err)
-	_, text, ok := strings.Cut(text, "## How many nodes fit")
-	require.True(t, ok)
+	text := pages(t, m, "sizes")
 	require.Contains(t, text, "| `steady-10000` | 10000 | 1 | 2.00 GiB | 6.00 GiB, in 2 | 839 KiB | 33 % |")
 	require.Contains(t, text, "| `steady-10000` | 30000 | 19936 | 28000 | files |")
 	require.Contains(t, text, "| `relays-20000` | 26666 | 31897 | 44800 | memory |")
@@ -313,28 +279,45 @@ func TestHowManyNodesFit(t *testing.T) {
 	m.Reports["relays-20000"].Machine.OpenFiles = 1 << 30
 	set(m.Reports["relays-20000"], "client-peak", 1<<20)
 	set(m.Reports["relays-20000"], "server-peak", 1<<20)
-	text, err = m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, "| 44800 | ports |")
+	require.Contains(t, pages(t, m, "sizes"), "| 44800 | ports |")
 
 	m.Reports["relays-20000"].Machine.Ports = 0
-	_, err = m.Page()
+	_, err := m.Files()
 	require.ErrorContains(t, err, "report relays-20000 does not have the limits of files and ports")
 }
 
-// TestReportsOfSeveralVersions checks that the page says which reports have which version.
-func TestReportsOfSeveralVersions(t *testing.T) {
+// TestReportsOfSeveralCommits checks that all pages say at which commit they were measured, and
+// which reports are of which if there are several.
+func TestReportsOfSeveralCommits(t *testing.T) {
 	m := checkedIn(t)
+	require.NotContains(t, m.Benches, "rate-50")
 	for _, r := range m.Reports {
 		r.Versions.Slicecast = "v1"
 	}
-	text, err := m.Page()
-	require.NoError(t, err)
-	require.Contains(t, text, "share the CPUs. Slicecast v1. ")
+	for _, results := range m.Benches {
+		for _, r := range results {
+			r.SetConfig("commit", "v1")
+		}
+	}
+	requireOnAllPages := func(text, link string) {
+		files, err := m.Files()
+		require.NoError(t, err)
+		for name, content := range files {
+			switch {
+			case name == "docs/performance.md":
+				require.Contains(t, content, text+strings.Replace(link, "METHOD", "performance/method", 1))
+			case strings.HasSuffix(name, ".md"):
+				require.Contains(t, content, text+strings.Replace(link, "METHOD", "method", 1), name)
+			}
+		}
+	}
+	requireOnAllPages("All figures were measured at commit v1.", "")
 	m.Reports["rate-50"].Versions.Slicecast = "v2"
-	text, err = m.Page()
-	require.NoError(t, err)
-	require.Regexp(t, "[*][*]Not all of the same[*][*] Slicecast: v1 in `.*; v2 in `rate-50`[.]", text)
+	requireOnAllPages("**The figures were measured at 2 commits:** ", "[which report at which](METHOD.md#reports).")
+	require.Contains(t, pages(t, m, "method"), "| `rate-50` | v2 | `slicecast-loadtest run --scenario=steady --nodes=1000 --rate=50` |")
+	m.Benches["ingest"][0].SetConfig("commit", "")
+	_, err := m.Files()
+	require.ErrorContains(t, err, "there is no report ingest, or it does not say its commit")
 }
 
 // TestBench runs the script with fake programs, one of which fails.
@@ -349,6 +332,7 @@ func TestBench(t *testing.T) {
 
 func bench(t *testing.T, repeats, good string) {
 	t.Helper()
+	const commit = "v0.0.0-1"
 	dir := t.TempDir()
 	script, err := os.ReadFile(filepath.Join(root, "internal/tools/bench.sh"))
 	require.NoError(t, err)
@@ -356,7 +340,7 @@ func bench(t *testing.T, repeats, good string) {
 		"internal/tools/bench.sh":           string(script),
 		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good --repeats=2\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
 		"bin/slicecast-loadtest":            "#!/bin/sh\necho under way >&2\ncase \"$*\" in show*) echo shown;; *--none*) exit 1;; *--bad*) echo '{bad}'; exit 1;; *) echo \"{$*}\";; esac\n",
-		"path/go":                           "#!/bin/sh\necho \"$*\" >>" + dir + "/went\n",
+		"path/go":                           "#!/bin/sh\necho \"$*\" >>" + dir + "/went\ncase \"$*\" in version*) printf '\\tmod\\tgithub.com/x\\t" + commit + "\\t\\n';; esac\n",
 	} {
 		file := filepath.Join(dir, name)
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
@@ -369,6 +353,7 @@ func bench(t *testing.T, repeats, good string) {
 	require.Contains(t, string(out), "failed: bad empty; see above, bin/bench/NAME.failed.json and NAME.log")
 	for name, want := range map[string]string{
 		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": good, "good.txt": "shown\n", "empty.log": "under way\n",
+		"bench.txt": "commit: " + commit + "\n",
 	} {
 		have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
 		require.NoError(t, err)
@@ -377,5 +362,5 @@ func bench(t *testing.T, repeats, good string) {
 	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "a failed report must not be on the page")
 	went, err := os.ReadFile(filepath.Join(dir, "went"))
 	require.NoError(t, err)
-	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))
+	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\nversion -m bin/slicecast-loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))
 }

@@ -347,7 +347,8 @@ type Spread struct {
 	Values []float64 `json:"values"`
 }
 
-func spreadOf(unit Unit, values []float64) Spread {
+// SpreadOf returns the spread of values, of which there is at least one.
+func SpreadOf(unit Unit, values []float64) Spread {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return Spread{
@@ -371,7 +372,7 @@ func (r *Report) Summarize() {
 			}
 		}
 		if len(values) > 0 {
-			r.Summary[m.Name] = spreadOf(m.Unit, values)
+			r.Summary[m.Name] = SpreadOf(m.Unit, values)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Command performance generates docs/performance.md and its chart from the reports that are checked
-// in. Given a directory, such as bin/bench, and names of reports, it first copies these reports
+// Command performance generates docs/performance.md, the pages behind it, their chart and the sample
+// of a report's page from the reports that are checked in. Given a directory, such as bin/bench, and names of reports, it first copies these reports
 // from there. It runs in the root of the module.
 package main
 
@@ -50,20 +50,37 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	made := map[string][]byte{}
-	for name, content := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
-		text, err := content()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		made[name] = []byte(text)
+	made, err := m.Files()
+	if err != nil {
+		return err
 	}
-	return errors.Join(write(performance.Directory, taken), write(".", made))
+	if err := errors.Join(write(performance.Directory, taken), write(".", made)); err != nil {
+		return err
+	}
+	return sample(args)
 }
 
-func write(directory string, files map[string][]byte) error {
+// sample writes the page of the sample report. If that report is among those to copy, sample first
+// copies it, too, but does not trim it.
+func sample(args []string) error {
+	from := performance.SampleReport
+	if len(args) > 1 && slices.Contains(args[1:], performance.Sample) {
+		from = filepath.Join(args[0], performance.Sample+".json")
+	}
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	page, err := performance.PageOf(content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	return write(".", map[string]string{performance.SampleReport: string(content), performance.SamplePage: page})
+}
+
+func write[T []byte | string](directory string, files map[string]T) error {
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(directory, name), content, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, name), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
@@ -77,7 +94,7 @@ func take(directory string, names []string) (map[string][]byte, error) {
 	for _, name := range names {
 		i := slices.IndexFunc(commands, func(c performance.Command) bool { return c.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("no command of make bench writes a report named %s", name)
+			return nil, fmt.Errorf("no command of make performance writes a report named %s", name)
 		}
 		c := commands[i]
 		content, err := os.ReadFile(filepath.Join(directory, c.File()))

@@ -1,0 +1,179 @@
+package performance
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+)
+
+// benchColumn is a column of a table of benchmarks. Without a benchmark, it has the ratio of the
+// column before it to the one before that.
+type benchColumn struct{ heading, benchmark string }
+
+// benchRow is a row of a table of benchmarks.
+type benchRow struct {
+	label, report string
+	// sub is the last part of the benchmark's name; "" if the column has the whole name.
+	sub, unit string
+	// bound is a bound that each cell is judged by; "" means none.
+	bound string
+}
+
+// besideRows are the rows of tables that compare kube-proxy and Slicecast on a node.
+func besideRows(name string) (out []benchRow) {
+	for _, r := range [][2]string{
+		{"first programming", "program-s"}, {"… its CPU time", "program-cpu-s"},
+		{"one endpoint changes: until the rules are in place, median", "change-ms"}, {"… slowest", "change-max-ms"}, {"… CPU time", "change-cpu-ms"},
+		{"… in the large Service: median", "large-ms"}, {"… CPU time", "large-cpu-ms"},
+		{"restart with nothing changed", "restart-s"}, {"… transactions of nftables meanwhile", "touched"},
+		{"memory after that", "rss-MiB"}, {"… its peak", "peak-MiB"}, {"rules of iptables", "rules"},
+		{"new connections per second, first Service", "first-conn/s"}, {"… p50", "first-p50-µs"}, {"… p99", "first-p99-µs"},
+		{"new connections per second, last Service", "last-conn/s"}, {"… p50", "last-p50-µs"}, {"… p99", "last-p99-µs"},
+	} {
+		out = append(out, benchRow{label: r[0], report: name, unit: r[1]})
+	}
+	return out
+}
+
+// beside returns a table that compares kube-proxy and Slicecast on nodes with the given modes, in a
+// cluster of one size.
+func (m *Measured) beside(name, size string, modes ...string) (string, error) {
+	var columns []benchColumn
+	for _, mode := range modes {
+		suffix := ""
+		if len(modes) > 1 {
+			suffix = ", " + mode
+		}
+		for _, subject := range []string{"kube-proxy", "Slicecast"} {
+			columns = append(columns, benchColumn{subject + suffix, fmt.Sprintf("Node/%s/%s/%s", size, mode, strings.ToLower(subject))})
+		}
+		columns = append(columns, benchColumn{heading: "ratio"})
+	}
+	return m.benchTable(columns, besideRows(name))
+}
+
+// agentTable returns the table of the agent alone, with nftables.
+func (m *Measured) agentTable() (string, error) {
+	return m.benchTable([]benchColumn{
+		{"100 × 50", "Agent/99x50+50"}, {"1000 × 50, one × 5000", "Agent/1000x50+5000"}, {"10,000 × 50", "Agent/9999x50+50"},
+		{"44,125 × 1", "Agent/44124x1+1"}, {"5005 × 49, one × 4766", "Agent/5005x49+4766"},
+	}, []benchRow{
+		{"an endpoint flips, 50 a second: frame to kernel, p50", "agent", "", "flip-p50-µs", "<= 150us"},
+		{"… p99", "agent", "", "flip-p99-µs", "<= 1ms"},
+		{"… of which the programmer and the kernel, p50", "agent", "", "flip-apply-p50-µs", ""},
+		{"… CPU time, all included", "agent", "", "flip-cpu-µs", ""},
+		{"the floor: two system calls that change one element, p50", "agent", "", "floor-p50-µs", ""},
+		{"… p99", "agent", "", "floor-p99-µs", ""},
+		{"… without pauses, p50", "agent", "", "floor-loop-p50-µs", ""},
+		{"the large Service is rolled over, 100 pods a second (200 changes): p50", "agent", "", "rollover-p50-µs", ""},
+		{"… p99", "agent", "", "rollover-p99-µs", ""},
+		{"… percent of a CPU", "agent", "", "rollover-cpu-%", ""},
+		{"from the start to all programmed", "agent", "", "sync-s", ""},
+		{"programming all from nothing, the programmer alone", "agent", "", "program-s", ""},
+		{"a new programmer finds all in place", "agent", "", "restart-s", ""},
+		{"after `nft flush ruleset`, until all is there again", "agent", "", "repair-s", ""},
+		{"heap without garbage", "agent", "", "heap-MiB", ""},
+	})
+}
+
+// ipvsTable returns the table of the programmer of IPVS.
+func (m *Measured) ipvsTable() (string, error) {
+	const programs, flips, rollover = "ipvs-programs", "ipvs-flips", "ipvs-rollover"
+	return m.benchTable([]benchColumn{
+		{"1000 × 50, one × 5000", "Programmer/services=1000/endpoints=50/big=5000"}, {"10,000 × 50", "Programmer/services=10000/endpoints=50/big=0"},
+	}, []benchRow{
+		{"an endpoint flips: a frame is decoded until the kernel has it, p50", flips, "Flip", "p50-µs", ""},
+		{"… p99", flips, "Flip", "p99-µs", ""},
+		{"… of which no program could avoid: one message to IPVS, and its answer, p50", flips, "FlipBare", "p50-µs", ""},
+		{"an endpoint of the Service with 5000 flips, p50", flips, "FlipBig", "p50-µs", ""},
+		{"… p99", flips, "FlipBig", "p99-µs", ""},
+		{"… of which no program could avoid, p50", flips, "FlipBigBare", "p50-µs", ""},
+		{"the large Service is rolled over, 100 pods a second (200 changes): p50", rollover, "Rollover", "p50-µs", ""},
+		{"… p99", rollover, "Rollover", "p99-µs", ""},
+		{"… percent of an emulated CPU", rollover, "Rollover", "cpu-%", ""},
+		{"programming all from nothing", programs, "Load", "ns/op", ""},
+		{"a new programmer finds all in place", programs, "Restart", "ns/op", ""},
+		{"… of which no program could avoid: IPVS lists all backends", programs, "RestartBare", "ns/op", ""},
+	})
+}
+
+// benchTable returns a table of benchmarks. It leaves out rows without a figure, because not all
+// figures exist in all modes, and fails if a column has none.
+func (m *Measured) benchTable(columns []benchColumn, rows []benchRow) (string, error) {
+	text := "| |"
+	for _, c := range columns {
+		text += " " + c.heading + " |"
+	}
+	text += "\n|" + strings.Repeat(" --- |", len(columns)+1) + "\n"
+	found := make([]bool, len(columns))
+	for _, r := range rows {
+		cells, err := m.benchCells(columns, &r)
+		if err != nil {
+			return "", err
+		}
+		if slices.ContainsFunc(cells, func(s string) bool { return s != "" }) {
+			text += "| " + r.label + " | " + strings.Join(cells, " | ") + " |\n"
+		}
+		for i, s := range cells {
+			found[i] = found[i] || s != ""
+		}
+	}
+	if i := slices.Index(found, false); i >= 0 {
+		return "", fmt.Errorf("report %s has no figure of %s", rows[0].report, columns[i])
+	}
+	return text, nil
+}
+
+// benchCells returns the cells of a row. If the row has a bound, benchCells adds it to the label.
+func (m *Measured) benchCells(columns []benchColumn, r *benchRow) (cells []string, err error) {
+	figures := make([]value, len(columns))
+	bound := ""
+	for i, c := range columns {
+		v, text := &figures[i], ""
+		switch {
+		case c.benchmark != "":
+			if v.Spread, err = m.Bench(r.report, strings.TrimSuffix(c.benchmark+"/"+r.sub, "/"), r.unit); errors.Is(err, errNoValue) {
+				break
+			}
+			if text = v.String(); err == nil && r.bound != "" {
+				bound, text, err = v.judge(r.bound)
+			}
+			if err != nil {
+				return nil, err
+			}
+		case figures[i-2].Min > 0 && figures[i-1].Min > 0:
+			ratio, err := figures[i-1].ratio(figures[i-2])
+			if err != nil {
+				return nil, err
+			}
+			text = ratio.String()
+		}
+		cells = append(cells, text)
+	}
+	if bound != "" {
+		r.label += " (bound: " + bound + ")"
+	}
+	return cells, nil
+}
+
+// benchUnit returns the unit of a benchmark's figure, and by what to multiply it.
+func benchUnit(unit string) (report.Unit, float64) {
+	switch suffix := unit[strings.LastIndex(unit, "-")+1:]; {
+	case unit == "ns/op":
+		return report.Micros, 1e-3
+	case strings.Contains(unit, "/"):
+		return report.Number, 1
+	case suffix == "s":
+		return report.Seconds, 1
+	case suffix == "ms":
+		return report.Millis, 1
+	case suffix == "µs":
+		return report.Micros, 1
+	case suffix == "MiB":
+		return report.Bytes, 1 << 20
+	}
+	return report.Number, 1
+}
