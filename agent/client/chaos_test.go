@@ -14,7 +14,6 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -30,11 +29,11 @@ const (
 // slice with an endpoint. Other Services and their slices are added, removed and moved.
 type cluster struct {
 	random  *rand.Rand
-	objects map[model.Key]source.Object
+	objects map[model.Key]model.Keyed
 	store   *store.Store // store of the running server
 }
 
-func (c *cluster) upsert(o source.Object) {
+func (c *cluster) upsert(o model.Keyed) {
 	c.objects[o.Key()] = o
 	c.store.Upsert(o, 0)
 }
@@ -103,7 +102,7 @@ func (c *cluster) newStore(t *testing.T) {
 	s, err := store.New(store.Options{Shards: 1 << c.random.IntN(4), Tombstones: 8})
 	require.NoError(t, err)
 	c.store = s
-	byKind := map[model.Kind][]source.Object{}
+	byKind := map[model.Kind][]model.Keyed{}
 	for key, o := range c.objects {
 		byKind[key.Kind] = append(byKind[key.Kind], o)
 	}
@@ -123,7 +122,7 @@ func TestChaos(t *testing.T) {
 	}
 	t.Logf("to repeat: -run TestChaos -args -seed=%d", seed)
 	id := newIdentity(t)
-	c := &cluster{random: rand.New(rand.NewPCG(seed, 0)), objects: map[model.Key]source.Object{}}
+	c := &cluster{random: rand.New(rand.NewPCG(seed, 0)), objects: map[model.Key]model.Keyed{}}
 	c.newStore(t)
 	for i := range stableServices {
 		name := stableKey(i).Name

@@ -23,7 +23,6 @@ import (
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -226,14 +225,14 @@ func rehashed(o model.Object) model.Object {
 // differs returns how the agent differs from its target, and nil if it does not. The target is the
 // subscribed objects of the cluster with the same content and digests, and the agent's Node, all of
 // them acknowledged.
-func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+func (a *agent) differs(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
 	if err := a.unsettled(want, subscription); err != nil { // cheap, as it is polled
 		return err
 	}
 	return a.contentDiffers(want, subscription)
 }
 
-func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+func (a *agent) contentDiffers(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
 	held, err := a.objects()
 	if err != nil {
 		return err
@@ -260,7 +259,7 @@ func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *p
 
 // unsettled returns an error if the Node or the digest of a shard differs, or if a shard is not
 // acknowledged.
-func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+func (a *agent) unsettled(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
 	// A deleted Node stays with agents that had it, and so do addresses and pod CIDRs that a new
 	// one lacks.

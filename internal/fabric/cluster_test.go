@@ -14,19 +14,19 @@ import (
 type cluster struct {
 	mu      sync.Mutex
 	version uint64
-	objects map[model.Key]source.Object
+	objects map[model.Key]model.Keyed
 	watches map[*watch]struct{}
 }
 
-func newCluster(objects ...source.Object) *cluster {
-	c := &cluster{version: 1, objects: make(map[model.Key]source.Object), watches: make(map[*watch]struct{})}
+func newCluster(objects ...model.Keyed) *cluster {
+	c := &cluster{version: 1, objects: make(map[model.Key]model.Keyed), watches: make(map[*watch]struct{})}
 	for _, o := range objects {
 		c.objects[o.Key()] = o
 	}
 	return c
 }
 
-func (c *cluster) upsert(o source.Object) {
+func (c *cluster) upsert(o model.Keyed) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version++
@@ -45,7 +45,7 @@ func (c *cluster) remove(key model.Key) {
 }
 
 // replace changes all objects of a kind at once. The watches see a new list.
-func (c *cluster) replace(kind model.Kind, change func(objects map[model.Key]source.Object)) {
+func (c *cluster) replace(kind model.Kind, change func(objects map[model.Key]model.Keyed)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version++
@@ -54,8 +54,8 @@ func (c *cluster) replace(kind model.Kind, change func(objects map[model.Key]sou
 	c.tellLocked(func(s source.Sink) { s.Replace(kind, list, version) })
 }
 
-func (c *cluster) listLocked(kind model.Kind) []source.Object {
-	var list []source.Object
+func (c *cluster) listLocked(kind model.Kind) []model.Keyed {
+	var list []model.Keyed
 	for key, o := range c.objects {
 		if key.Kind == kind {
 			list = append(list, o)
@@ -75,7 +75,7 @@ func (c *cluster) tellLocked(event func(source.Sink)) {
 }
 
 // state returns all objects.
-func (c *cluster) state() map[model.Key]source.Object {
+func (c *cluster) state() map[model.Key]model.Keyed {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.objects)

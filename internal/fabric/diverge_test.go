@@ -8,13 +8,12 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
-	"github.com/slicecast/slicecast/internal/source"
 )
 
 // TestDivergenceIsFoundAndRepaired checks that a heartbeat detects a wrong cache, and that the
 // buckets that differ are sent again. Both sides count and log this.
 func TestDivergenceIsFoundAndRepaired(t *testing.T) {
-	var objects []source.Object
+	var objects []model.Keyed
 	for i := range 200 {
 		s := modeltest.WebSlice(3)
 		s.Name = fmt.Sprint("web-", i)

@@ -8,15 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
 // large is the state of a large cluster: 1000 Services with 50 endpoints each, and one with 5000.
-var large = sync.OnceValues(func() ([]source.Object, error) {
-	var out []source.Object
+var large = sync.OnceValues(func() ([]model.Keyed, error) {
+	var out []model.Keyed
 	for name, config := range map[string]generate.Config{
 		"":      {Nodes: 200, Services: []generate.Group{{Count: 1000, Least: 50, Most: 50}}, Change: generate.Flip},
 		"huge-": {Nodes: 200, Services: []generate.Group{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip},
@@ -76,7 +75,7 @@ func placeOf(o model.Object) place {
 
 // difference returns the objects that differ between two states. For removed objects, it returns
 // their earlier state.
-func difference(before, after map[model.Key]source.Object) (out []model.Object) {
+func difference(before, after map[model.Key]model.Keyed) (out []model.Object) {
 	for key, o := range after {
 		now, ok := o.(model.Object)
 		if !ok {
@@ -115,7 +114,7 @@ func size(t *testing.T, objects []model.Object) (bytes int64) {
 }
 
 // inPlaces returns the objects of a state that are in the same buckets as others.
-func inPlaces(state map[model.Key]source.Object, others []model.Object) (out []model.Object) {
+func inPlaces(state map[model.Key]model.Keyed, others []model.Object) (out []model.Object) {
 	places := make(map[place]struct{})
 	for _, o := range others {
 		places[placeOf(o)] = struct{}{}

@@ -72,7 +72,7 @@ func inShard(count int) (names []string) {
 	return names
 }
 
-func converted(t *testing.T, o metav1.Object) source.Object {
+func converted(t *testing.T, o metav1.Object) model.Keyed {
 	t.Helper()
 	_, c, _ := source.NewConverter("").Convert(o)
 	require.NotNil(t, c)

@@ -17,7 +17,6 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	"github.com/slicecast/slicecast/internal/source"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/app"
 )
@@ -470,7 +469,7 @@ func (w *world) write() {
 	}
 }
 
-func (w *world) upsert(o source.Object) {
+func (w *world) upsert(o model.Keyed) {
 	w.did("upsert %v", o.Key())
 	w.cluster.upsert(o)
 }
@@ -494,7 +493,7 @@ func (w *world) removeWhole(service model.ServiceKey) {
 func (w *world) relist() {
 	kind := rapid.SampledFrom([]model.Kind{model.KindService, model.KindSlice, model.KindNode}).Draw(w.t, "kind")
 	w.did("relist of %v", kind)
-	w.cluster.replace(kind, func(objects map[model.Key]source.Object) {
+	w.cluster.replace(kind, func(objects map[model.Key]model.Keyed) {
 		switch kind {
 		case model.KindService:
 			o := modeltest.Service(w.t, modeltest.ServiceKey(w.t))

@@ -16,7 +16,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/generate"
@@ -136,7 +135,7 @@ func TestHostileNodesDoNotHoldUpColdStarts(t *testing.T) {
 	// that do.
 	g, err := generate.New(generate.Config{Nodes: 10, Services: []generate.Group{{Count: 200, Least: 20, Most: 20}}, Change: generate.Flip})
 	require.NoError(t, err)
-	var objects []source.Object
+	var objects []model.Keyed
 	for _, o := range g.Objects() {
 		objects = append(objects, o)
 	}

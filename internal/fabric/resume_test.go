@@ -12,7 +12,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/server/app"
 )
@@ -38,7 +37,7 @@ type resumer struct {
 	cluster *cluster
 	proxy   *proxytest.Proxy
 	// held is the state of the cluster when the agent was last in sync.
-	held map[model.Key]source.Object
+	held map[model.Key]model.Keyed
 	path string
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
@@ -113,7 +112,7 @@ func small(i int) *model.Slice {
 // newSmallCluster returns a cluster with the small slices and a larger one. keys has the keys of
 // the small ones.
 func newSmallCluster() (c *cluster, keys []model.Key) {
-	objects := []source.Object{modeltest.Web(), web(100)}
+	objects := []model.Keyed{modeltest.Web(), web(100)}
 	for i := range smallSlices {
 		keys = append(keys, small(i).Key())
 		objects = append(objects, small(i))

@@ -46,14 +46,14 @@ const objects, endpointsOfOne = 100, 100
 
 // cluster is a server's source. It starts with the objects, and then changes one slice at a time.
 type cluster struct {
-	mu      sync.Mutex                  // guards the fields below
-	version uint64                      // the latest resourceVersion
-	state   map[model.Key]source.Object // all objects
-	sinks   map[source.Sink]struct{}    // those of the servers
+	mu      sync.Mutex                // guards the fields below
+	version uint64                    // the latest resourceVersion
+	state   map[model.Key]model.Keyed // all objects
+	sinks   map[source.Sink]struct{}  // those of the servers
 }
 
 func newCluster() *cluster {
-	c := &cluster{version: 1, state: make(map[model.Key]source.Object), sinks: make(map[source.Sink]struct{})}
+	c := &cluster{version: 1, state: make(map[model.Key]model.Keyed), sinks: make(map[source.Sink]struct{})}
 	for i := range objects {
 		s := modeltest.Web()
 		n := *s
@@ -79,7 +79,7 @@ func sliceOf(i, version int) *model.Slice {
 func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 	c.mu.Lock()
 	for _, kind := range []model.Kind{model.KindNode, model.KindService, model.KindSlice} {
-		var list []source.Object
+		var list []model.Keyed
 		for key, o := range c.state {
 			if key.Kind == kind {
 				list = append(list, o)

@@ -33,8 +33,8 @@ func repeated[T any](n int, entry func(i int) T) (out []T) {
 // TestListsAreBounded checks that lists are kept up to their bounds, and that what is left out is
 // reported once, with the list's name.
 func TestListsAreBounded(t *testing.T) {
-	endpoints := func(change func(*discoveryv1.EndpointSlice, int)) func(int) (Object, []Skip) {
-		return func(n int) (Object, []Skip) {
+	endpoints := func(change func(*discoveryv1.EndpointSlice, int)) func(int) (model.Keyed, []Skip) {
+		return func(n int) (model.Keyed, []Skip) {
 			s := &discoveryv1.EndpointSlice{
 				ObjectMeta:  metav1.ObjectMeta{Name: "s", Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 				AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
@@ -44,8 +44,8 @@ func TestListsAreBounded(t *testing.T) {
 			return o, skips
 		}
 	}
-	web := func(change func(*corev1.Service, int)) func(int) (Object, []Skip) {
-		return func(n int) (Object, []Skip) {
+	web := func(change func(*corev1.Service, int)) func(int) (model.Keyed, []Skip) {
+		return func(n int) (model.Keyed, []Skip) {
 			_, o, skips := NewConverter("").Convert(service(func(s *corev1.Service) {
 				s.Spec.Type = corev1.ServiceTypeLoadBalancer
 				change(s, n)
@@ -56,62 +56,62 @@ func TestListsAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		field   string
 		most    int
-		convert func(n int) (Object, []Skip)
-		kept    func(Object) int
+		convert func(n int) (model.Keyed, []Skip)
+		kept    func(model.Keyed) int
 	}{
 		"external IPs": {"spec.externalIPs", model.MaxFrontends,
 			web(func(s *corev1.Service, n int) { s.Spec.ExternalIPs = repeated(n, ip4) }),
-			func(o Object) int { return len(o.(*model.Service).ExternalIPs) }},
+			func(o model.Keyed) int { return len(o.(*model.Service).ExternalIPs) }},
 		"external IPs of both families": {"spec.externalIPs", model.MaxFrontends,
 			web(func(s *corev1.Service, n int) {
 				s.Spec.ExternalIPs = append(repeated(model.MaxFrontends, ip4), append(repeated(n, ip6), ip4(1))...)
 			}),
-			func(o Object) int { return len(o.(*model.Service).ExternalIPs) - model.MaxFrontends }},
+			func(o model.Keyed) int { return len(o.(*model.Service).ExternalIPs) - model.MaxFrontends }},
 		"ingress": {"status.loadBalancer.ingress", model.MaxFrontends,
 			web(func(s *corev1.Service, n int) {
 				s.Status.LoadBalancer.Ingress = repeated(n, func(i int) corev1.LoadBalancerIngress { return corev1.LoadBalancerIngress{IP: ip6(i)} })
 			}),
-			func(o Object) int { return len(o.(*model.Service).LoadBalancerIngress) }},
+			func(o model.Keyed) int { return len(o.(*model.Service).LoadBalancerIngress) }},
 		"source ranges": {"spec.loadBalancerSourceRanges", model.MaxFrontends,
 			web(func(s *corev1.Service, n int) {
 				s.Spec.LoadBalancerSourceRanges = repeated(n, func(i int) string { return ip4(i) + "/32" })
 			}),
-			func(o Object) int { return len(o.(*model.Service).LoadBalancerSourceRanges) }},
+			func(o model.Keyed) int { return len(o.(*model.Service).LoadBalancerSourceRanges) }},
 		"ports": {"spec.ports", model.MaxFrontends,
 			web(func(s *corev1.Service, n int) {
 				s.Spec.Ports = repeated(n, func(i int) corev1.ServicePort {
 					return corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)}
 				})
 			}),
-			func(o Object) int { return len(o.(*model.Service).Ports) }},
+			func(o model.Keyed) int { return len(o.(*model.Service).Ports) }},
 		"endpoints": {"endpoints", model.MaxEndpoints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints = repeated(n, func(i int) discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{ip4(i)}} })
 			}),
-			func(o Object) int { return len(o.(*model.Slice).Endpoints) }},
+			func(o model.Keyed) int { return len(o.(*model.Slice).Endpoints) }},
 		"endpoint ports": {"ports", model.MaxSlicePorts,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Ports = repeated(n, func(i int) discoveryv1.EndpointPort {
 					return discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", i)), Port: ptr.To(int32(i%65535 + 1))}
 				})
 			}),
-			func(o Object) int { return len(o.(*model.Slice).Ports) }},
+			func(o model.Keyed) int { return len(o.(*model.Slice).Ports) }},
 		"zone hints": {"endpoints.hints.forZones", model.MaxHints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints[0].Hints = &discoveryv1.EndpointHints{
 					ForZones: repeated(n, func(i int) discoveryv1.ForZone { return discoveryv1.ForZone{Name: fmt.Sprint(i)} }),
 				}
 			}),
-			func(o Object) int { return len(o.(*model.Slice).Endpoints[0].ZoneHints) }},
+			func(o model.Keyed) int { return len(o.(*model.Slice).Endpoints[0].ZoneHints) }},
 		"node hints": {"endpoints.hints.forNodes", model.MaxHints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints[0].Hints = &discoveryv1.EndpointHints{
 					ForNodes: repeated(n, func(i int) discoveryv1.ForNode { return discoveryv1.ForNode{Name: fmt.Sprint(i)} }),
 				}
 			}),
-			func(o Object) int { return len(o.(*model.Slice).Endpoints[0].NodeHints) }},
+			func(o model.Keyed) int { return len(o.(*model.Slice).Endpoints[0].NodeHints) }},
 		"node addresses": {"status.addresses", model.MaxNodeAddresses,
-			func(n int) (Object, []Skip) {
+			func(n int) (model.Keyed, []Skip) {
 				_, o, skips := NewConverter("").Convert(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{
 					Addresses: repeated(n, func(i int) corev1.NodeAddress {
 						return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip4(i)}
@@ -119,23 +119,23 @@ func TestListsAreBounded(t *testing.T) {
 				}})
 				return o, skips
 			},
-			func(o Object) int { return len(o.(*model.Node).InternalIPs) }},
+			func(o model.Keyed) int { return len(o.(*model.Node).InternalIPs) }},
 		"pod CIDRs": {"spec.podCIDRs", model.MaxCIDRs,
-			func(n int) (Object, []Skip) {
+			func(n int) (model.Keyed, []Skip) {
 				_, o, skips := NewConverter("").Convert(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{
 					PodCIDRs: repeated(n, func(i int) string { return ip4(i) + "/32" }),
 				}})
 				return o, skips
 			},
-			func(o Object) int { return len(o.(*model.Node).PodCIDRs) }},
+			func(o model.Keyed) int { return len(o.(*model.Node).PodCIDRs) }},
 		"service CIDRs": {"spec.cidrs", model.MaxCIDRs,
-			func(n int) (Object, []Skip) {
+			func(n int) (model.Keyed, []Skip) {
 				_, o, skips := NewConverter("").Convert(&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{
 					CIDRs: repeated(n, func(i int) string { return ip4(i) + "/32" }),
 				}})
 				return o, skips
 			},
-			func(o Object) int { return len(o.(*ServiceCIDR).CIDRs) }},
+			func(o model.Keyed) int { return len(o.(*ServiceCIDR).CIDRs) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, skips := c.convert(c.most)
@@ -154,7 +154,7 @@ func TestListsAreBounded(t *testing.T) {
 
 // TestStringsAreBounded checks that invalid strings are left out.
 func TestStringsAreBounded(t *testing.T) {
-	slice := func(zone, node string) (Object, []Skip) {
+	slice := func(zone, node string) (model.Keyed, []Skip) {
 		_, o, skips := NewConverter("").Convert(&discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Name: "s", Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 			AddressType: discoveryv1.AddressTypeIPv4,

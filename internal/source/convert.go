@@ -46,20 +46,20 @@ func NewConverter(serviceProxyName string) *Converter {
 // Convert converts a Service, an EndpointSlice, a Node or a ServiceCIDR. It panics for any other
 // type, which is a bug. The object is nil if all of it is left out. The skips say why, or which
 // parts are left out.
-func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
+func (c *Converter) Convert(o metav1.Object) (model.Key, model.Keyed, []Skip) {
 	switch o := o.(type) {
 	case *corev1.Service:
 		key := model.Key{Kind: model.KindService, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromService(o)
 		if s == nil {
-			return key, nil, skips // s would be an Object that holds a nil pointer
+			return key, nil, skips // s would be an interface value that holds a nil pointer
 		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
 		if s == nil {
-			return key, nil, skips // s would be an Object that holds a nil pointer
+			return key, nil, skips // s would be an interface value that holds a nil pointer
 		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *corev1.Node:
@@ -75,9 +75,9 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 // canonical returns the object if it is canonical, and nil otherwise, as decoders would refuse it.
 // Only names that the API server does not admit make an object non-canonical at this point.
 func canonical(o interface {
-	Object
+	model.Keyed
 	Check() error
-}, skips *skipList) Object {
+}, skips *skipList) model.Keyed {
 	if err := o.Key().Check(); err != nil {
 		skips.add(InvalidText, "metadata.name", "%v", err)
 		return nil
@@ -103,41 +103,25 @@ func ResourceVersion(o metav1.Object) uint64 {
 // apply to the Service's type are left out, as the API server clears them.
 func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	var skips skipList
+	if !c.servesService(o, &skips) {
+		return nil, skips
+	}
 	s := model.Service{
 		Namespace:             c.strings.Get(o.Namespace),
 		Name:                  c.strings.Get(o.Name),
 		InternalTrafficPolicy: model.TrafficCluster,
 		ExternalTrafficPolicy: model.TrafficCluster,
 	}
-	if !c.servesService(o, &skips) {
-		return nil, skips
-	}
-	switch o.Spec.Type {
-	case corev1.ServiceTypeClusterIP, "":
-		s.Type = model.ClusterIP
-	case corev1.ServiceTypeNodePort:
-		s.Type = model.NodePort
-	case corev1.ServiceTypeLoadBalancer:
-		s.Type = model.LoadBalancer
-	default:
+	var ok bool
+	if s.Type, ok = serviceTypes[o.Spec.Type]; !ok {
 		skips.add(InvalidType, "spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
 		return nil, skips
 	}
-
 	s.ClusterIPs = clusterIPs(o, &skips)
 	if len(s.ClusterIPs) == 0 {
 		return nil, skips
 	}
-	external := unique[netip.Addr]{field: "spec.externalIPs", skips: &skips}
-	for i, ip := range o.Spec.ExternalIPs {
-		if a, ok := ParseAddr(ip); !ok {
-			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
-		} else if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%v", err)
-		} else if external.add(a, a) {
-			s.ExternalIPs = append(s.ExternalIPs, a)
-		}
-	}
+	s.ExternalIPs = externalIPs(o, &skips)
 	s.Ports = c.servicePorts(o, s.Type, &skips)
 
 	if p := o.Spec.InternalTrafficPolicy; p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
@@ -164,6 +148,11 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 		loadBalancer(o, &s, &skips)
 	}
 	return model.NewService(s), skips
+}
+
+var serviceTypes = map[corev1.ServiceType]model.ServiceType{
+	"": model.ClusterIP, corev1.ServiceTypeClusterIP: model.ClusterIP, corev1.ServiceTypeNodePort: model.NodePort,
+	corev1.ServiceTypeLoadBalancer: model.LoadBalancer,
 }
 
 // servesService reports whether this proxy serves the Service, by kube-proxy's rules.
@@ -216,24 +205,39 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 	return addrs
 }
 
+// externalIPs returns the valid external IPs, each once.
+func externalIPs(o *corev1.Service, skips *skipList) (addrs []netip.Addr) {
+	external := unique[netip.Addr]{field: "spec.externalIPs", skips: skips}
+	for i, ip := range o.Spec.ExternalIPs {
+		if a, ok := ParseAddr(ip); !ok {
+			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
+		} else if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%v", err)
+		} else if external.add(a, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
 func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *skipList) []model.ServicePort {
 	given := first(o.Spec.Ports, model.MaxFrontends, "spec.ports", skips)
 	ports := make([]model.ServicePort, 0, len(given))
 	for i := range given {
 		p, field := &given[i], fmt.Sprintf("spec.ports[%d]", i)
-		protocol, number, ok := c.port(p.Protocol, p.Port, field, skips)
+		protocol, number, ok := port(p.Protocol, p.Port, field, skips)
 		if !ok || !portName(p.Name, field, skips) {
 			continue
 		}
-		port := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
+		kept := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
 		if t != model.ClusterIP && p.NodePort != 0 {
 			if p.NodePort < 0 || p.NodePort > 65535 {
 				skips.add(InvalidPort, field+".nodePort", "%d is not within 1 to 65535", p.NodePort)
 			} else {
-				port.NodePort = uint16(p.NodePort)
+				kept.NodePort = uint16(p.NodePort)
 			}
 		}
-		ports = append(ports, port)
+		ports = append(ports, kept)
 	}
 	return distinctPorts(ports, skips)
 }
@@ -371,23 +375,7 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		return nil, skips
 	}
 
-	ports := first(o.Ports, model.MaxSlicePorts, "ports", &skips)
-	s.Ports = make([]model.SlicePort, 0, len(ports))
-	for i := range ports {
-		p, field := &ports[i], fmt.Sprintf("ports[%d]", i)
-		if p.Port == nil {
-			skips.add(PortWithoutNumber, field, "has no number")
-			continue
-		}
-		protocol := corev1.ProtocolTCP
-		if p.Protocol != nil {
-			protocol = *p.Protocol
-		}
-		if protocol, number, ok := c.port(protocol, *p.Port, field, &skips); ok && portName(ptr.Deref(p.Name, ""), field, &skips) {
-			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
-		}
-	}
-	s.Ports = distinctSlicePorts(s.Ports, &skips)
+	s.Ports = c.slicePorts(o, &skips)
 	endpoints := first(o.Endpoints, model.MaxEndpoints, "endpoints", &skips)
 	s.Endpoints = make([]model.Endpoint, 0, len(endpoints))
 	for i := range endpoints {
@@ -401,6 +389,23 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		}
 	}
 	return model.NewSlice(s), skips
+}
+
+func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *skipList) []model.SlicePort {
+	given := first(o.Ports, model.MaxSlicePorts, "ports", skips)
+	ports := make([]model.SlicePort, 0, len(given))
+	for i := range given {
+		p, field := &given[i], fmt.Sprintf("ports[%d]", i)
+		if p.Port == nil {
+			skips.add(PortWithoutNumber, field, "has no number")
+			continue
+		}
+		protocol, number, ok := port(ptr.Deref(p.Protocol, corev1.ProtocolTCP), *p.Port, field, skips)
+		if ok && portName(ptr.Deref(p.Name, ""), field, skips) {
+			ports = append(ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
+		}
+	}
+	return distinctSlicePorts(ports, skips)
 }
 
 // distinctSlicePorts removes ports that have the name and protocol of an earlier port.
@@ -425,29 +430,16 @@ func distinctSlicePorts(ports []model.SlicePort, skips *skipList) []model.SliceP
 }
 
 func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (model.Endpoint, bool) {
-	if len(o.Addresses) == 0 {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses", i), "is empty")
-		return model.Endpoint{}, false
-	}
-	a, ok := ParseAddr(o.Addresses[0])
+	a, ok := endpointAddress(o, i, family, skips)
 	if !ok {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%q is no IP address", o.Addresses[0])
-		return model.Endpoint{}, false
-	}
-	if model.FamilyOf(a) != family {
-		skips.add(WrongFamily, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
-		return model.Endpoint{}, false
-	}
-	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%v", err)
 		return model.Endpoint{}, false
 	}
 	e := model.Endpoint{
 		Address: a,
 		Conditions: model.Conditions{
-			Ready:       o.Conditions.Ready == nil || *o.Conditions.Ready,
-			Serving:     o.Conditions.Serving == nil || *o.Conditions.Serving,
-			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
+			Ready:       ptr.Deref(o.Conditions.Ready, true),
+			Serving:     ptr.Deref(o.Conditions.Serving, true),
+			Terminating: ptr.Deref(o.Conditions.Terminating, false),
 		},
 	}
 	// An invalid name of a Node or zone is left out, so no node treats the endpoint as local. The
@@ -462,23 +454,47 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 	} else {
 		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].zone", i), "%.80q is no name of a zone", zone)
 	}
-	if o.Hints != nil {
-		for _, z := range first(o.Hints.ForZones, model.MaxHints, "endpoints.hints.forZones", skips) {
-			if model.IsLabelValue(z.Name) {
-				e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
-			} else {
-				skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a zone", z.Name)
-			}
+	if o.Hints == nil {
+		return e, true
+	}
+	for _, z := range first(o.Hints.ForZones, model.MaxHints, "endpoints.hints.forZones", skips) {
+		if model.IsLabelValue(z.Name) {
+			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
+		} else {
+			skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a zone", z.Name)
 		}
-		for _, n := range first(o.Hints.ForNodes, model.MaxHints, "endpoints.hints.forNodes", skips) {
-			if model.IsSubdomain(n.Name) {
-				e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
-			} else {
-				skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a Node", n.Name)
-			}
+	}
+	for _, n := range first(o.Hints.ForNodes, model.MaxHints, "endpoints.hints.forNodes", skips) {
+		if model.IsSubdomain(n.Name) {
+			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
+		} else {
+			skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a Node", n.Name)
 		}
 	}
 	return e, true
+}
+
+// endpointAddress returns the first address of an endpoint, if it is valid and of the slice's
+// family. kube-proxy uses no other.
+func endpointAddress(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (netip.Addr, bool) {
+	if len(o.Addresses) == 0 {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses", i), "is empty")
+		return netip.Addr{}, false
+	}
+	a, ok := ParseAddr(o.Addresses[0])
+	if !ok {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%q is no IP address", o.Addresses[0])
+		return netip.Addr{}, false
+	}
+	if model.FamilyOf(a) != family {
+		skips.add(WrongFamily, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
+		return netip.Addr{}, false
+	}
+	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%v", err)
+		return netip.Addr{}, false
+	}
+	return a, true
 }
 
 // FromNode converts a Node. Its result is never nil, as every node may have an agent. It leaves out
@@ -547,16 +563,9 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 }
 
 // port validates and converts a port of a Service or a slice.
-func (c *Converter) port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
-	var p model.Protocol
-	switch protocol {
-	case corev1.ProtocolTCP, "":
-		p = model.TCP
-	case corev1.ProtocolUDP:
-		p = model.UDP
-	case corev1.ProtocolSCTP:
-		p = model.SCTP
-	default:
+func port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
+	p, ok := ParseProtocol(protocol)
+	if !ok {
 		skips.add(InvalidProtocol, field+".protocol", "%q is none of TCP, UDP, SCTP", protocol)
 		return 0, 0, false
 	}
@@ -565,4 +574,17 @@ func (c *Converter) port(protocol corev1.Protocol, number int32, field string, s
 		return 0, 0, false
 	}
 	return p, uint16(number), true
+}
+
+// ParseProtocol returns the protocol of a port, which is TCP if none is given.
+func ParseProtocol(p corev1.Protocol) (protocol model.Protocol, ok bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return model.TCP, true
+	case corev1.ProtocolUDP:
+		return model.UDP, true
+	case corev1.ProtocolSCTP:
+		return model.SCTP, true
+	}
+	return 0, false
 }

@@ -415,8 +415,8 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 		in     metav1.Object
 		reason Reason // empty if nothing is left out
 		field  string
-		left   func(o Object) any // selects a part of the object
-		want   any                // nil if the object is left out
+		left   func(o model.Keyed) any // selects a part of the object
+		want   any                     // nil if the object is left out
 	}{
 		"name of a Service":      {service(func(s *corev1.Service) { s.Name = "a.b" }), InvalidText, "metadata.name", nil, nil},
 		"namespace of a Service": {service(func(s *corev1.Service) { s.Namespace = "\xff" }), InvalidText, "metadata.name", nil, nil},
@@ -426,58 +426,58 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 		"name of a Node": {node(func(n *corev1.Node) { n.Name = "A" }), InvalidText, "metadata.name", nil, nil},
 
 		"port name": {service(func(s *corev1.Service) { s.Spec.Ports[0].Name = "\xff" }), InvalidText, "spec.ports[0].name",
-			func(o Object) any { return len(o.(*model.Service).Ports) }, 0},
+			func(o model.Keyed) any { return len(o.(*model.Service).Ports) }, 0},
 		"port twice": {service(func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 80}, {Name: "c", Port: 80, Protocol: corev1.ProtocolUDP}, {Name: "a", Port: 81}}
-		}), Duplicate, "spec.ports", func(o Object) any { return len(o.(*model.Service).Ports) }, 2},
+		}), Duplicate, "spec.ports", func(o model.Keyed) any { return len(o.(*model.Service).Ports) }, 2},
 		"NodePort twice": {balanced(func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80, NodePort: 30080}, {Name: "b", Port: 81, NodePort: 30080}, {Name: "c", Port: 82}, {Name: "d", Port: 83}}
-		}), Duplicate, "spec.ports", func(o Object) any { return len(o.(*model.Service).Ports) }, 3},
+		}), Duplicate, "spec.ports", func(o model.Keyed) any { return len(o.(*model.Service).Ports) }, 3},
 		"traffic distribution": {service(func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr.To("\xff") }), InvalidText, "spec.trafficDistribution",
-			func(o Object) any { return o.(*model.Service).TrafficDistribution }, ""},
+			func(o model.Keyed) any { return o.(*model.Service).TrafficDistribution }, ""},
 		"scheduler": {service(func(s *corev1.Service) { s.Annotations = map[string]string{AnnotationIPVSScheduler: "a b"} }), InvalidAnnotation, "metadata.annotations",
-			func(o Object) any { return o.(*model.Service).IPVSScheduler }, ""},
+			func(o model.Keyed) any { return o.(*model.Service).IPVSScheduler }, ""},
 		"loopback cluster IP": {service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"127.0.0.1", "10.96.0.9"} }),
-			InvalidAddress, "spec.clusterIPs[0]", func(o Object) any { return o.(*model.Service).ClusterIPs[0].String() }, "10.96.0.9"},
+			InvalidAddress, "spec.clusterIPs[0]", func(o model.Keyed) any { return o.(*model.Service).ClusterIPs[0].String() }, "10.96.0.9"},
 		"metadata service as an external IP": {service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"169.254.169.254", "192.0.2.7"} }),
-			InvalidAddress, "spec.externalIPs[0]", func(o Object) any { return o.(*model.Service).ExternalIPs[0].String() }, "192.0.2.7"},
+			InvalidAddress, "spec.externalIPs[0]", func(o model.Keyed) any { return o.(*model.Service).ExternalIPs[0].String() }, "192.0.2.7"},
 		"broadcast as an external IP": {service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"255.255.255.255"} }),
-			InvalidAddress, "spec.externalIPs[0]", func(o Object) any { return len(o.(*model.Service).ExternalIPs) }, 0},
+			InvalidAddress, "spec.externalIPs[0]", func(o model.Keyed) any { return len(o.(*model.Service).ExternalIPs) }, 0},
 		"loopback ingress": {balanced(func(s *corev1.Service) { s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "::1"}} }),
-			InvalidAddress, "status.loadBalancer.ingress[0].ip", func(o Object) any { return len(o.(*model.Service).LoadBalancerIngress) }, 0},
+			InvalidAddress, "status.loadBalancer.ingress[0].ip", func(o model.Keyed) any { return len(o.(*model.Service).LoadBalancerIngress) }, 0},
 		"link-local ingress": {balanced(func(s *corev1.Service) {
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "169.254.1.1"}}
 		}),
-			"", "", func(o Object) any { return len(o.(*model.Service).LoadBalancerIngress) }, 1},
+			"", "", func(o model.Keyed) any { return len(o.(*model.Service).LoadBalancerIngress) }, 1},
 
 		"slice port name": {slice(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr.To("A") }), InvalidText, "ports[0].name",
-			func(o Object) any { return len(o.(*model.Slice).Ports) }, 0},
+			func(o model.Keyed) any { return len(o.(*model.Slice).Ports) }, 0},
 		"slice port twice": {slice(func(s *discoveryv1.EndpointSlice) {
 			s.Ports = []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}, {Port: ptr.To[int32](53), Protocol: ptr.To(corev1.ProtocolUDP)}, {Port: ptr.To[int32](81)}}
-		}), Duplicate, "ports", func(o Object) any { return len(o.(*model.Slice).Ports) }, 2},
+		}), Duplicate, "ports", func(o model.Keyed) any { return len(o.(*model.Slice).Ports) }, 2},
 		"metadata service as an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Addresses = []string{"169.254.169.254"} }),
-			InvalidAddress, "endpoints[0].addresses[0]", func(o Object) any { return len(o.(*model.Slice).Endpoints) }, 0},
+			InvalidAddress, "endpoints[0].addresses[0]", func(o model.Keyed) any { return len(o.(*model.Slice).Endpoints) }, 0},
 		// Objects from before the API server validated the name may have these. kube-proxy serves
 		// them as endpoints that are not local.
 		"node of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.NodeName = ptr.To("\xff") }), InvalidText, "endpoints[0].nodeName",
-			func(o Object) any { return o.(*model.Slice).Endpoints[0].NodeName }, ""},
+			func(o model.Keyed) any { return o.(*model.Slice).Endpoints[0].NodeName }, ""},
 		"zone of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Zone = ptr.To("\xff") }), InvalidText, "endpoints[0].zone",
-			func(o Object) any { return o.(*model.Slice).Endpoints[0].Zone }, ""},
+			func(o model.Keyed) any { return o.(*model.Slice).Endpoints[0].Zone }, ""},
 		"zone hints": {endpoints(func(e *discoveryv1.Endpoint) {
 			e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "\xff"}, {Name: "a"}}}
-		}), InvalidText, "endpoints[0].hints", func(o Object) any { return strings.Join(o.(*model.Slice).Endpoints[0].ZoneHints, " ") }, "a"},
+		}), InvalidText, "endpoints[0].hints", func(o model.Keyed) any { return strings.Join(o.(*model.Slice).Endpoints[0].ZoneHints, " ") }, "a"},
 		"node hints": {endpoints(func(e *discoveryv1.Endpoint) {
 			e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "b"}, {Name: long}, {Name: "a"}}}
-		}), InvalidText, "endpoints[0].hints", func(o Object) any { return strings.Join(o.(*model.Slice).Endpoints[0].NodeHints, " ") }, "a b"},
+		}), InvalidText, "endpoints[0].hints", func(o model.Keyed) any { return strings.Join(o.(*model.Slice).Endpoints[0].NodeHints, " ") }, "a b"},
 
 		"label": {node(func(n *corev1.Node) { n.Labels["x y"] = "z" }), InvalidText, "metadata.labels",
-			func(o Object) any { return len(o.(*model.Node).Labels) }, 1},
+			func(o model.Keyed) any { return len(o.(*model.Node).Labels) }, 1},
 		"label's value": {node(func(n *corev1.Node) { n.Labels["c"] = "\xff" }), InvalidText, "metadata.labels",
-			func(o Object) any { return len(o.(*model.Node).Labels) }, 1},
+			func(o model.Keyed) any { return len(o.(*model.Node).Labels) }, 1},
 		"address of a Node": {node(addresses("0.0.0.0", "10.0.0.1", "10.0.0.1", "127.0.0.1", "fe80::1")), InvalidAddress, "status.addresses[0].address",
-			func(o Object) any { return len(o.(*model.Node).InternalIPs) }, 3},
+			func(o model.Keyed) any { return len(o.(*model.Node).InternalIPs) }, 3},
 		"pod CIDR twice": {node(func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.0.0.0/24", "10.0.0.1/24"} }), "", "",
-			func(o Object) any { return len(o.(*model.Node).PodCIDRs) }, 1},
+			func(o model.Keyed) any { return len(o.(*model.Node).PodCIDRs) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, o, skips := NewConverter("").Convert(c.in)

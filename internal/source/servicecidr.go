@@ -58,7 +58,7 @@ type nodeSink struct {
 	all    []netip.Prefix               // ranges of all ServiceCIDRs, ascending, each once
 }
 
-func (s *nodeSink) Upsert(o Object, resourceVersion uint64) {
+func (s *nodeSink) Upsert(o model.Keyed, resourceVersion uint64) {
 	switch o := o.(type) {
 	case *model.Node:
 		s.mu.Lock()
@@ -92,13 +92,13 @@ func (s *nodeSink) Remove(key model.Key, resourceVersion uint64) {
 	}
 }
 
-func (s *nodeSink) Replace(kind model.Kind, objects []Object, resourceVersion uint64) {
+func (s *nodeSink) Replace(kind model.Kind, objects []model.Keyed, resourceVersion uint64) {
 	switch kind {
 	case model.KindNode:
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		clear(s.nodes)
-		nodes := make([]Object, 0, len(objects))
+		nodes := make([]model.Keyed, 0, len(objects))
 		for _, o := range objects {
 			n := o.(*model.Node) // kind says so
 			s.nodes[n.Key()] = n

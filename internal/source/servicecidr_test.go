@@ -18,7 +18,7 @@ type lastNode struct {
 	node *model.Node
 }
 
-func (l *lastNode) Upsert(o Object, _ uint64) { l.node = o.(*model.Node) }
+func (l *lastNode) Upsert(o model.Keyed, _ uint64) { l.node = o.(*model.Node) }
 
 // TestServiceCIDRsAreBounded checks that a Node has a bounded number of ranges, however many
 // ServiceCIDRs there are, and that ranges are reported while they are left out.

@@ -10,15 +10,16 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Sink receives what a source sees. Calls may come from any goroutine, but calls for one kind are
-// sequential. The sink ignores objects that are equal to its own.
+// Sink receives what a source sees: each object is a *model.Service, *model.Slice or *model.Node. A
+// Sink of WithServiceCIDRs also accepts a *ServiceCIDR. Calls may come from any goroutine, but calls
+// for one kind are sequential. The sink ignores objects that are equal to its own.
 type Sink interface {
 	// Upsert adds or changes an object. A Slice may have moved to another Service.
-	Upsert(o Object, resourceVersion uint64)
+	Upsert(o model.Keyed, resourceVersion uint64)
 	// Remove removes the object, if it exists.
 	Remove(key model.Key, resourceVersion uint64)
 	// Replace makes objects the only objects of their kind, in one step.
-	Replace(kind model.Kind, objects []Object, resourceVersion uint64)
+	Replace(kind model.Kind, objects []model.Keyed, resourceVersion uint64)
 	// Progress reports that the sink has been given everything of a kind up to a resourceVersion.
 	// It is called if no change of an object of the kind has reported that.
 	Progress(kind model.Kind, resourceVersion uint64)
@@ -26,10 +27,6 @@ type Sink interface {
 	// serve.
 	Synced()
 }
-
-// Object is a *model.Service, *model.Slice or *model.Node. A Sink of WithServiceCIDRs also accepts
-// a *ServiceCIDR.
-type Object = model.Keyed
 
 // Source watches one place that holds the state of a cluster.
 type Source interface {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
-	"github.com/slicecast/slicecast/internal/source"
 )
 
 func newStore(t require.TestingT, o Options) *Store {
@@ -239,7 +238,7 @@ func TestAddressesOfNodes(t *testing.T) {
 
 func TestReplace(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
-	objects := func(list ...source.Object) []source.Object { return list }
+	objects := func(list ...model.Keyed) []model.Keyed { return list }
 	s.Replace(model.KindService, objects(service("a"), service("b")), 1)
 	s.Replace(model.KindSlice, objects(slice("s1", "a", 1), slice("s2", "b", 1)), 2)
 	s.Replace(model.KindNode, objects(&model.Node{Name: "n1"}, &model.Node{Name: "n2"}), 3)
@@ -405,7 +404,7 @@ func TestStoreAgainstPlainMap(t *testing.T) {
 			},
 			"relist": func(t *rapid.T) {
 				kind := rapid.SampledFrom([]model.Kind{model.KindService, model.KindSlice}).Draw(t, "kind")
-				var list []source.Object
+				var list []model.Keyed
 				for key, o := range naive {
 					switch {
 					case key.Kind != kind:

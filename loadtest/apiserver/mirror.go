@@ -61,14 +61,14 @@ func (m *Mirror) Objects() (out []model.Object) {
 }
 
 // Upsert implements source.Sink.
-func (m *Mirror) Upsert(o source.Object, _ uint64) {
+func (m *Mirror) Upsert(o model.Keyed, _ uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.putLocked(o)
 }
 
 // putLocked stores Services and slices. It ignores Nodes, because each simulated node has its own.
-func (m *Mirror) putLocked(o source.Object) {
+func (m *Mirror) putLocked(o model.Keyed) {
 	if o, ok := o.(model.Object); ok {
 		m.objects[o.Key()] = o
 	}
@@ -82,7 +82,7 @@ func (m *Mirror) Remove(key model.Key, _ uint64) {
 }
 
 // Replace implements source.Sink.
-func (m *Mirror) Replace(kind model.Kind, objects []source.Object, _ uint64) {
+func (m *Mirror) Replace(kind model.Kind, objects []model.Keyed, _ uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key := range m.objects {

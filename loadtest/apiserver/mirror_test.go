@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/source"
 )
 
 func TestMirror(t *testing.T) {
@@ -16,11 +15,11 @@ func TestMirror(t *testing.T) {
 	}
 	slice := model.NewSlice(model.Slice{Namespace: "default", Name: "web-1", Service: "web"})
 	one, other := service("web"), service("api")
-	m.Replace(model.KindSlice, []source.Object{slice}, 1)
-	m.Replace(model.KindService, []source.Object{service("gone")}, 1)
-	m.Replace(model.KindNode, []source.Object{&model.Node{Name: "n"}}, 1)
+	m.Replace(model.KindSlice, []model.Keyed{slice}, 1)
+	m.Replace(model.KindService, []model.Keyed{service("gone")}, 1)
+	m.Replace(model.KindNode, []model.Keyed{&model.Node{Name: "n"}}, 1)
 	m.Synced()
-	m.Replace(model.KindService, []source.Object{one}, 2)
+	m.Replace(model.KindService, []model.Keyed{one}, 2)
 	m.Upsert(other, 3)
 	m.Progress(model.KindService, 4)
 	require.ElementsMatch(t, []model.Object{slice, one, other}, m.Objects())

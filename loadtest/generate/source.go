@@ -116,7 +116,7 @@ func (s *Source) serve() {
 		return
 	}
 	s.serving = true
-	var services, endpointSlices, nodes []source.Object
+	var services, endpointSlices, nodes []model.Keyed
 	for _, o := range s.cluster.Objects() {
 		if o.Key().Kind == model.KindService {
 			services = append(services, o)

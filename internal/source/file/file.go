@@ -52,8 +52,8 @@ type Source struct {
 	files     files
 	mirrors   mirrors
 
-	held     map[model.Key]source.Object // what the sink holds
-	problems []problem                   // as last reported
+	held     map[model.Key]model.Keyed // what the sink holds
+	problems []problem                 // as last reported
 }
 
 var _ source.Source = (*Source)(nil)
@@ -78,7 +78,7 @@ func New(o Options) (*Source, error) {
 			pending:   map[string]*pending{},
 		},
 		mirrors: mirrors{},
-		held:    map[model.Key]source.Object{},
+		held:    map[model.Key]model.Keyed{},
 	}, nil
 }
 

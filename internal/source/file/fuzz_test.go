@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // FuzzParse checks any content of a file after any earlier content. The results are objects with
@@ -70,6 +70,6 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 		if c, ok := o.(interface{ Check() error }); ok { // a ServiceCIDR is not sent to nodes
 			require.NoError(t, c.Check())
 		}
-		require.Implements(t, (*source.Object)(nil), o)
+		require.Implements(t, (*model.Keyed)(nil), o)
 	}
 }

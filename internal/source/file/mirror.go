@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -51,24 +52,10 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 
 	byPort := map[model.SlicePort]map[netip.Addr]model.Endpoint{}
 	for i, subset := range o.Subsets {
-		field = fmt.Sprintf("subsets[%d]", i)
-		ports := []model.SlicePort{}
-		for j, p := range subset.Ports {
-			at := fmt.Sprintf("%s.ports[%d]", field, j)
-			protocol, ok := protocols[p.Protocol]
-			if !ok {
-				return nil, at + ".protocol", fmt.Sprintf("%q is none of TCP, UDP, SCTP", p.Protocol)
-			}
-			if p.Port < 1 || p.Port > 65535 {
-				return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
-			}
-			if p.Name != "" && !model.IsLabel(p.Name) {
-				return nil, at + ".name", fmt.Sprintf("%.80q is no name of a port", p.Name)
-			}
-			ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
-		}
-		if len(ports) == 0 {
-			ports = append(ports, model.SlicePort{}) // stands for no port
+		at := fmt.Sprintf("subsets[%d].", i)
+		ports, field, detail := subsetPorts(subset.Ports)
+		if field != "" {
+			return nil, at + field, detail
 		}
 		for _, list := range []struct {
 			name      string
@@ -76,23 +63,9 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 			ready     bool
 		}{{"addresses", subset.Addresses, true}, {"notReadyAddresses", subset.NotReadyAddresses, false}} {
 			for j, address := range list.addresses {
-				a, ok := source.ParseAddr(address.IP)
-				if !ok {
-					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), fmt.Sprintf("%q is no IP address", address.IP)
-				}
-				if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), err.Error()
-				}
-				endpoint := model.Endpoint{
-					Address: a,
-					// Endpoints have no serving condition, and its default is true.
-					Conditions: model.Conditions{Ready: list.ready, Serving: true},
-				}
-				if address.NodeName != nil {
-					if name := *address.NodeName; name != "" && !model.IsSubdomain(name) {
-						return nil, fmt.Sprintf("%s.%s[%d].nodeName", field, list.name, j), fmt.Sprintf("%.80q is no name of a Node", name)
-					}
-					endpoint.NodeName = *address.NodeName
+				endpoint, field, detail := subsetEndpoint(address, list.ready)
+				if field != "" {
+					return nil, fmt.Sprintf("%s%s[%d].%s", at, list.name, j, field), detail
 				}
 				for _, p := range ports {
 					addresses := byPort[p]
@@ -111,8 +84,45 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 	return e, "", ""
 }
 
-var protocols = map[corev1.Protocol]model.Protocol{
-	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
+// subsetPorts returns the ports of a subset. A subset without ports has one empty port. If a port is
+// invalid, subsetPorts returns the field and what is wrong with it.
+func subsetPorts(given []corev1.EndpointPort) (ports []model.SlicePort, field, detail string) {
+	for i, p := range given {
+		at := fmt.Sprintf("ports[%d]", i)
+		protocol, ok := source.ParseProtocol(p.Protocol)
+		if !ok {
+			return nil, at + ".protocol", fmt.Sprintf("%q is none of TCP, UDP, SCTP", p.Protocol)
+		}
+		if p.Port < 1 || p.Port > 65535 {
+			return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
+		}
+		if p.Name != "" && !model.IsLabel(p.Name) {
+			return nil, at + ".name", fmt.Sprintf("%.80q is no name of a port", p.Name)
+		}
+		ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
+	}
+	if len(ports) == 0 {
+		ports = []model.SlicePort{{}}
+	}
+	return ports, "", ""
+}
+
+// subsetEndpoint returns the endpoint with an address. If the address is invalid, subsetEndpoint
+// returns the field and what is wrong with it.
+func subsetEndpoint(address corev1.EndpointAddress, ready bool) (e model.Endpoint, field, detail string) {
+	a, ok := source.ParseAddr(address.IP)
+	if !ok {
+		return e, "ip", fmt.Sprintf("%q is no IP address", address.IP)
+	}
+	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+		return e, "ip", err.Error()
+	}
+	name := ptr.Deref(address.NodeName, "")
+	if name != "" && !model.IsSubdomain(name) {
+		return e, "nodeName", fmt.Sprintf("%.80q is no name of a Node", name)
+	}
+	// Endpoints have no serving condition, and its default is true.
+	return model.Endpoint{Address: a, Conditions: model.Conditions{Ready: ready, Serving: true}, NodeName: name}, "", ""
 }
 
 // groups joins ports that have the same addresses, limits the addresses, and splits them by family.

@@ -29,8 +29,8 @@ import (
 // object is one object of a file.
 type object struct {
 	id    objectID
-	line  int           // the line in the file at which it begins, from 1
-	model source.Object // nil for Endpoints, and for objects that nodes do not use
+	line  int         // the line in the file at which it begins, from 1
+	model model.Keyed // nil for Endpoints, and for objects that nodes do not use
 	skips []source.Skip
 	// hasSelector reports whether the object is a Service with a selector.
 	hasSelector bool
@@ -206,45 +206,52 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 		}
 		return
 	}
-	o := &object{line: line}
-	switch head.APIVersion + " " + head.Kind {
+	if o := f.typed(head.TypeMeta, value, d, path); o != nil {
+		f.file.objects = append(f.file.objects, o)
+	}
+}
+
+// typed returns the object of a type at a path in the document. It returns nil if nodes do not use
+// that type, or if there is a problem, which it reports.
+func (f *fileParser) typed(t metav1.TypeMeta, value []byte, d *document, path string) *object {
+	o := &object{line: d.lineOf(path)}
+	switch t.APIVersion + " " + t.Kind {
 	case "v1 Service":
 		var s corev1.Service
 		if !f.object(value, &s, o, d, path) || !f.allocated(&s, o, d, path) {
-			return
+			return nil
 		}
 		o.hasSelector = len(s.Spec.Selector) > 0
 	case "discovery.k8s.io/v1 EndpointSlice":
 		if !f.object(value, &discoveryv1.EndpointSlice{}, o, d, path) {
-			return
+			return nil
 		}
 	case "v1 Node":
 		if !f.object(value, &corev1.Node{}, o, d, path) {
-			return
+			return nil
 		}
 	case "networking.k8s.io/v1 ServiceCIDR":
 		if !f.object(value, &networkingv1.ServiceCIDR{}, o, d, path) {
-			return
+			return nil
 		}
 	case "v1 Endpoints":
 		var e corev1.Endpoints
 		if !f.object(value, &e, o, d, path) {
-			return
+			return nil
 		}
 		var field, detail string
 		if o.endpoints, field, detail = newEndpoints(&e); o.endpoints == nil {
 			f.bad(d.lineOf(join(path, field)), "%s: %s: %s", o.id, field, detail)
-			return
+			return nil
 		}
 	default:
-		if f.wrongType(line, head.TypeMeta) {
-			return
+		if !f.wrongType(o.line, t) {
+			f.log.Debug("ignoring a manifest of a kind that is not used",
+				"file", f.name, "line", o.line, "apiVersion", t.APIVersion, "kind", t.Kind)
 		}
-		f.log.Debug("ignoring a manifest of a kind that is not used",
-			"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
-		return
+		return nil
 	}
-	f.file.objects = append(f.file.objects, o)
+	return o
 }
 
 // used are the types that are read. others knows all types of an API server in the same groups and

@@ -11,18 +11,24 @@ import (
 
 // state is the combined content of all files.
 type state struct {
-	objects  map[model.Key]source.Object
+	objects  map[model.Key]model.Keyed
 	skips    map[model.Kind]map[model.Key][]source.Skip
 	problems []problem
 }
 
 var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode, model.KindServiceCIDR}
 
+// place is an object and the file that it is in.
+type place struct {
+	file string
+	*object
+}
+
 // assemble combines the content of the files. If an object occurs more than once, the first one
 // counts.
 func (s *Source) assemble() state {
 	st := state{
-		objects: map[model.Key]source.Object{},
+		objects: map[model.Key]model.Keyed{},
 		skips:   map[model.Kind]map[model.Key][]source.Skip{},
 	}
 	for _, kind := range kinds {
@@ -32,10 +38,6 @@ func (s *Source) assemble() state {
 		st.problems = append(st.problems, *s.files.problem)
 	}
 	st.problems = append(st.problems, s.files.strange...)
-	type place struct {
-		file string
-		*object
-	}
 	places := map[objectID]place{}
 	for _, name := range slices.Sorted(maps.Keys(s.files.known)) {
 		f := s.files.known[name]
@@ -56,7 +58,12 @@ func (s *Source) assemble() state {
 			}
 		}
 	}
+	s.mirror(&st, places)
+	return st
+}
 
+// mirror adds the slices of Endpoints objects whose Services have no selector.
+func (s *Source) mirror(st *state, places map[objectID]place) {
 	mirrored := map[model.ServiceKey]bool{}
 	for _, id := range slices.SortedFunc(maps.Keys(places), compareIDs) {
 		o := places[id]
@@ -70,23 +77,20 @@ func (s *Source) assemble() state {
 			if _, taken := st.objects[slice.Key()]; taken {
 				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(
 					"%s is mirrored to %s, which a manifest gives already: rename that", id, slice.Key())})
-				continue
-			}
-			if err := slice.Check(); err != nil {
+			} else if err := slice.Check(); err != nil {
 				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf("%s can't be mirrored to %s: %v", id, slice.Key(), err)})
-				continue
+			} else {
+				st.objects[slice.Key()] = slice
 			}
-			st.objects[slice.Key()] = slice
 		}
 	}
 	maps.DeleteFunc(s.mirrors, func(key model.ServiceKey, _ *mirror) bool { return !mirrored[key] })
-	return st
 }
 
 // fill passes everything to the sink.
 func (s *Source) fill(sink source.Sink, now state) {
 	for _, kind := range kinds {
-		var objects []source.Object
+		var objects []model.Keyed
 		for key, o := range now.objects {
 			if key.Kind == kind {
 				objects = append(objects, o)

@@ -63,19 +63,11 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 		default:
 			continue
 		}
-		path := filepath.Join(f.directory, name)
 		if strings.HasPrefix(name, ".") {
 			continue
 		}
-		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			f.strange = append(f.strange, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
-			continue
-		}
-		raw, err := os.ReadFile(path)
-		if os.IsNotExist(err) {
-			if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
-				f.strange = append(f.strange, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
-			}
+		raw, exists, err := f.read(name)
+		if !exists {
 			continue
 		}
 		seen[name] = true
@@ -96,6 +88,24 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 		}
 	}
 	return wait, len(f.pending) == 0
+}
+
+// read returns the content of a file. If the directory has an entry of that name that is no file,
+// read records this as strange.
+func (f *files) read(name string) (raw []byte, exists bool, err error) {
+	path := filepath.Join(f.directory, name)
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		f.strange = append(f.strange, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
+		return nil, false, nil
+	}
+	raw, err = os.ReadFile(path)
+	if !os.IsNotExist(err) {
+		return raw, true, err
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
+		f.strange = append(f.strange, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
+	}
+	return nil, false, nil
 }
 
 // fail records that a file cannot be read. Its objects stay.

@@ -136,8 +136,8 @@ func (c *churn) createSlice(ctx context.Context, name string) error {
 }
 
 // directList returns what a list of everything converts to.
-func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key]source.Object, error) {
-	objects := map[model.Key]source.Object{}
+func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key]model.Keyed, error) {
+	objects := map[model.Key]model.Keyed{}
 	converter := source.NewConverter("")
 	add := func(o metav1.Object) {
 		if key, converted, _ := converter.Convert(o); converted != nil {

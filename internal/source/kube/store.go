@@ -19,7 +19,7 @@ var (
 // converted is an object as the reflector stores it while a streamed list is incomplete.
 type converted struct {
 	key    model.Key
-	object source.Object // nil if it is left out
+	object model.Keyed // nil if it is left out
 	skips  []source.Skip
 }
 
@@ -95,7 +95,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	}
 	r.doubted, r.highest = false, rv
 
-	objects := make([]source.Object, 0, len(list))
+	objects := make([]model.Keyed, 0, len(list))
 	skips := map[model.Key][]source.Skip{}
 	for i, o := range list {
 		c := r.convert(o)

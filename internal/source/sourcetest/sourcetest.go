@@ -17,7 +17,7 @@ type Recorder struct {
 	calls [model.KindNode + 1]sync.Mutex // each is held during a call for the kind
 
 	mu       sync.Mutex // guards the fields below
-	objects  map[model.Key]source.Object
+	objects  map[model.Key]model.Keyed
 	replaced map[model.Kind]int
 	synced   int
 	changes  []string
@@ -28,7 +28,7 @@ var _ source.Sink = (*Recorder)(nil)
 
 // New returns an empty Recorder.
 func New() *Recorder {
-	return &Recorder{objects: map[model.Key]source.Object{}, replaced: map[model.Kind]int{}}
+	return &Recorder{objects: map[model.Key]model.Keyed{}, replaced: map[model.Kind]int{}}
 }
 
 // enter begins a call for a kind, and panics if another one is in progress.
@@ -44,7 +44,7 @@ func (r *Recorder) enter(kind model.Kind) (leave func()) {
 }
 
 // Upsert implements source.Sink.
-func (r *Recorder) Upsert(o source.Object, resourceVersion uint64) {
+func (r *Recorder) Upsert(o model.Keyed, resourceVersion uint64) {
 	defer r.enter(o.Key().Kind)()
 	r.put(o)
 	r.highest = max(r.highest, resourceVersion)
@@ -58,7 +58,7 @@ func (r *Recorder) Remove(key model.Key, resourceVersion uint64) {
 }
 
 // Replace implements source.Sink.
-func (r *Recorder) Replace(kind model.Kind, objects []source.Object, resourceVersion uint64) {
+func (r *Recorder) Replace(kind model.Kind, objects []model.Keyed, resourceVersion uint64) {
 	defer r.enter(kind)()
 	now := map[model.Key]bool{}
 	for _, o := range objects {
@@ -96,7 +96,7 @@ func (r *Recorder) Synced() {
 	}
 }
 
-func (r *Recorder) put(o source.Object) {
+func (r *Recorder) put(o model.Keyed) {
 	old := r.objects[o.Key()]
 	r.objects[o.Key()] = o
 	switch {
@@ -114,7 +114,7 @@ func (r *Recorder) drop(key model.Key) {
 	}
 }
 
-func same(a, b source.Object) bool {
+func same(a, b model.Keyed) bool {
 	if a, ok := a.(*model.Node); ok {
 		return a.Equal(b.(*model.Node))
 	}
@@ -138,7 +138,7 @@ func (r *Recorder) Changes() []string {
 }
 
 // Get returns an object, or nil.
-func (r *Recorder) Get(key model.Key) source.Object {
+func (r *Recorder) Get(key model.Key) model.Keyed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.objects[key]
@@ -158,7 +158,7 @@ func (r *Recorder) Keys(kinds ...model.Kind) []string {
 }
 
 // Objects returns all objects that the sink holds.
-func (r *Recorder) Objects() map[model.Key]source.Object {
+func (r *Recorder) Objects() map[model.Key]model.Keyed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.objects)
@@ -180,7 +180,7 @@ func (r *Recorder) Highest() uint64 {
 
 // Difference describes how the objects of two sinks or clusters differ. It is empty if they are the
 // same.
-func Difference(have, want map[model.Key]source.Object) []string {
+func Difference(have, want map[model.Key]model.Keyed) []string {
 	var diff []string
 	for key, w := range want {
 		if h := have[key]; h == nil {
