@@ -272,84 +272,102 @@ func ShardDigest(objects ...model.Object) model.Digest {
 	}))
 }
 
+// extremes makes Services of type LoadBalancer with addresses of both families.
+type extremes struct{ services []*model.Service }
+
+// add adds a Service after applying change.
+func (e *extremes) add(name string, change func(s *model.Service)) {
+	number := byte(len(e.services) + 1)
+	s := model.Service{
+		Namespace: "default", Name: name, Type: model.LoadBalancer,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 77, number}), netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x77, 15: number})},
+		Ports:      []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, NodePort: 31000 + uint16(number)}},
+	}
+	change(&s)
+	e.services = append(e.services, model.NewService(s))
+}
+
 // Extremes returns canonical Services, each of which goes to the limit in some field: the worst
 // that a rogue server or a tenant can send. Some claim addresses or ports of others.
 func Extremes() []*model.Service {
+	e := &extremes{}
+	e.addPorts()
+	e.addAddresses()
+	e.addClaims()
+	return e.services
+}
+
+// addPorts adds Services with extreme names, ports and affinities.
+func (e *extremes) addPorts() {
 	long := strings.Repeat("a", 63)
-	cluster := 0
-	// service returns a Service of type LoadBalancer with addresses of both families, after
-	// applying change.
-	service := func(name string, change func(s *model.Service)) *model.Service {
-		cluster++
-		s := model.Service{
-			Namespace: "default", Name: name, Type: model.LoadBalancer,
-			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 77, byte(cluster)}), netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x77, 15: byte(cluster)})},
-			Ports:      []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80, NodePort: uint16(31000 + cluster)}},
+	e.add(long, func(s *model.Service) {
+		s.Namespace, s.IPVSScheduler, s.TrafficDistribution = long, long, long
+		s.Ports = []model.ServicePort{
+			{Name: long, Protocol: model.TCP, Port: 65535, NodePort: 65535}, {Name: "b" + long[1:], Protocol: model.UDP, Port: 65535, NodePort: 65535},
+			{Name: "c" + long[1:], Protocol: model.SCTP, Port: 65535, NodePort: 65535}, {Name: "d" + long[1:], Protocol: model.TCP, Port: 1, NodePort: 1},
 		}
-		change(&s)
-		return model.NewService(s)
-	}
+	})
+	e.add("affinity-longest", func(s *model.Service) { s.ClientIPAffinitySeconds = model.MaxAffinitySeconds })
+	e.add("affinity-shortest", func(s *model.Service) { s.ClientIPAffinitySeconds = 1 })
+	e.add("ports", func(s *model.Service) {
+		s.Ports = nil
+		for i := range 300 {
+			s.Ports = append(s.Ports, model.ServicePort{
+				Name: fmt.Sprint("p", i), Protocol: model.Protocol(1 + i%3), Port: uint16(1 + i), NodePort: uint16(40000 + i),
+			})
+		}
+	})
+}
+
+// addAddresses adds Services with extreme addresses.
+func (e *extremes) addAddresses() {
 	address := netip.MustParseAddr
-	return []*model.Service{
-		service(long, func(s *model.Service) {
-			s.Namespace, s.IPVSScheduler, s.TrafficDistribution = long, long, long
-			s.Ports = []model.ServicePort{
-				{Name: long, Protocol: model.TCP, Port: 65535, NodePort: 65535}, {Name: "b" + long[1:], Protocol: model.UDP, Port: 65535, NodePort: 65535},
-				{Name: "c" + long[1:], Protocol: model.SCTP, Port: 65535, NodePort: 65535}, {Name: "d" + long[1:], Protocol: model.TCP, Port: 1, NodePort: 1},
-			}
-		}),
-		service("affinity-longest", func(s *model.Service) { s.ClientIPAffinitySeconds = model.MaxAffinitySeconds }),
-		service("affinity-shortest", func(s *model.Service) { s.ClientIPAffinitySeconds = 1 }),
-		service("ports", func(s *model.Service) {
-			s.Ports = nil
-			for i := range 300 {
-				s.Ports = append(s.Ports, model.ServicePort{
-					Name: fmt.Sprint("p", i), Protocol: model.Protocol(1 + i%3), Port: uint16(1 + i), NodePort: uint16(40000 + i),
-				})
-			}
-		}),
-		service("addresses", func(s *model.Service) {
-			for i := range 300 {
-				s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}),
-					netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 2: 0xd, 3: 0xb8, 14: byte(i >> 8), 15: byte(1 + i)}))
-			}
-		}),
-		service("ranges", func(s *model.Service) {
-			s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("198.51.100.1")}, {IP: address("2001:db8:1::1")}}
-			for bits := range 33 { // each range contains the next; the last one is a single address
-				p, _ := address("10.20.30.40").Prefix(bits)
-				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
-			}
-			for bits := 1; bits <= 128; bits++ { // skip ::/0, which admits everybody
-				p, _ := address("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff").Prefix(bits)
-				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
-			}
-		}),
-		service("last-addresses", func(s *model.Service) {
-			s.ExternalIPs = []netip.Addr{address("0.0.0.1"), address("255.255.255.254"), address("::2"), address("feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}
-			s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("169.254.0.1")}, {IP: address("fe80::1"), ProxyMode: true}}
-		}),
-		service("health-check-on-a-node-port", func(s *model.Service) {
-			s.ExternalTrafficPolicy, s.InternalTrafficPolicy = model.TrafficLocal, model.TrafficLocal
-			s.HealthCheckNodePort = s.Ports[0].NodePort
-			s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("198.51.100.2")}}
-		}),
-		service("health-check-on-anothers", func(s *model.Service) {
-			s.ExternalTrafficPolicy, s.HealthCheckNodePort = model.TrafficLocal, 31000+uint16(cluster)-1
-		}),
-		// Services that claim addresses, ports and NodePorts of others.
-		service("anothers-addresses", func(s *model.Service) {
-			s.ExternalIPs = []netip.Addr{address("10.96.77.2"), address("198.51.100.1"), address("203.0.0.7"), address("fd77::2"), address("2001:db8:1::1")}
-			s.Ports[0].NodePort = 31002
-		}),
-		service("anothers-cluster-ip", func(s *model.Service) {
-			s.ClusterIPs = []netip.Addr{address("10.96.77.3"), address("fd77::3")}
-			s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("10.96.77.2")}, {IP: address("fd77::2")}}
-		}),
-		service("no-ports", func(s *model.Service) { s.Ports = nil }),
-		service("no-addresses", func(s *model.Service) { s.ClusterIPs = nil }),
-		service("no-endpoints", func(*model.Service) {}),
-	}
+	e.add("addresses", func(s *model.Service) {
+		for i := range 300 {
+			s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}),
+				netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 2: 0xd, 3: 0xb8, 14: byte(i >> 8), 15: byte(1 + i)}))
+		}
+	})
+	e.add("ranges", func(s *model.Service) {
+		s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("198.51.100.1")}, {IP: address("2001:db8:1::1")}}
+		for bits := range 33 { // each range contains the next; the last one is a single address
+			p, _ := address("10.20.30.40").Prefix(bits)
+			s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
+		}
+		for bits := 1; bits <= 128; bits++ { // skip ::/0, which admits everybody
+			p, _ := address("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff").Prefix(bits)
+			s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
+		}
+	})
+	e.add("last-addresses", func(s *model.Service) {
+		s.ExternalIPs = []netip.Addr{address("0.0.0.1"), address("255.255.255.254"), address("::2"), address("feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")}
+		s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("169.254.0.1")}, {IP: address("fe80::1"), ProxyMode: true}}
+	})
+	e.add("health-check-on-a-node-port", func(s *model.Service) {
+		s.ExternalTrafficPolicy, s.InternalTrafficPolicy = model.TrafficLocal, model.TrafficLocal
+		s.HealthCheckNodePort = s.Ports[0].NodePort
+		s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("198.51.100.2")}}
+	})
+	e.add("health-check-on-anothers", func(s *model.Service) {
+		s.ExternalTrafficPolicy, s.HealthCheckNodePort = model.TrafficLocal, s.Ports[0].NodePort-1
+	})
+}
+
+// addClaims adds Services that claim addresses, ports and NodePorts of others, and Services that
+// lack something.
+func (e *extremes) addClaims() {
+	address := netip.MustParseAddr
+	e.add("anothers-addresses", func(s *model.Service) {
+		s.ExternalIPs = []netip.Addr{address("10.96.77.2"), address("198.51.100.1"), address("203.0.0.7"), address("fd77::2"), address("2001:db8:1::1")}
+		s.Ports[0].NodePort = 31002
+	})
+	e.add("anothers-cluster-ip", func(s *model.Service) {
+		s.ClusterIPs = []netip.Addr{address("10.96.77.3"), address("fd77::3")}
+		s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("10.96.77.2")}, {IP: address("fd77::2")}}
+	})
+	e.add("no-ports", func(s *model.Service) { s.Ports = nil })
+	e.add("no-addresses", func(s *model.Service) { s.ClusterIPs = nil })
+	e.add("no-endpoints", func(*model.Service) {})
 }
 
 // ExtremeSlices returns slices of a Service, one of each family. Each has the given number of
