@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 // Available returns an error if nothing can provide the binaries of an API server: neither a folder
@@ -11,7 +13,7 @@ import (
 func Available() error {
 	dir := os.Getenv(BinariesVariable)
 	if dir == "" {
-		if _, err := repositoryRoot(); err != nil {
+		if _, err := repository.Root(); err != nil {
 			return fmt.Errorf("%w, after make setup, or set $%s to a folder that contains etcd and kube-apiserver", err, BinariesVariable)
 		}
 		return nil

@@ -1,14 +1,14 @@
 package controlplane
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 // BinariesVariable is the name of an environment variable. Its value is a folder that contains etcd
@@ -48,7 +48,7 @@ func Prepare() error {
 
 // script runs a script of this repository and returns the path that it prints.
 func script(ctx context.Context, name string, args ...string) (string, error) {
-	root, err := repositoryRoot()
+	root, err := repository.Root()
 	if err != nil {
 		return "", err
 	}
@@ -59,27 +59,4 @@ func script(ctx context.Context, name string, args ...string) (string, error) {
 		return "", fmt.Errorf("%s %s (see its output): %w", name, strings.Join(args, " "), err)
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-// repositoryRoot returns the folder of the root module. It searches upwards from the working
-// directory, which for a test is the folder of its package.
-func repositoryRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && bytes.HasPrefix(goMod, []byte("module github.com/slicecast/slicecast\n")) {
-			return dir, nil
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return "", err
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("the working directory is not inside the slicecast repository: run there")
-		}
-		dir = parent
-	}
 }

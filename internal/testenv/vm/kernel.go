@@ -5,7 +5,6 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -166,27 +165,4 @@ func (k *kernel) firstFiles(guest string, ports []uint16, runs []spec.Run) ([]by
 	a.add(spec.File, 0o100644, text)
 	a.add(spec.ModulesFile, 0o100644, k.index())
 	return a.finish(), nil
-}
-
-// repositoryRoot returns the folder of the root module. It searches upwards from the working
-// directory, which for a test is the folder of its package.
-func repositoryRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && bytes.HasPrefix(goMod, []byte("module github.com/slicecast/slicecast\n")) {
-			return dir, nil
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return "", err
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("the working directory is not inside the slicecast repository: run there")
-		}
-		dir = parent
-	}
 }

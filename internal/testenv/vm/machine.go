@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
@@ -37,7 +38,7 @@ func newMachine(ctx context.Context, temp string) (*machine, error) {
 	if _, err := exec.LookPath(emulator); err != nil {
 		return nil, fmt.Errorf("%w: these tests run on another kernel in a virtual machine; install qemu, on Debian with 'apt-get install qemu-system-x86'", err)
 	}
-	root, err := repositoryRoot()
+	root, err := repository.Root()
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +64,29 @@ func goBuild(ctx context.Context, args ...string) error {
 // programs can reach the given TCP ports of the host's loopback address. run returns a result for
 // each program, or an error that contains the kernel's console output.
 func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uint16, runs ...spec.Run) ([]spec.Result, error) {
+	cmd, err := m.command(ctx, ports, runs)
+	if err != nil {
+		return nil, err
+	}
+	var console, result tail
+	cmd.Stdout, cmd.Stderr = &console, &console
+	err = start(cmd, map[string]io.Writer{spec.StdoutPort: stdout, spec.StderrPort: stderr, spec.ResultPort: &result})
+	var results []spec.Result
+	for d := json.NewDecoder(&result.Buffer); ; {
+		var r spec.Result
+		if d.Decode(&r) != nil {
+			break // end of the results, or an incomplete result of a machine that died
+		}
+		results = append(results, r)
+	}
+	if len(results) < len(runs) {
+		return results, fmt.Errorf("the virtual machine ended early (%w); its console:\n%s", errors.Join(err, context.Cause(ctx)), console.String())
+	}
+	return results, nil
+}
+
+// command returns the command that boots the machine.
+func (m *machine) command(ctx context.Context, ports []uint16, runs []spec.Run) (*exec.Cmd, error) {
 	files, err := m.kernel.firstFiles(m.guest, ports, runs)
 	if err != nil {
 		return nil, err
@@ -83,53 +107,45 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 	if len(ports) > 0 {
 		cmd.Args = append(cmd.Args, "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")
 	}
-	var console, result tail
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd, nil
+}
+
+// start runs the emulator to its end. What the machine writes to a virtual serial port goes to the
+// writer with the port's name.
+func start(cmd *exec.Cmd, serial map[string]io.Writer) error {
 	var copying sync.WaitGroup
+	defer copying.Wait()
 	var pipes []*os.File
-	for _, port := range []struct {
-		name string
-		to   io.Writer
-	}{{spec.StdoutPort, stdout}, {spec.StderrPort, stderr}, {spec.ResultPort, &result}} {
+	closePipes := func(err error) error {
+		for _, p := range pipes {
+			err = errors.Join(err, p.Close())
+		}
+		return err
+	}
+	for name, to := range serial {
 		read, write, err := os.Pipe()
 		if err != nil {
-			return nil, err
+			return closePipes(err)
 		}
-		defer read.Close()
 		pipes = append(pipes, write)
 		cmd.ExtraFiles = append(cmd.ExtraFiles, write)
 		cmd.Args = append(cmd.Args,
-			"-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", port.name, 2+len(cmd.ExtraFiles)),
-			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", port.name, port.name))
+			"-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", name, 2+len(cmd.ExtraFiles)),
+			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", name, name))
 		copying.Go(func() {
+			defer read.Close()
 			// A write error loses output, as it would without a machine.
-			_, _ = io.Copy(port.to, read)
+			_, _ = io.Copy(to, read)
 		})
 	}
-	cmd.Stdout, cmd.Stderr = &console, &console
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	// The kernel sends the parent-death signal when the starting thread ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err = cmd.Start()
-	for _, p := range pipes {
-		err = errors.Join(err, p.Close())
+	if err := closePipes(cmd.Start()); err != nil {
+		return err
 	}
-	if err == nil {
-		err = cmd.Wait()
-	}
-	copying.Wait()
-	var results []spec.Result
-	for d := json.NewDecoder(&result.Buffer); ; {
-		var r spec.Result
-		if d.Decode(&r) != nil {
-			break // end of the results, or an incomplete result of a machine that died
-		}
-		results = append(results, r)
-	}
-	if len(results) < len(runs) {
-		return results, fmt.Errorf("the virtual machine ended early (%w); its console:\n%s", errors.Join(err, context.Cause(ctx)), console.String())
-	}
-	return results, nil
+	return cmd.Wait()
 }
 
 // tail keeps the last maxTail bytes that are written to it.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
@@ -40,7 +41,7 @@ func Socket(port uint16) string { return spec.Socket(port) }
 func Test(t *testing.T, suites ...Suite) {
 	t.Helper()
 	ctx := t.Context()
-	root, err := repositoryRoot()
+	root, err := repository.Root()
 	require.NoError(t, err)
 	m, err := newMachine(ctx, t.TempDir())
 	require.NoError(t, err)

@@ -57,6 +57,25 @@ func boot() error {
 			return err
 		}
 	}
+	if err := mountRoot(); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(spec.KeptAt+"/bin/modprobe"), 0); err != nil {
+		return err
+	}
+	if err := setUp("lo"); err != nil {
+		return err
+	}
+	if len(s.Ports) > 0 {
+		if err := openHost(s.Ports); err != nil {
+			return fmt.Errorf("forward ports of the host: %w", err)
+		}
+	}
+	return runAll(s)
+}
+
+// mountRoot mounts the host's file system below a writable layer, and makes it the root.
+func mountRoot() error {
 	if err := mountAll(
 		mount{"host", "/host", "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,cache=loose,msize=512000,access=any"},
 		mount{"layer", "/layer", "tmpfs", 0, ""},
@@ -83,18 +102,7 @@ func boot() error {
 	if err := unix.Chroot("/root"); err != nil {
 		return fmt.Errorf("chroot to the host's file system: %w", err)
 	}
-	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(spec.KeptAt+"/bin/modprobe"), 0); err != nil {
-		return err
-	}
-	if err := setUp("lo"); err != nil {
-		return err
-	}
-	if len(s.Ports) > 0 {
-		if err := openHost(s.Ports); err != nil {
-			return fmt.Errorf("forward ports of the host: %w", err)
-		}
-	}
-	return runAll(s)
+	return nil
 }
 
 // runAll runs each program and reports to the host how it ended.
