@@ -17,14 +17,37 @@ const floorMessage = 100
 // floor measures what TLS alone costs the server's process.
 func (r *repeat) floor(ctx context.Context) error {
 	r.meter.enter("raw TLS, for comparison")
-	one, nodes := r.stack.servers[0], int64(r.scenario.Nodes)
-	address, err := one.Listen(ctx)
+	out, err := r.floorConnections(ctx)
 	if err != nil {
 		return err
 	}
+	cold, expected := r.result.Phases[0], int64(0)
+	if out.Cold, err = r.floorWrite(ctx, &expected, floor.Writes{
+		Size: int(cold.ReceivedBytes / out.Handshakes), AtATime: r.scenario.Connecting, Schedule: generate.Schedule{Start: time.Now(), Count: 1, Rate: 1},
+	}); err != nil {
+		return err
+	}
+	if r.scenario.Change == generate.Flip {
+		plan := r.scenario.Plan(time.Now().Add(leadTime))
+		churn, err := r.floorWrite(ctx, &expected, floor.Writes{Size: floorMessage, Schedule: plan.Schedule})
+		if err != nil {
+			return err
+		}
+		out.Churn = &churn
+	}
+	r.result.Floor = out
+	return nil
+}
+
+// floorConnections opens a raw connection for each node, and measures the handshakes.
+func (r *repeat) floorConnections(ctx context.Context) (*report.Floor, error) {
+	address, err := r.stack.servers[0].Listen(ctx)
+	if err != nil {
+		return nil, err
+	}
 	before, err := r.meter.read(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
 	received := make([]int64, len(r.stack.workers))
@@ -33,52 +56,38 @@ func (r *repeat) floor(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	after, err := r.meter.read(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	out := &report.Floor{HandshakeCPU: report.CPUOf(after.server.Sub(before.server)), Handshakes: nodes}
+	out := &report.Floor{HandshakeCPU: report.CPUOf(after.server.Sub(before.server)), Handshakes: int64(r.scenario.Nodes)}
 	for _, n := range received {
 		out.HandshakeBytes += n
 	}
+	return out, nil
+}
 
-	expected := int64(0)
-	write := func(w floor.Writes) (f report.FloorWrites, err error) {
-		before, err := r.meter.readFor(ctx, w.Schedule.Start)
-		if err != nil {
-			return f, err
-		}
-		lag, err := one.Write(ctx, w)
-		if err != nil {
-			return f, err
-		}
-		expected += int64(w.Size) * int64(w.Schedule.Count)
-		err = r.within(ctx, "raw messages", func(ctx context.Context, _ int, w *worker.Process) error { return w.FloorReceived(ctx, expected) })
-		if err != nil {
-			return f, err
-		}
-		after, err := r.meter.read(ctx)
-		return report.FloorWrites{
-			MessageBytes: int64(w.Size), Writes: nodes * int64(w.Schedule.Count), Seconds: after.at.Sub(before.at).Seconds(),
-			ServerCPU: report.CPUOf(after.server.Sub(before.server)), Lag: report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)},
-		}, err
+// floorWrite writes to all raw connections. expected is the number of bytes that each of them has
+// received so far; floorWrite adds its own.
+func (r *repeat) floorWrite(ctx context.Context, expected *int64, w floor.Writes) (f report.FloorWrites, err error) {
+	before, err := r.meter.readFor(ctx, w.Schedule.Start)
+	if err != nil {
+		return f, err
 	}
-	cold := r.result.Phases[0]
-	if out.Cold, err = write(floor.Writes{
-		Size: int(cold.ReceivedBytes / nodes), AtATime: r.scenario.Connecting, Schedule: generate.Schedule{Start: time.Now(), Count: 1, Rate: 1},
-	}); err != nil {
-		return err
+	lag, err := r.stack.servers[0].Write(ctx, w)
+	if err != nil {
+		return f, err
 	}
-	if r.scenario.Change == generate.Flip {
-		plan := r.scenario.Plan(time.Now().Add(leadTime))
-		churn, err := write(floor.Writes{Size: floorMessage, Schedule: plan.Schedule})
-		if err != nil {
-			return err
-		}
-		out.Churn = &churn
+	*expected += int64(w.Size) * int64(w.Schedule.Count)
+	err = r.within(ctx, "raw messages", func(ctx context.Context, _ int, w *worker.Process) error { return w.FloorReceived(ctx, *expected) })
+	if err != nil {
+		return f, err
 	}
-	r.result.Floor = out
-	return nil
+	after, err := r.meter.read(ctx)
+	return report.FloorWrites{
+		MessageBytes: int64(w.Size), Writes: int64(r.scenario.Nodes) * int64(w.Schedule.Count), Seconds: after.at.Sub(before.at).Seconds(),
+		ServerCPU: report.CPUOf(after.server.Sub(before.server)), Lag: report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)},
+	}, err
 }

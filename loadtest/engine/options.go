@@ -154,83 +154,107 @@ func (o *Options) source() report.Source {
 	return report.Generated
 }
 
+// mistakes collects the errors in options.
+type mistakes []error
+
+// when adds an error if a condition holds.
+func (m *mistakes) when(is bool, format string, args ...any) {
+	if is {
+		*m = append(*m, fmt.Errorf(format, args...))
+	}
+}
+
 // Validate returns the scenario, and all errors in the options.
 func (o *Options) Validate() (*scenario.Scenario, error) {
-	var errs []error
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
+	var wrong mistakes
 	if _, err := o.Log.NewLogger(io.Discard); err != nil {
-		errs = append(errs, err)
+		wrong = append(wrong, err)
 	}
-	wrong(o.Repeats < 1, "--repeats is %d: use at least 1", o.Repeats)
-	wrong(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
-	wrong(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
-	wrong(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
+	wrong.when(o.Repeats < 1, "--repeats is %d: use at least 1", o.Repeats)
+	wrong.when(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
+	wrong.when(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
+	wrong.when(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
 	if o.KubeAPIServer == Own {
 		err := ownAvailable()
-		wrong(err != nil, "--kube-apiserver=own: %w", err)
+		wrong.when(err != nil, "--kube-apiserver=own: %w", err)
 	}
+	s, err := scenario.Load(o.Scenario, o.flags)
+	if err != nil {
+		return nil, errors.Join(append(wrong, err)...)
+	}
+	o.validateServer(s, &wrong)
+	if o.Peer == report.KubeAPIServer {
+		o.validateAPIServer(s, &wrong)
+	}
+	if !o.writes() {
+		o.validateObserving(&wrong)
+		s.Name, s.Description = observed, ""
+	} else if s.Change == generate.None && s.Event == scenario.None {
+		s.WarmUp = 0
+	}
+	o.validateFiles(s, &wrong)
+	return s, errors.Join(append(wrong, limits(o, s))...)
+}
+
+// validateServer validates what depends on whether the server is a running one.
+func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
 	authority, certificate := o.NodeCACertFile+o.NodeCAKeyFile, o.ClientCertFile+o.ClientKeyFile
 	files := o.CAFile != "" && (o.NodeCACertFile != "" && o.NodeCAKeyFile != "" && certificate == "" ||
 		o.ClientCertFile != "" && o.ClientKeyFile != "" && authority == "")
 	anyFile := o.CAFile+authority+certificate+o.ServerName != ""
-	s, err := scenario.Load(o.Scenario, o.flags)
-	if err != nil {
-		return nil, errors.Join(append(errs, err)...)
-	}
 	switch {
 	case o.Server == "":
-		wrong(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid require a "+
+		wrong.when(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid require a "+
 			"running server: add --server", tlsFlags)
 	case o.KubeAPIServer != "":
-		wrong(true, "--server and --kube-apiserver are both given: use one of them")
+		wrong.when(true, "--server and --kube-apiserver are both given: use one of them")
 	case s.Floor || s.Event != scenario.None && s.Event != scenario.Reconnect || s.Relays > 0 || s.Servers > 1:
-		wrong(true, "floor, event, servers and relays require servers that the run starts: leave --server out")
+		wrong.when(true, "floor, event, servers and relays require servers that the run starts: leave --server out")
 	case o.InsecurePlaintext:
-		wrong(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
+		wrong.when(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
 	default:
-		wrong(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or --client-cert-file and --client-key-file "+
+		wrong.when(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or --client-cert-file and --client-key-file "+
 			"(or --insecure-plaintext, if the server serves without TLS)")
 	}
-	if o.Peer == report.KubeAPIServer {
-		wrong(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
-		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the scenario %s: an API server cannot be killed, use reconnect or none",
-			s.Event, s.Name)
-		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
-			"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
-		wrong(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its kubeconfig as --kube-apiserver, or leave it out")
-	}
-	if !o.writes() {
-		var given []string
-		for _, name := range append([]string{"scenario"}, ofChanges...) {
-			if o.flags.Changed(name) {
-				given = append(given, "--"+name)
-			}
+}
+
+// validateAPIServer validates what has no meaning for an API server.
+func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *mistakes) {
+	wrong.when(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
+	wrong.when(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the scenario %s: an API server cannot be killed, use reconnect or none",
+		s.Event, s.Name)
+	wrong.when(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
+		"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
+	wrong.when(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its kubeconfig as --kube-apiserver, or leave it out")
+}
+
+// validateObserving validates a run that does not make the changes.
+func (o *Options) validateObserving(wrong *mistakes) {
+	var given []string
+	for _, name := range append([]string{"scenario"}, ofChanges...) {
+		if o.flags.Changed(name) {
+			given = append(given, "--"+name)
 		}
-		wrong(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
-			"or use --write-namespace with the kubeconfig of a cluster", strings.Join(given, ", "))
-		s.Name, s.Description = observed, ""
 	}
-	if o.writes() && s.Change == generate.None && s.Event == scenario.None {
-		s.WarmUp = 0
-	}
+	wrong.when(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
+		"or use --write-namespace with the kubeconfig of a cluster", strings.Join(given, ", "))
+}
+
+// validateFiles validates the numbers of open files of processes with nodes and of servers.
+func (o *Options) validateFiles(s *scenario.Scenario, wrong *mistakes) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		errs = append(errs, fmt.Errorf("read the limit of open files: %w", err))
+		wrong.when(true, "read the limit of open files: %w", err)
 	}
 	connections := uint64(1)
 	if s.Floor {
 		connections = 2
 	}
 	open := connections*uint64(min(s.Nodes, o.PerWorker)) + spareFiles
-	wrong(open > limit.Max, "a process needs %d open files, but the limit is %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
+	wrong.when(open > limit.Max, "a process needs %d open files, but the limit is %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
 		open, limit.Max)
 	open = connections*uint64(share(s.Nodes, addresses(o, s))) + spareFiles
-	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
+	wrong.when(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
 		"a server needs %d open files for its share of %d nodes, but the limit is %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
-	return s, errors.Join(append(errs, limits(o, s))...)
 }

@@ -395,16 +395,7 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	struck, down := time.Now(), 0.0
-	if victim == nil {
-		err = r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Cut(ctx) })
-	} else {
-		err = r.meter.kill(victim)
-	}
-	if err == nil && r.scenario.Event == scenario.Restart {
-		err = r.restart(ctx, victim.setup)
-		down = time.Since(struck).Seconds()
-	}
+	down, err := r.strike(ctx, victim)
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.scenario.Event, err)
 	}
@@ -412,7 +403,7 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	p.DownSeconds = down
+	p.DownSeconds = down.Seconds()
 	p.Reconnects = max(0, p.Reconnects-p.Updates)
 	all := r.phase("", "", before, after)
 	r.aside = &report.Aside{
@@ -421,6 +412,20 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	}
 	r.add(p, after.machine-before.machine)
 	return nil
+}
+
+// strike kills a server, or cuts all connections if victim is nil. It starts the server again if the
+// scenario says so, and returns for how long the server was down.
+func (r *repeat) strike(ctx context.Context, victim *server) (down time.Duration, err error) {
+	struck := time.Now()
+	if victim == nil {
+		return 0, r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Cut(ctx) })
+	}
+	if err := r.meter.kill(victim); err != nil || r.scenario.Event != scenario.Restart {
+		return 0, err
+	}
+	err = r.restart(ctx, victim.setup)
+	return time.Since(struck), err
 }
 
 // restart starts the server again that was killed, with the state of this moment.

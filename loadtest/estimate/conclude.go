@@ -38,106 +38,159 @@ func cores(name, what string, v float64, format string, args ...any) Line {
 	return Line{Name: name, What: what, Value: v, Arithmetic: fmt.Sprintf(format, args...)}
 }
 
+// conclusion is what all figures are computed from.
+type conclusion struct {
+	counted *count
+	cost    *costs
+	// nodes, apiServers and servers are numbers of those that the cluster has or would have.
+	nodes, apiServers, servers int
+	// bookmarkService, bookmarkSlice and heartbeat are sizes of messages, and cold is the size of
+	// the state as Slicecast sends it, in bytes.
+	bookmarkService, bookmarkSlice, heartbeat, cold int
+	// events and updates are numbers of messages to a node during the watch, today and with
+	// Slicecast.
+	events, updates float64
+}
+
 // conclude computes all figures and assumptions from what was counted and measured.
-func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int) ([]Section, []string, error) {
-	bookmarkService, bookmarkSlice, err := bookmarkBytes()
-	if err != nil {
+func conclude(m *performance.Measured, counted *count, nodes, apiServers, servers int) (_ []Section, assumptions []string, err error) {
+	c := &conclusion{
+		counted: counted, nodes: nodes, apiServers: apiServers, servers: servers,
+		events: float64(counted.services.events + counted.slices.events), updates: float64(counted.services.updates + counted.slices.updates),
+	}
+	if c.bookmarkService, c.bookmarkSlice, err = bookmarkBytes(); err != nil {
 		return nil, nil, err
 	}
-	heartbeat, err := heartbeatBytes(c.store)
-	if err != nil {
+	if c.heartbeat, err = heartbeatBytes(counted.store); err != nil {
 		return nil, nil, err
 	}
-	cold, err := coldBytes(c.store)
-	if err != nil {
+	if c.cold, err = coldBytes(counted.store); err != nil {
 		return nil, nil, err
 	}
-	seconds := c.seconds
-	events := float64(c.services.events + c.slices.events)
-	today := float64(c.services.today + c.slices.today)
-	with := float64(c.services.slicecast + c.slices.slicecast)
-	updates := float64(c.services.updates + c.slices.updates)
-	n, a, s := float64(nodes), float64(apiServers), float64(servers)
-	cost, err := measuredCosts(m, n/a, n/s)
-	if err != nil {
+	if c.cost, err = measuredCosts(m, float64(nodes)/float64(apiServers), float64(nodes)/float64(servers)); err != nil {
 		return nil, nil, err
 	}
-	bookmark := float64(bookmarkService+bookmarkSlice) / watches
-	toNode := today/seconds + watches*bookmark/bookmarkInterval.Seconds()
-	toNodeWith := with/seconds + float64(heartbeat)/fanout.DefaultHeartbeat.Seconds()
+	sections := []Section{c.numbers(), c.toNode(), c.fromServers(), c.cpu(), c.memory(), c.starts()}
+	return sections, c.cost.assumptions(c.events, c.meanEvent(), servers), nil
+}
 
-	var sections []Section
-	add := func(title string, lines ...Line) { sections = append(sections, Section{title, lines}) }
-	add("Objects and events",
-		number("nodes", "nodes", n), number("api-servers", "API servers", a), number("servers", "Slicecast servers", s),
-		number("services", "Services that nodes receive", float64(c.objects.services)),
-		number("slices", "EndpointSlices that nodes receive", float64(c.objects.slices)),
-		number("endpoints", "endpoints in them", float64(c.objects.endpoints)),
-		Line{Name: "seconds", What: "time of the watch", Value: seconds, Unit: report.Seconds},
-		number("service-events", "events of Services", float64(c.services.events)),
-		number("slice-events", "events of EndpointSlices", float64(c.slices.events)),
-		Line{Name: "updates", What: "updates with Slicecast", Value: updates, Arithmetic: "one update for each event that changes what nodes need"},
-	)
-	add("To each node, continuously",
-		perSecond(sized("node-bytes-today", "today", toNode, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of %d watches (%d B + %d B) / %.0f s = %s",
-			sizeText(float64(c.services.today)), sizeText(float64(c.slices.today)), seconds, rateText(today/seconds), watches, bookmarkService, bookmarkSlice,
-			bookmarkInterval.Seconds(), rateText(watches*bookmark/bookmarkInterval.Seconds()))),
-		perSecond(sized("node-bytes-slicecast", "with Slicecast", toNodeWith, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
-			sizeText(float64(c.services.slicecast)), sizeText(float64(c.slices.slicecast)), seconds, rateText(with/seconds), heartbeat,
-			fanout.DefaultHeartbeat.Seconds(), rateText(float64(heartbeat)/fanout.DefaultHeartbeat.Seconds()))),
-	)
-	add("From all servers together, continuously",
-		perSecond(sized("all-bytes-today", "API servers today", n*toNode, "%s × %d nodes", rateText(toNode), nodes)),
-		perSecond(sized("api-server-bytes-today", "… each", n*toNode/a, "%s / %d API servers", rateText(n*toNode), apiServers)),
-		perSecond(sized("all-bytes-slicecast", "Slicecast's servers", n*toNodeWith, "%s × %d nodes", rateText(toNodeWith), nodes)),
-		perSecond(sized("server-bytes-slicecast", "… each", n*toNodeWith/s, "%s / %d servers", rateText(n*toNodeWith), servers)),
-		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*toNode, "%s × %d watching Slicecast servers", rateText(toNode), servers)),
-	)
-
-	mean := 0.
-	if events > 0 {
-		mean = today / events
+// meanEvent returns the mean size of an event today, in bytes.
+func (c *conclusion) meanEvent() float64 {
+	if c.events == 0 {
+		return 0
 	}
-	eventMicros, bookmarkMicros := cost.eventMicros(mean), cost.eventMicros(bookmark)
-	watcher := (events/seconds*eventMicros + watches/bookmarkInterval.Seconds()*bookmarkMicros) * perMicro
-	ofWatcher := fmt.Sprintf("(%.0f events / %.0f s × %s per event + %d bookmarks / %.0f s × %s)", events, seconds, microsText(eventMicros), watches,
-		bookmarkInterval.Seconds(), microsText(bookmarkMicros))
-	writes := events / seconds * cost.write.value * perMicro
-	ofWrites := fmt.Sprintf("%.0f writes / %.0f s × %s", events, seconds, microsText(cost.write.value))
-	messages := updates/seconds + 1/fanout.DefaultHeartbeat.Seconds()
-	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", updates, seconds, fanout.DefaultHeartbeat.Seconds())
-	watching := (events/seconds + watches/bookmarkInterval.Seconds()) * cost.nodeEvent.value * perMicro
-	ofWatching := fmt.Sprintf("(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(),
-		microsText(cost.nodeEvent.value))
-	add("CPU, continuously, in cores of the machine that was measured",
-		cores("all-cores-today", "API servers today", writes+n*watcher, "%s + %s × %d nodes", ofWrites, ofWatcher, nodes),
-		cores("api-server-cores-today", "… each", (writes+n*watcher)/a, "%.3g / %d API servers", writes+n*watcher, apiServers),
+	return float64(c.counted.services.today+c.counted.slices.today) / c.events
+}
+
+// bookmark returns the mean size of a bookmark, in bytes.
+func (c *conclusion) bookmark() float64 {
+	return float64(c.bookmarkService+c.bookmarkSlice) / watches
+}
+
+// today and slicecast return the bytes to a node per second: all, those of events or updates, and
+// those of bookmarks or heartbeats.
+func (c *conclusion) today() (all, events, bookmarks float64) {
+	events = float64(c.counted.services.today+c.counted.slices.today) / c.counted.seconds
+	bookmarks = watches * c.bookmark() / bookmarkInterval.Seconds()
+	return events + bookmarks, events, bookmarks
+}
+
+func (c *conclusion) slicecast() (all, updates, heartbeats float64) {
+	updates = float64(c.counted.services.slicecast+c.counted.slices.slicecast) / c.counted.seconds
+	heartbeats = float64(c.heartbeat) / fanout.DefaultHeartbeat.Seconds()
+	return updates + heartbeats, updates, heartbeats
+}
+
+func (c *conclusion) numbers() Section {
+	objects := &c.counted.objects
+	return Section{"Objects and events", []Line{
+		number("nodes", "nodes", float64(c.nodes)), number("api-servers", "API servers", float64(c.apiServers)),
+		number("servers", "Slicecast servers", float64(c.servers)),
+		number("services", "Services that nodes receive", float64(objects.services)),
+		number("slices", "EndpointSlices that nodes receive", float64(objects.slices)),
+		number("endpoints", "endpoints in them", float64(objects.endpoints)),
+		{Name: "seconds", What: "time of the watch", Value: c.counted.seconds, Unit: report.Seconds},
+		number("service-events", "events of Services", float64(c.counted.services.events)),
+		number("slice-events", "events of EndpointSlices", float64(c.counted.slices.events)),
+		{Name: "updates", What: "updates with Slicecast", Value: c.updates, Arithmetic: "one update for each event that changes what nodes need"},
+	}}
+}
+
+func (c *conclusion) toNode() Section {
+	today, events, bookmarks := c.today()
+	slicecast, updates, heartbeats := c.slicecast()
+	services, slices, seconds := &c.counted.services, &c.counted.slices, c.counted.seconds
+	return Section{"To each node, continuously", []Line{
+		perSecond(sized("node-bytes-today", "today", today, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of %d watches (%d B + %d B) / %.0f s = %s",
+			sizeText(float64(services.today)), sizeText(float64(slices.today)), seconds, rateText(events), watches, c.bookmarkService, c.bookmarkSlice,
+			bookmarkInterval.Seconds(), rateText(bookmarks))),
+		perSecond(sized("node-bytes-slicecast", "with Slicecast", slicecast, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
+			sizeText(float64(services.slicecast)), sizeText(float64(slices.slicecast)), seconds, rateText(updates), c.heartbeat,
+			fanout.DefaultHeartbeat.Seconds(), rateText(heartbeats))),
+	}}
+}
+
+func (c *conclusion) fromServers() Section {
+	n, a, s := float64(c.nodes), float64(c.apiServers), float64(c.servers)
+	today, _, _ := c.today()
+	slicecast, _, _ := c.slicecast()
+	return Section{"From all servers together, continuously", []Line{
+		perSecond(sized("all-bytes-today", "API servers today", n*today, "%s × %d nodes", rateText(today), c.nodes)),
+		perSecond(sized("api-server-bytes-today", "… each", n*today/a, "%s / %d API servers", rateText(n*today), c.apiServers)),
+		perSecond(sized("all-bytes-slicecast", "Slicecast's servers", n*slicecast, "%s × %d nodes", rateText(slicecast), c.nodes)),
+		perSecond(sized("server-bytes-slicecast", "… each", n*slicecast/s, "%s / %d servers", rateText(n*slicecast), c.servers)),
+		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*today, "%s × %d watching Slicecast servers", rateText(today), c.servers)),
+	}}
+}
+
+func (c *conclusion) cpu() Section {
+	n, a, s, seconds := float64(c.nodes), float64(c.apiServers), float64(c.servers), c.counted.seconds
+	cost, minute, heartbeat := c.cost, bookmarkInterval.Seconds(), fanout.DefaultHeartbeat.Seconds()
+	event, bookmark := cost.eventMicros(c.meanEvent()), cost.eventMicros(c.bookmark())
+	watcher := (c.events/seconds*event + watches/minute*bookmark) * perMicro
+	ofWatcher := fmt.Sprintf("(%.0f events / %.0f s × %s per event + %d bookmarks / %.0f s × %s)", c.events, seconds, microsText(event), watches,
+		minute, microsText(bookmark))
+	writes := c.events / seconds * cost.write.value * perMicro
+	ofWrites := fmt.Sprintf("%.0f writes / %.0f s × %s", c.events, seconds, microsText(cost.write.value))
+	messages := c.updates/seconds + 1/heartbeat
+	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", c.updates, seconds, heartbeat)
+	watching := (c.events/seconds + watches/minute) * cost.nodeEvent.value * perMicro
+	ofWatching := fmt.Sprintf("(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", c.events, seconds, watches, minute, microsText(cost.nodeEvent.value))
+	return Section{"CPU, continuously, in cores of the machine that was measured", []Line{
+		cores("all-cores-today", "API servers today", writes+n*watcher, "%s + %s × %d nodes", ofWrites, ofWatcher, c.nodes),
+		cores("api-server-cores-today", "… each", (writes+n*watcher)/a, "%.3g / %d API servers", writes+n*watcher, c.apiServers),
 		cores("write-cores", "… of which writes, today and with Slicecast", writes, "%s", ofWrites),
 		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro+s*watching, "%s × %s × %d nodes + %s × %d servers", ofMessages,
-			microsText(cost.update.value), nodes, ofWatching, servers),
-		cores("watch-cores-slicecast", "… of which receiving from API servers", s*watching, "%s × %d servers", ofWatching, servers),
-		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher, "%s + %s × %d servers", ofWrites, ofWatcher, servers),
+			microsText(cost.update.value), c.nodes, ofWatching, c.servers),
+		cores("watch-cores-slicecast", "… of which receiving from API servers", s*watching, "%s × %d servers", ofWatching, c.servers),
+		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher, "%s + %s × %d servers", ofWrites, ofWatcher, c.servers),
 		cores("node-cores-today", "each node today", watching, "%s", ofWatching),
-		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
-			microsText(cost.nodeUpdate.value)),
-	)
-	emptyState, endpoint, service := cost.stateBytes()
-	add("Memory",
-		sized("node-memory-today", "the objects on each node, today", float64(c.memory.today), "heap of the objects, decoded as client-go does"),
-		sized("node-memory-slicecast", "… with Slicecast", float64(c.memory.slicecast), "heap of the objects, decoded as an agent does"),
+		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages, microsText(cost.nodeUpdate.value)),
+	}}
+}
+
+func (c *conclusion) memory() Section {
+	objects, ram := &c.counted.objects, c.cost.ram.value
+	empty, endpoint, service := c.cost.stateBytes()
+	return Section{"Memory", []Line{
+		sized("node-memory-today", "the objects on each node, today", float64(c.counted.memory.today), "heap of the objects, decoded as client-go does"),
+		sized("node-memory-slicecast", "… with Slicecast", float64(c.counted.memory.slicecast), "heap of the objects, decoded as an agent does"),
 		sized("server-memory-slicecast", "RAM of each Slicecast server",
-			emptyState+float64(c.objects.endpoints)*endpoint+float64(c.objects.services)*service+n/s*cost.ram.value,
+			empty+float64(objects.endpoints)*endpoint+float64(objects.services)*service+float64(c.nodes)/float64(c.servers)*ram,
 			"%s without objects and nodes + %d endpoints × %s + %d Services × %s + %d nodes / %d servers × %s",
-			sizeText(emptyState), c.objects.endpoints, sizeText(endpoint), c.objects.services, sizeText(service), nodes, servers, sizeText(cost.ram.value)),
-	)
-	add("When one node or all nodes start",
-		sized("cold-bytes-today", "today, up to Kubernetes 1.36", float64(c.cold), "each object once, as the initial events of its watch"),
-		sized("cold-list-bytes-today", "today, from 1.37 on, or with lists", float64(c.lists.bytes), "each object once, compressed together with gzip"),
-		sized("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
-		sized("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", sizeText(float64(c.cold)), nodes),
-		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", sizeText(float64(cold)), nodes),
-	)
-	return sections, cost.assumptions(events, mean, servers), nil
+			sizeText(empty), objects.endpoints, sizeText(endpoint), objects.services, sizeText(service), c.nodes, c.servers, sizeText(ram)),
+	}}
+}
+
+func (c *conclusion) starts() Section {
+	n, today, slicecast := float64(c.nodes), float64(c.counted.cold), float64(c.cold)
+	return Section{"When one node or all nodes start", []Line{
+		sized("cold-bytes-today", "today, up to Kubernetes 1.36", today, "each object once, as the initial events of its watch"),
+		sized("cold-list-bytes-today", "today, from 1.37 on, or with lists", float64(c.counted.lists.bytes), "each object once, compressed together with gzip"),
+		sized("cold-bytes-slicecast", "with Slicecast", slicecast, "each shard once, compressed"),
+		sized("all-cold-bytes-today", "all nodes today", n*today, "%s × %d nodes", sizeText(today), c.nodes),
+		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*slicecast, "%s × %d nodes", sizeText(slicecast), c.nodes),
+	}}
 }
 
 // assumptions returns what does not follow from the cluster's data, given the number of events and

@@ -111,6 +111,11 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		}
 		s.into.State = m.Reports[s.name].Repeats[0].State
 	}
+	return c, c.measureSizes(crowd)
+}
+
+// measureSizes sets the sizes of events, and takes the costs of writes off the costs of events.
+func (c *costs) measureSizes(crowd string) error {
 	for _, p := range []struct {
 		*point
 		name, writes string
@@ -118,9 +123,9 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		{&c.small, smallEventsReport, smallWritesReport}, {&c.large, largeEventsReport, largeWritesReport}, {&c.crowd, crowd, largeWritesReport},
 		{&c.nodeEvent, apiServerNodeReport, ""},
 	} {
-		size, err := m.Figure(p.name, "bytes-per-update")
+		size, err := c.measured.Figure(p.name, "bytes-per-update")
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p.bytes = size.Median
 		if p.writes == "" {
@@ -128,12 +133,12 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		}
 		writes, err := c.take(p.writes, "cpu-per-update")
 		if err != nil {
-			return nil, err
+			return err
 		}
-		p.value -= writes.value / float64(m.Reports[p.name].Nodes)
+		p.value -= writes.value / float64(c.measured.Reports[p.name].Nodes)
 		p.source += " minus that of " + p.writes
 	}
-	return c, nil
+	return nil
 }
 
 // nearest returns the report whose number of nodes differs by the smallest factor.

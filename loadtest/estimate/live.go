@@ -108,6 +108,18 @@ func (l *cluster) apiServers(ctx context.Context) (int, error) {
 	return max(most, 1), nil
 }
 
+// watchFrom returns the events after a version. stop ends the watch.
+func watchFrom(ctx context.Context, resourceVersion string, from *cache.ListWatch) (events <-chan watch.Event, stop func(), err error) {
+	w, err := watchtools.NewRetryWatcherWithContext(ctx, resourceVersion, from)
+	if err != nil {
+		return nil, nil, fmt.Errorf("start a watch: %w", err)
+	}
+	return w.ResultChan(), func() {
+		w.Stop()
+		<-w.Done()
+	}, nil
+}
+
 // interrupted says that a user has interrupted the watch.
 const interrupted = "it was interrupted"
 
@@ -117,21 +129,16 @@ const worthwhile = time.Minute
 // follow counts events for a time. seen is called with the number of events so far. Events before
 // the watch was cut short count, and cut then says why; otherwise cut is empty.
 func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) (cut string, err error) {
-	var watches [2]*watchtools.RetryWatcher
-	for i, from := range []struct {
-		resourceVersion string
-		watch           *cache.ListWatch
-	}{{l.servicesAt, l.services}, {l.slicesAt, l.slices}} {
-		w, err := watchtools.NewRetryWatcherWithContext(ctx, from.resourceVersion, from.watch)
-		if err != nil {
-			return "", fmt.Errorf("start a watch: %w", err)
-		}
-		defer func() {
-			w.Stop()
-			<-w.Done()
-		}()
-		watches[i] = w
+	services, stop, err := watchFrom(ctx, l.servicesAt, l.services)
+	if err != nil {
+		return "", err
 	}
+	defer stop()
+	endpointSlices, stop, err := watchFrom(ctx, l.slicesAt, l.slices)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
 	start := time.Now()
 	defer func() { c.seconds = time.Since(start).Seconds() }()
 	end := time.NewTimer(d)
@@ -144,8 +151,8 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 			return interrupted, nil
 		case <-end.C:
 			return "", nil
-		case e, open = <-watches[0].ResultChan():
-		case e, open = <-watches[1].ResultChan():
+		case e, open = <-services:
+		case e, open = <-endpointSlices:
 		}
 		var failed error
 		switch {

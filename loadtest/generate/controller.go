@@ -56,31 +56,53 @@ func (s *slice) object(of *service) *model.Slice {
 //  3. The rest goes into the slice that it fills best, or into new slices.
 //  4. Slices that would be removed replace new slices, the last of these first.
 func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions, come []model.Endpoint) (changed, removed []*slice) {
-	var same, emptied []*slice
+	var same []*slice
 	for _, slice := range s.slices {
-		before := len(slice.endpoints)
-		different := before == 0 && len(come) > 0
-		if len(gone) > 0 {
-			slice.endpoints = slices.DeleteFunc(slice.endpoints, func(e model.Endpoint) bool { _, ok := gone[e.Address]; return ok })
-		}
-		if len(conditions) > 0 {
-			for i := range slice.endpoints {
-				if c, ok := conditions[slice.endpoints[i].Address]; ok && c != slice.endpoints[i].Conditions {
-					slice.endpoints[i].Conditions = c
-					different = true
-				}
-			}
-		}
-		switch {
-		case !different && len(slice.endpoints) == before:
+		switch different := slice.sync(gone, conditions); {
+		case !different && (len(slice.endpoints) > 0 || len(come) == 0):
 			same = append(same, slice)
 		case len(slice.endpoints) == 0:
-			emptied = append(emptied, slice)
+			removed = append(removed, slice)
 		default:
 			changed = append(changed, slice)
 		}
 	}
+	same, changed, made := distribute(same, changed, come)
+	for i, slice := range made {
+		if len(made)-i <= len(removed) {
+			removed[0].endpoints = slice.endpoints
+			slice, removed = removed[0], removed[1:]
+		} else {
+			slice.name = fmt.Sprintf("%s-%05x", s.object.Name, s.made)
+			s.made++
+		}
+		changed = append(changed, slice)
+	}
+	s.slices = slices.Concat(same, changed)
+	slices.SortFunc(s.slices, func(a, b *slice) int { return cmp.Compare(a.name, b.name) })
+	return changed, removed
+}
 
+// sync applies rule 1 to a slice, and reports whether the slice has changed.
+func (s *slice) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions) (different bool) {
+	before := len(s.endpoints)
+	if len(gone) > 0 {
+		s.endpoints = slices.DeleteFunc(s.endpoints, func(e model.Endpoint) bool { _, ok := gone[e.Address]; return ok })
+	}
+	if len(conditions) > 0 {
+		for i := range s.endpoints {
+			if c, ok := conditions[s.endpoints[i].Address]; ok && c != s.endpoints[i].Conditions {
+				s.endpoints[i].Conditions = c
+				different = true
+			}
+		}
+	}
+	return different || len(s.endpoints) != before
+}
+
+// distribute applies rules 2 and 3 to new endpoints. It moves slices that they fill from same to
+// changed, and returns new slices without names.
+func distribute(same, changed []*slice, come []model.Endpoint) (stillSame, nowChanged, made []*slice) {
 	fill := func(slice *slice) {
 		n := min(len(come), sliceSize-len(slice.endpoints))
 		slice.endpoints = append(slice.endpoints, come[:n]...)
@@ -91,7 +113,6 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 	for _, slice := range fullest {
 		fill(slice)
 	}
-	var made []*slice
 	for len(come) > 0 {
 		if into := bestFit(same, len(come)); into >= 0 {
 			changed = append(changed, same[into])
@@ -105,19 +126,7 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 	if len(changed)+len(same)+len(made) == 0 { // a Service has at least one slice
 		made = append(made, &slice{})
 	}
-	for i, slice := range made {
-		if len(made)-i <= len(emptied) {
-			emptied[0].endpoints = slice.endpoints
-			slice, emptied = emptied[0], emptied[1:]
-		} else {
-			slice.name = fmt.Sprintf("%s-%05x", s.object.Name, s.made)
-			s.made++
-		}
-		changed = append(changed, slice)
-	}
-	s.slices = slices.Concat(same, changed)
-	slices.SortFunc(s.slices, func(a, b *slice) int { return cmp.Compare(a.name, b.name) })
-	return changed, emptied
+	return same, changed, made
 }
 
 // bestFit returns the index of the slice that the endpoints fill best without exceeding sliceSize,

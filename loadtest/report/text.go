@@ -45,6 +45,14 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	t.flush()
 	t.line("")
+	r.writeChecks(t)
+	for _, n := range r.AllNotes() {
+		t.line("note            %s", n)
+	}
+	return t.err
+}
+
+func (r *Report) writeChecks(t *text) {
 	for i := range r.Repeats {
 		c := &r.Repeats[i].Check
 		repeat := ""
@@ -60,10 +68,6 @@ func (r *Report) WriteText(w io.Writer) error {
 			t.line("check           all %d nodes hold the true state%s", c.Nodes, repeat)
 		}
 	}
-	for _, n := range r.AllNotes() {
-		t.line("note            %s", n)
-	}
-	return t.err
 }
 
 func (r *Repeat) writeText(t *text) {

@@ -3,6 +3,7 @@ package page
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -127,24 +128,30 @@ type line struct {
 // at equal intervals.
 const maxRows = 60
 
+// drawing is a chart over time that is being drawn.
+type drawing struct {
+	chart chart.Lines
+	// names, words and columns are those of the lines.
+	names, words []string
+	columns      [][]float64
+	// longest is the longest series; the chart has the marks of its phases.
+	longest []report.Second
+}
+
 func (o overTime) draw(sides []side) (figure, bool) {
-	c := chart.Lines{
+	d := drawing{chart: chart.Lines{
 		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain}, Y: chart.Axis{Title: o.axis, Log: o.log, Binary: o.binary, Format: o.format},
-	}
-	t := table{Head: []string{"second"}, Long: true}
-	var words []string
-	var longest []report.Second
-	var columns [][]float64
+	}}
 	for _, s := range sides {
 		if len(s.Report.Repeats) == 0 || len(s.Report.Repeats[0].Series) == 0 {
 			continue
 		}
 		first := &s.Report.Repeats[0]
-		if len(first.Series) > len(longest) {
-			longest = first.Series
-			c.Marks = nil
+		if len(first.Series) > len(d.longest) {
+			d.longest = first.Series
+			d.chart.Marks = nil
 			for _, p := range first.Phases {
-				c.Marks = append(c.Marks, chart.Tick{At: p.StartSeconds, Text: p.Name})
+				d.chart.Marks = append(d.chart.Marks, chart.Tick{At: p.StartSeconds, Text: p.Name})
 			}
 		}
 		for _, l := range o.lines {
@@ -152,44 +159,50 @@ func (o overTime) draw(sides []side) (figure, bool) {
 			if len(sides) > 1 {
 				name = strings.TrimSuffix(s.Name+", "+l.name, ", ")
 			}
-			out := chart.Line{Name: name}
-			var column []float64
-			most := 0.
-			for i := range first.Series {
-				before := &report.Second{}
-				if i > 0 {
-					before = &first.Series[i-1]
-				}
-				v := l.of(before, &first.Series[i])
-				out.Points = append(out.Points, chart.Point{X: first.Series[i].At, Y: v})
-				column = append(column, v)
-				most = max(most, v)
-			}
-			if most == 0 {
-				continue
-			}
-			c.Lines, columns = append(c.Lines, out), append(columns, column)
-			t.Head = append(t.Head, name)
-			words = append(words, fmt.Sprintf("%s: at most %s", name, o.format(most)))
+			d.add(name, l, first.Series, o.format)
 		}
 	}
-	if len(c.Lines) == 0 {
+	if len(d.columns) == 0 {
 		return figure{}, false
 	}
-	step := (len(longest) + maxRows - 1) / maxRows
-	for i := 0; i < len(longest); i += step {
-		row := []string{fmt.Sprintf("%.0f", longest[i].At)}
-		for _, column := range columns {
+	d.chart.Text = strings.Join(d.words, "; ") + ". Dotted lines mark the beginnings of phases."
+	return figure{Title: o.title, Text: o.text, Chart: d.chart.SVG(), Table: d.table(o.format)}, true
+}
+
+// add adds a line, unless all of its values are 0.
+func (d *drawing) add(name string, l line, series []report.Second, format func(float64) string) {
+	out := chart.Line{Name: name}
+	column := make([]float64, len(series))
+	before := &report.Second{}
+	for i := range series {
+		column[i] = l.of(before, &series[i])
+		out.Points = append(out.Points, chart.Point{X: series[i].At, Y: column[i]})
+		before = &series[i]
+	}
+	most := slices.Max(column)
+	if most <= 0 {
+		return
+	}
+	d.chart.Lines, d.columns, d.names = append(d.chart.Lines, out), append(d.columns, column), append(d.names, name)
+	d.words = append(d.words, fmt.Sprintf("%s: at most %s", name, format(most)))
+}
+
+// table returns the figures of the lines at equal intervals.
+func (d *drawing) table(format func(float64) string) table {
+	t := table{Head: append([]string{"second"}, d.names...), Long: true}
+	step := (len(d.longest) + maxRows - 1) / maxRows
+	for i := 0; i < len(d.longest); i += step {
+		row := []string{fmt.Sprintf("%.0f", d.longest[i].At)}
+		for _, column := range d.columns {
 			if i < len(column) {
-				row = append(row, o.format(column[i]))
+				row = append(row, format(column[i]))
 			} else {
 				row = append(row, "")
 			}
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	c.Text = strings.Join(words, "; ") + ". Dotted lines mark the beginnings of phases."
-	return figure{Title: o.title, Text: o.text, Chart: c.SVG(), Table: t}, true
+	return t
 }
 
 func latencyOverTime(sides []side) (figure, bool) {

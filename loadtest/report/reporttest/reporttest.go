@@ -81,12 +81,14 @@ func build(peer report.Peer, repeats int, factor float64) *report.Report {
 	return r
 }
 
+func cpu(seconds, factor float64) *report.CPU {
+	return &report.CPU{User: seconds * factor / 3, System: seconds * factor * 2 / 3}
+}
+
 // repeat returns a repeat of half a minute: three seconds of cold sync, two of warm-up, twenty of
 // changes and five after a restart.
 func repeat(start time.Time, random *rand.Rand, factor float64) report.Repeat {
-	cpu := func(seconds float64) *report.CPU {
-		return &report.CPU{User: seconds * factor / 3, System: seconds * factor * 2 / 3}
-	}
+	cpu := func(seconds float64) *report.CPU { return cpu(seconds, factor) }
 	latency := func(count int, median float64) report.Distribution {
 		h := report.NewHistogram()
 		for range count {
@@ -128,19 +130,25 @@ func repeat(start time.Time, random *rand.Rand, factor float64) report.Repeat {
 			Churn: &report.FloorWrites{MessageBytes: 100, Writes: updates, Seconds: 20, ServerCPU: *cpu(0.9), Lag: report.Lag{P99: 1.2, Max: 1.3}},
 		},
 		ServerPeakBytes: int64(120 * factor * (1 << 20)), ClientPeakBytes: 900 << 20,
-		Check: report.Check{Nodes: nodes, Shards: 64, OK: true},
-		Notes: []string{"the machine was 90 % busy during the changes: latencies hold waits for a CPU"},
+		Check:  report.Check{Nodes: nodes, Shards: 64, OK: true},
+		Notes:  []string{"the machine was 90 % busy during the changes: latencies hold waits for a CPU"},
+		Series: series(random, factor),
 	}
+	return out
+}
+
+// series returns the seconds of a repeat.
+func series(random *rand.Rand, factor float64) (out []report.Second) {
 	for second := 1; second <= 30; second++ {
 		s := report.Second{
 			At: float64(second), NodesUp: min(nodes, second*400), ServerMemory: int64(float64(48+2*second) * factor * (1 << 20)),
-			ClientMemory: int64(100+20*second) << 20, ServerCPU: *cpu(0.07), ReceivedBytes: int64(110 * 5 * nodes * factor), SentBytes: 11 * 5 * nodes,
+			ClientMemory: int64(100+20*second) << 20, ServerCPU: *cpu(0.07, factor), ReceivedBytes: int64(110 * 5 * nodes * factor), SentBytes: 11 * 5 * nodes,
 		}
 		if second > 3 && second <= 25 {
 			s.Sent, s.Applied = 5*nodes, int64(5*nodes-second%3)
 			s.P50, s.P99, s.Max = (14+random.Float64())*factor, (35+4*random.Float64())*factor, (60+10*random.Float64())*factor
 		}
-		out.Series = append(out.Series, s)
+		out = append(out, s)
 	}
 	return out
 }
