@@ -27,6 +27,12 @@ func (e *entry) live() bool { return e.object != nil }
 
 // shard is one shard of a Store. Only Publish writes to it. Any number of goroutines read its
 // snapshot.
+//
+// Invariants, whenever publish does not run:
+//
+//  1. Each tombstone of the snapshot is in tombstones. At most maxTombstones are.
+//  2. Each entry of the snapshot has another change, at most lastChange, in the order in which the
+//     objects changed.
 type shard struct {
 	maxTombstones int
 	snapshot      atomic.Pointer[Snapshot]
@@ -39,6 +45,11 @@ type shard struct {
 
 // Snapshot is the state of a shard at one sequence. It is immutable and shares unchanged parts with
 // the snapshots before and after it.
+//
+// Invariants:
+//
+//  1. byKey and byChange hold the same entries, live ones and tombstones. live of them are live.
+//  2. Each object that was removed after floor has a tombstone, unless it is live again.
 type Snapshot struct {
 	shard            uint32
 	sequence         uint64
@@ -47,10 +58,9 @@ type Snapshot struct {
 	digests          *digests
 	// floor is the highest sequence of a forgotten tombstone. What changed since an earlier
 	// sequence is unknown.
-	floor uint64
-	// byKey and byChange hold the same entries, live ones and tombstones, in different order.
-	byKey    *btree.BTreeG[*entry]
-	byChange *btree.BTreeG[*entry]
+	floor    uint64
+	byKey    *btree.BTreeG[*entry] // in the order of keys
+	byChange *btree.BTreeG[*entry] // in the order of their last change
 }
 
 // digests are the digests of a Snapshot. The first reader that asks for them computes them, because
@@ -86,57 +96,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 		Shard: old.shard, From: old.sequence, To: next.sequence,
 	}
 	for key, object := range objects {
-		before, known := next.byKey.Get(&entry{key: key})
-		wasLive := known && before.live()
-		switch {
-		case object == nil && !wasLive:
-			continue
-		case object != nil && wasLive && before.object.ContentVersion() == object.ContentVersion():
-			continue
-		}
-		if known {
-			next.byChange.Delete(before)
-		}
-		if wasLive {
-			next.live--
-			if object == nil || object.ServiceKey() != before.object.ServiceKey() {
-				u.Left = append(u.Left, model.Departure{Key: key, Service: before.object.ServiceKey()})
-			}
-		}
-		// Only the version of the changed kind, because the other one would only lengthen the
-		// update.
-		if key.Kind == model.KindService {
-			u.ResourceVersions.Services = next.resourceVersions.Services
-		} else {
-			u.ResourceVersions.Slices = next.resourceVersions.Slices
-		}
-		s.lastChange++
-		var service model.ServiceKey
-		if object != nil {
-			service = object.ServiceKey()
-		} else {
-			service = before.service
-		}
-		e := &entry{key: key, object: object, service: service, change: s.lastChange, sequence: next.sequence}
-		next.byKey.Set(e)
-		next.byChange.Set(e)
-		if e.live() {
-			next.live++
-		}
-		switch o := object.(type) {
-		case nil:
-			s.tombstones = append(s.tombstones, e)
-			u.Removed = append(u.Removed, key)
-			continue
-		case *model.Service:
-			u.Services = append(u.Services, o)
-		case *model.Slice:
-			if d := delta(before, o); d != nil {
-				u.Deltas = append(u.Deltas, d)
-			} else {
-				u.Slices = append(u.Slices, o)
-			}
-		}
+		s.set(&next, u, key, object)
 	}
 	if u.Len() == 0 {
 		return nil
@@ -148,6 +108,62 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	}
 	s.snapshot.Store(&next)
 	return u
+}
+
+// set replaces an object in the next snapshot, where nil means removed, and adds the change to the
+// Update.
+func (s *shard) set(next *Snapshot, u *model.Update, key model.Key, object model.Object) {
+	before, known := next.byKey.Get(&entry{key: key})
+	wasLive := known && before.live()
+	switch {
+	case object == nil && !wasLive:
+		return
+	case object != nil && wasLive && before.object.ContentVersion() == object.ContentVersion():
+		return
+	}
+	s.lastChange++
+	e := &entry{key: key, object: object, change: s.lastChange, sequence: next.sequence}
+	if object != nil {
+		e.service = object.ServiceKey()
+		next.live++
+	} else {
+		e.service = before.service
+		s.tombstones = append(s.tombstones, e)
+	}
+	if known {
+		next.byChange.Delete(before)
+	}
+	if wasLive {
+		next.live--
+	}
+	next.byKey.Set(e)
+	next.byChange.Set(e)
+	record(u, before, e)
+	// Only the version of the changed kind, because the other one would only lengthen the update.
+	if key.Kind == model.KindService {
+		u.ResourceVersions.Services = next.resourceVersions.Services
+	} else {
+		u.ResourceVersions.Slices = next.resourceVersions.Slices
+	}
+}
+
+// record adds a change to an Update. before is nil if the object was never there.
+func record(u *model.Update, before, now *entry) {
+	if before != nil && before.live() && (!now.live() || now.service != before.service) {
+		u.Left = append(u.Left, model.Departure{Key: now.key, Service: before.service})
+	}
+	switch o := now.object.(type) {
+	case nil:
+		u.Removed = append(u.Removed, now.key)
+	case *model.Service:
+		u.Services = append(u.Services, o)
+	case *model.Slice:
+		if d := delta(before, o); d != nil {
+			u.Deltas = append(u.Deltas, d)
+		} else {
+			u.Slices = append(u.Slices, o)
+		}
+	}
 }
 
 // delta returns the delta from before to now, or nil if there is none that is smaller than the
