@@ -150,25 +150,12 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// eachField calls take for each field of b until take returns false. It reports whether b is
-// valid, holds only numbers and bytes, and take returned true for every field.
+// eachField calls take for each field of b until take returns false. It reports whether b is valid
+// and take returned true for every field.
 func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return false
-		}
-		b = b[n:]
-		var v wireValue
-		switch kind {
-		case protowire.VarintType:
-			v.number, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			v.bytes, n = protowire.ConsumeBytes(b)
-		default:
-			return false
-		}
-		if n < 0 || !take(wireField{number, kind}, v) {
+		field, v, n := nextField(b)
+		if n < 0 || !take(field, v) {
 			return false
 		}
 		b = b[n:]
@@ -176,31 +163,39 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	return true
 }
 
-// fields calls take for each field of b, until take returns an error. Fields of other types than
-// numbers and bytes have a zero value.
+// fields calls take for each field of b, until take returns an error.
 func fields(b []byte, take func(wireField, wireValue) error) error {
 	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
+		field, v, n := nextField(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		b = b[n:]
-		var v wireValue
-		switch kind {
-		case protowire.VarintType:
-			v.number, n = protowire.ConsumeVarint(b)
-		case protowire.BytesType:
-			v.bytes, n = protowire.ConsumeBytes(b)
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, b)
-		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		if err := take(wireField{number, kind}, v); err != nil {
+		if err := take(field, v); err != nil {
 			return err
 		}
 		b = b[n:]
 	}
 	return nil
+}
+
+// nextField returns the first field of b and its length, or an error of protowire as a negative
+// length. Fields of other types than numbers and bytes have a zero value.
+func nextField(b []byte) (field wireField, v wireValue, length int) {
+	number, kind, n := protowire.ConsumeTag(b)
+	if n < 0 {
+		return field, v, n
+	}
+	var m int
+	switch kind {
+	case protowire.VarintType:
+		v.number, m = protowire.ConsumeVarint(b[n:])
+	case protowire.BytesType:
+		v.bytes, m = protowire.ConsumeBytes(b[n:])
+	default:
+		m = protowire.ConsumeFieldValue(number, kind, b[n:])
+	}
+	if m < 0 {
+		return field, v, m
+	}
+	return wireField{number, kind}, v, n + m
 }

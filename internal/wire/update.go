@@ -1,8 +1,6 @@
 package wire
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -33,14 +31,6 @@ const (
 	// maxName bounds, in bytes, the names that are kept of objects that do not decode. No object of
 	// Kubernetes has a longer name.
 	maxName = 253
-)
-
-var (
-	errSeveral  = errors.New("it has several messages")
-	errObjects  = fmt.Errorf("it has several objects, in more than %d bytes", maxSeveral)
-	errFields   = fmt.Errorf("it has an object of more than %d fields", maxFields)
-	errProblems = fmt.Errorf("more than %d of its objects do not decode", maxProblems)
-	errBuckets  = fmt.Errorf("it names more than %d buckets", model.Buckets)
 )
 
 // updateDecoder decodes an update object by object, so that the message of one object is garbage
@@ -99,38 +89,14 @@ func (d *updateDecoder) field(field wireField, v wireValue) error {
 			b = b[n:]
 		}
 	case serviceField:
-		p := &pb.Service{}
-		if err := d.object(v.bytes, 0, p); err != nil {
-			return err
-		}
-		m, err := serviceFromProto(p)
-		if err != nil {
-			return d.bad(model.Key{Kind: model.KindService, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), false, err)
-		}
-		u.Services = append(u.Services, m)
+		return object(d, v.bytes, &u.Services, model.KindService, 0, &pb.Service{}, serviceFromProto)
 	case sliceField:
-		p := &pb.Slice{}
-		if err := d.object(v.bytes, sliceEndpoints, p); err != nil {
-			return err
-		}
-		m, err := sliceFromProto(p)
-		if err != nil {
-			return d.bad(model.Key{Kind: model.KindSlice, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), false, err)
-		}
-		u.Slices = append(u.Slices, m)
+		return object(d, v.bytes, &u.Slices, model.KindSlice, sliceEndpoints, &pb.Slice{}, sliceFromProto)
 	case deltasField:
-		p := &pb.SliceDelta{}
-		if err := d.object(v.bytes, deltaEndpoints, p); err != nil {
-			return err
-		}
-		m, err := deltaFromProto(p)
-		if err != nil {
-			return d.bad(model.Key{Kind: model.KindSlice, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), true, err)
-		}
-		u.Deltas = append(u.Deltas, m)
+		return object(d, v.bytes, &u.Deltas, model.KindSlice, deltaEndpoints, &pb.SliceDelta{}, deltaFromProto)
 	case keyField:
 		p := &pb.ObjectKey{}
-		if err := d.object(v.bytes, 0, p); err != nil {
+		if err := d.unmarshal(v.bytes, 0, p); err != nil {
 			return err
 		}
 		m, err := removedFromProto(p)
@@ -142,6 +108,28 @@ func (d *updateDecoder) field(field wireField, v wireValue) error {
 	return nil
 }
 
+// named is the message of an object with a name and a version.
+type named interface {
+	proto.Message
+	GetNamespace() string
+	GetName() string
+	GetVersion() []byte
+}
+
+// object decodes an object and appends it to a list. p is an empty message for it; nested is as for
+// unmarshal. An object that does not convert becomes a problem.
+func object[P named, M any](d *updateDecoder, b []byte, to *[]M, kind model.Kind, nested protowire.Number, p P, convert func(P) (M, error)) error {
+	if err := d.unmarshal(b, nested, p); err != nil {
+		return err
+	}
+	m, err := convert(p)
+	if err != nil {
+		return d.bad(model.Key{Kind: kind, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), nested == deltaEndpoints, err)
+	}
+	*to = append(*to, m)
+	return nil
+}
+
 func (d *updateDecoder) bucket(n uint64) error {
 	if len(d.update.FullBuckets) == model.Buckets {
 		return errBuckets
@@ -150,9 +138,9 @@ func (d *updateDecoder) bucket(n uint64) error {
 	return nil
 }
 
-// object decodes the message of an object, or returns an error if the object has too many entries.
+// unmarshal decodes the message of an object, or returns an error if the object has too many entries.
 // nested is the number of the field whose messages have lists of their own, or 0.
-func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Message) error {
+func (d *updateDecoder) unmarshal(b []byte, nested protowire.Number, p proto.Message) error {
 	d.objects++
 	if d.objects > 1 && d.bytes > maxSeveral {
 		return errObjects

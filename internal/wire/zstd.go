@@ -1,15 +1,12 @@
 package wire
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
 	"google.golang.org/protobuf/encoding/protowire"
 )
-
-var errNested = errors.New("a compressed frame inside of a compressed one")
 
 // zstdDecoder is shared and decodes one frame at a time. Many clients in one process therefore cost
 // no memory while they have nothing to decompress.
