@@ -11,8 +11,8 @@ import (
 )
 
 // Sink receives what a source sees: each object is a *model.Service, *model.Slice or *model.Node. A
-// Sink of WithServiceCIDRs also accepts a *ServiceCIDR. Calls may come from any goroutine, but calls
-// for one kind are sequential. The sink ignores objects that are equal to its own.
+// Sink of WithServiceCIDRs also accepts a *ServiceCIDR. Calls may come from any goroutine, but
+// calls for one kind are sequential. The sink ignores objects that are equal to its own.
 type Sink interface {
 	// Upsert adds or changes an object. A Slice may have moved to another Service.
 	Upsert(o model.Keyed, resourceVersion uint64)

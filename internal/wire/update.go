@@ -138,8 +138,8 @@ func (d *updateDecoder) bucket(n uint64) error {
 	return nil
 }
 
-// unmarshal decodes the message of an object, or returns an error if the object has too many entries.
-// nested is the number of the field whose messages have lists of their own, or 0.
+// unmarshal decodes the message of an object, or returns an error if the object has too many
+// entries. nested is the number of the field whose messages have lists of their own, or 0.
 func (d *updateDecoder) unmarshal(b []byte, nested protowire.Number, p proto.Message) error {
 	d.objects++
 	if d.objects > 1 && d.bytes > maxSeveral {

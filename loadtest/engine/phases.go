@@ -414,8 +414,8 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	return nil
 }
 
-// strike kills a server, or cuts all connections if victim is nil. It starts the server again if the
-// scenario says so, and returns for how long the server was down.
+// strike kills a server, or cuts all connections if victim is nil. It starts the server again if
+// the scenario says so, and returns for how long the server was down.
 func (r *repeat) strike(ctx context.Context, victim *server) (down time.Duration, err error) {
 	struck := time.Now()
 	if victim == nil {

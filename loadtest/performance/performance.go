@@ -1,7 +1,7 @@
 // Package performance holds the measurements of Slicecast and its peers: the reports from which
-// docs/performance.md, the pages in docs/performance and their chart are generated, and from which estimates take their
-// coefficients. The reports are checked in, so that every figure can be traced to a report and the
-// page can be generated again.
+// docs/performance.md, the pages in docs/performance and their chart are generated, and from which
+// estimates take their coefficients. The reports are checked in, so that every figure can be traced
+// to a report and the page can be generated again.
 package performance
 
 import (

@@ -84,8 +84,8 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 	return e, "", ""
 }
 
-// subsetPorts returns the ports of a subset. A subset without ports has one empty port. If a port is
-// invalid, subsetPorts returns the field and what is wrong with it.
+// subsetPorts returns the ports of a subset. A subset without ports has one empty port. If a port
+// is invalid, subsetPorts returns the field and what is wrong with it.
 func subsetPorts(given []corev1.EndpointPort) (ports []model.SlicePort, field, detail string) {
 	for i, p := range given {
 		at := fmt.Sprintf("ports[%d]", i)

@@ -1,6 +1,7 @@
-// Command performance generates docs/performance.md, the pages behind it, their chart and the sample
-// of a report's page from the reports that are checked in. Given a directory, such as bin/bench, and names of reports, it first copies these reports
-// from there. It runs in the root of the module.
+// Command performance generates docs/performance.md, the pages behind it, their chart and the
+// sample of a report's page from the reports that are checked in. Given a directory, such as
+// bin/bench, and names of reports, it first copies these reports from there. It runs in the root of
+// the module.
 package main
 
 import (

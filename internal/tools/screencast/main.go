@@ -1,5 +1,6 @@
 // Command screencast runs a program, records what it prints and when, and draws the recording as an
-// animated SVG for README.md. It writes two files: NAME.cast, which asciinema can play, and NAME.svg.
+// animated SVG for README.md. It writes two files: NAME.cast, which asciinema can play, and
+// NAME.svg.
 package main
 
 import (
