@@ -11,8 +11,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
-	"github.com/slicecast/slicecast/loadtest/worker"
 	"github.com/slicecast/slicecast/loadtest/usage"
+	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
 // Run plays the scenario as often as the options say, and shows its progress in the view. It stops

@@ -198,6 +198,7 @@ func TestBenches(t *testing.T) {
 	const head = "commit: c\nkube-proxy: Kubernetes v1\n"
 	m, err := performance.Read(fstest.MapFS{"b.txt": {Data: []byte(head +
 		"BenchmarkNode/10x5/iptables-nft/kube-proxy-2 1 20 change-ms\n" +
+		"        cpu: QEMU TCG CPU version 2.5+\n" +
 		"    suite.go:12: BenchmarkNode/10x5/iptables-nft/kube-proxy-2 1 40 change-ms 3 rss-MiB 12345 first-conn/s\n" +
 		"        BenchmarkNode/10x5/iptables-nft/slicecast 1 15 change-ms 0 touched\n")}})
 	require.NoError(t, err)
@@ -322,18 +323,51 @@ func TestReportsOfSeveralCommits(t *testing.T) {
 
 // TestBench runs the script with fake programs, one of which fails.
 func TestBench(t *testing.T) {
+	const commit = "v0.0.0-1"
 	for repeats, want := range map[string]string{
 		"":  "{run --good --repeats=2 --output=json}\n",             // the number in the command
 		"3": "{run --good --repeats=2 --repeats=3 --output=json}\n", // the last flag counts
 	} {
-		t.Run("REPEATS="+repeats, func(t *testing.T) { bench(t, repeats, want) })
+		t.Run("REPEATS="+repeats, func(t *testing.T) {
+			dir, out, err := bench(t, commit, "REPEATS="+repeats)
+			require.Error(t, err)
+			require.Contains(t, out, "failed: bad empty; see above, bin/bench/NAME.failed.json and NAME.log")
+			for name, want := range map[string]string{
+				"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": want, "good.txt": "shown\n", "empty.log": "under way\n",
+				"bench.txt": "commit: " + commit + "\n",
+			} {
+				have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
+				require.NoError(t, err)
+				require.Equal(t, want, string(have), name)
+			}
+			require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "a failed report must not be on the page")
+			went, err := os.ReadFile(filepath.Join(dir, "went"))
+			require.NoError(t, err)
+			require.Equal(t, built+"test -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))
+		})
 	}
 }
 
-func bench(t *testing.T, repeats, good string) {
+// built is what the script first calls the go command with.
+const built = "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\nversion -m bin/slicecast-loadtest\n"
+
+// TestBenchOfNoCommit requires a clean work tree, unless only some reports are measured.
+func TestBenchOfNoCommit(t *testing.T) {
+	for only, went := range map[string]string{"": built, "bench": built + "test -run ^$\nrun ./internal/tools/performance bin/bench bench\n"} {
+		dir, out, failed := bench(t, "v0.0.0-1+dirty", "ONLY="+only)
+		require.Equal(t, only == "", failed != nil, out)
+		require.Equal(t, only == "", strings.Contains(out, "commit them first"), out)
+		have, err := os.ReadFile(filepath.Join(dir, "went"))
+		require.NoError(t, err)
+		require.Equal(t, went, string(have))
+	}
+}
+
+// bench runs the script in a folder of its own. It returns the folder, the script's output and its
+// error.
+func bench(t *testing.T, commit string, environment ...string) (dir, out string, failed error) {
 	t.Helper()
-	const commit = "v0.0.0-1"
-	dir := t.TempDir()
+	dir = t.TempDir()
 	script, err := os.ReadFile(filepath.Join(root, "internal/tools/bench.sh"))
 	require.NoError(t, err)
 	for name, content := range map[string]string{
@@ -347,20 +381,7 @@ func bench(t *testing.T, repeats, good string) {
 		require.NoError(t, os.WriteFile(file, []byte(content), 0o700))
 	}
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, "internal/tools/bench.sh"))
-	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS="+repeats)
-	out, err := c.CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(out), "failed: bad empty; see above, bin/bench/NAME.failed.json and NAME.log")
-	for name, want := range map[string]string{
-		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": good, "good.txt": "shown\n", "empty.log": "under way\n",
-		"bench.txt": "commit: " + commit + "\n",
-	} {
-		have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
-		require.NoError(t, err)
-		require.Equal(t, want, string(have), name)
-	}
-	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "a failed report must not be on the page")
-	went, err := os.ReadFile(filepath.Join(dir, "went"))
-	require.NoError(t, err)
-	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\nversion -m bin/slicecast-loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))
+	c.Env = append(append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH")), environment...)
+	said, failed := c.CombinedOutput()
+	return dir, string(said), failed
 }
