@@ -353,6 +353,9 @@ const built = "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\nversio
 
 // TestBenchOfNoCommit requires a clean work tree, unless only some reports are measured.
 func TestBenchOfNoCommit(t *testing.T) {
+	_, out, failed := bench(t, "(devel)")
+	require.Error(t, failed)
+	require.Contains(t, out, "measure in a clone")
 	for only, went := range map[string]string{"": built, "bench": built + "test -run ^$\nrun ./internal/tools/performance bin/bench bench\n"} {
 		dir, out, failed := bench(t, "v0.0.0-1+dirty", "ONLY="+only)
 		require.Equal(t, only == "", failed != nil, out)
