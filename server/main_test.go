@@ -1,3 +1,5 @@
+// These tests prove how the command ends on a first and a second signal, and that wrong flags are
+// reported. The server is a process of its own.
 package main
 
 import (
@@ -98,7 +100,7 @@ func TestSecondSignalEndsTheServerAtOnce(t *testing.T) {
 	p, _ := serving(t, "--drain-window=1h", "--shutdown-grace-period=1h")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	p.until("Draining")
-	// The first signal may still be on its way to where it stops being handled: send more until one has ended the process.
+	// The first signal may still be handled. So send more of them until one has ended the process.
 	ended := make(chan error, 1)
 	go func() { ended <- p.cmd.Wait() }()
 	var err error

@@ -1,3 +1,7 @@
+// These tests prove how an agent starts and serves its ports, with the whole agent in the test's
+// process. It prints the Services of a directory of manifests, is not ready before it has
+// programmed something, bounds its metrics port and asks for a certificate there, and names the
+// flag in an error.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that an agent that reaches no server programs its checkpoint and reports that it
+// is old. The checkpoint is written by an earlier agent that followed a real server.
 package app
 
 import (

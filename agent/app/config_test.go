@@ -1,3 +1,6 @@
+// These tests prove that the configuration file and the flags set the same options, that none is
+// missing from either, and that the command that converts kube-proxy's configuration writes a file
+// that the agent accepts.
 package app
 
 import (

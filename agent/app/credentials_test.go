@@ -1,3 +1,6 @@
+// This test proves that an agent accepts exactly the servers whose certificate has the right name
+// and CA, and that it reads the CA file again for each connection. Real TLS servers on loopback
+// present good and bad certificates.
 package app
 
 import (

@@ -1,3 +1,6 @@
+// This test proves which addresses an agent finds for its servers' Service: those of endpoints that
+// are not unready, at the port of gRPC. While the API server is down, the last ones found remain.
+// The API server is client-go's fake.
 package app
 
 import (

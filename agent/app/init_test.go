@@ -1,3 +1,6 @@
+// This test proves that --init-only enables the routing of loopback addresses, together with the
+// rules that guard them, exactly if NodePorts on loopback addresses will need it. The kernel is
+// that of a network namespace.
 package app
 
 import (

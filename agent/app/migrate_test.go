@@ -1,3 +1,5 @@
+// This test proves that the agent accepts whatever becomes of a configuration that kube-proxy
+// accepts. Configurations are drawn at random, and kube-proxy's own validation judges them.
 package app
 
 import (

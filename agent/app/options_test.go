@@ -1,3 +1,5 @@
+// These tests prove which combinations of flags an agent accepts, and that the error for any other
+// names the flag.
 package app
 
 import (

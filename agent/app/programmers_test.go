@@ -1,3 +1,5 @@
+// These tests prove which programmer a node chooses and why, that the probes before the choice
+// leave nothing in a real kernel, and that traffic is accepted where the FORWARD chain drops it.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove what the status command prints: for an agent of a real server, for a standalone
+// agent, for a socket that nobody serves, and in tables with every field set.
 package app
 
 import (

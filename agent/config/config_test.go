@@ -1,3 +1,5 @@
+// These tests prove that exactly the fields in a configuration file become settings, and that an
+// error names the field. The fuzz target proves that no content makes Parse fail in another way.
 package config
 
 import (

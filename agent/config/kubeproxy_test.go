@@ -1,3 +1,6 @@
+// These tests prove that no setting of kube-proxy is lost in silence: for each field of the
+// configuration type of kube-proxy, found by reflection, a value is either carried over or
+// reported.
 package config
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove what becomes of kube-proxy's settings in each of its modes, what is reported as
+// lost or noted, and which files are refused. The fuzz target proves that a migrated file can
+// always be parsed.
 package config
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove which UDP flows the Cleaner removes from a real kernel's connection tracking
+// table, and which it leaves, when Services, endpoints and addresses come and go.
 package conntrack
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that the Cleaner retries with back-off when the kernel fails, joins changes
+// into one pass, and does not remove a flow that became valid meanwhile. The table is in memory and
+// the clock is a bubble's. The fuzz target proves that parsing a message never reads beyond it.
 package conntrack
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove how the size and the timeouts of the connection tracking table follow from the
+// settings. Those of a network namespace are written to a real kernel, and those of the machine to
+// files in its place.
 package conntrack
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove what the health ports of the node and of its Services answer, on which
+// addresses they listen, and that crowds of idle clients do not keep probes from being answered.
+// The sockets and requests are real; what the kernel has programmed is set by the test.
 package health
 
 import (

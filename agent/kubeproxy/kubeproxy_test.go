@@ -1,3 +1,5 @@
+// These tests prove that Cleanup removes what kube-proxy leaves in a real kernel, in both variants
+// of iptables, that the rules of others stay, and that it refuses to run beside a kube-proxy.
 package kubeproxy
 
 import (

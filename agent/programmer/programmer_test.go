@@ -1,3 +1,6 @@
+// These tests prove that Split divides a programmer's error into Service ports and IP families
+// without losing any of it, and that the Service port by which kernels are judged is an ordinary
+// one.
 package programmer
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that an IP family that fails does not keep the other from being programmed,
+// acked and counted as healthy, and that nothing of the failed one is reported as programmed. The
+// client's cache and the store are real; the kernel is a fake that fails on request.
 package reconcile
 
 import (

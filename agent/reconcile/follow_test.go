@@ -1,3 +1,6 @@
+// These tests prove that conntrack, health checks and the node's health follow what the kernel
+// holds, not what the server has sent. They also prove when everything is programmed anew, and how
+// long a change counts as pending. The kernel is a fake, and the clock is a bubble's.
 package reconcile
 
 import (
@@ -449,7 +452,8 @@ func TestHangingOperation(t *testing.T) {
 		n.kernel.mu.Lock()
 		n.kernel.busy = make(chan struct{})
 		n.kernel.mu.Unlock()
-		time.Sleep(time.Minute + time.Second) //nolint:forbidigo // the bubble's time; the Replace that is due now and then hangs
+		// The Replace that is due in this time hangs.
+		time.Sleep(time.Minute + time.Second) //nolint:forbidigo // the bubble's time
 		n.write(map[string]int{"a": 2})
 		for range 3 {
 			time.Sleep(time.Minute) //nolint:forbidigo // as above

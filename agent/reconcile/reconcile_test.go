@@ -1,3 +1,6 @@
+// These tests prove that the kernel gets all Services first and then only changes, that what fails
+// is nacked and tried again with back-off, and that an ack means the kernel has the state. The
+// client's cache and the store are real; the kernel is a fake that fails on request.
 package reconcile
 
 import (
@@ -305,7 +308,7 @@ func (n *node) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// sync tells the store that its source has synced, so that it serves.
+// sync marks the source of the store as synced, so that the store serves.
 func (n *node) sync() {
 	n.store.Synced()
 	synctest.Wait()

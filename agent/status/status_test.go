@@ -1,3 +1,6 @@
+// These tests prove that an agent's status names its server, its position, and what the kernel
+// refuses. A real client follows a real hub, which goes away and is replaced by another; the kernel
+// is a fake.
 package status
 
 import (

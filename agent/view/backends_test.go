@@ -1,3 +1,6 @@
+// These tests prove that a set of backends that was derived from others equals the one built from
+// its list, and that deriving shares parts without changing earlier sets. The sequences of changes
+// are random.
 package view
 
 import (

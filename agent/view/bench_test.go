@@ -1,3 +1,6 @@
+// These benchmarks measure what a change costs in a view of 1000 Services, and that the cost of one
+// port or address does not grow with their count. TestMemory proves a bound on the memory that the
+// view needs in addition to the objects.
 package view_test
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove which Service gets an address or port that several Services want: the rank of
+// the kind of address decides, then age, then the name. Whoever loses one is reported with the
+// owner's name, and gets it when the owner gives it up.
 package view_test
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the view agrees with the oracle for all combinations of traffic policies,
+// conditions, nodes, hints and zones that can matter to a Service's endpoints.
 package view_test
 
 import (

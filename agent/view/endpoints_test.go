@@ -1,3 +1,6 @@
+// These tests prove which endpoints receive new connections: the fallback to terminating endpoints,
+// duplicates across slices, the match of ports by name, and topology hints by zone and node. The
+// expected sets are written out by hand, after kube-proxy.
 package view_test
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove at which addresses a Service is reached, where connections from pods, the node
+// and others lead, and whether they are masqueraded. They also cover source ranges, affinity and
+// the addresses of NodePorts. The expected values are written out by hand, after kube-proxy.
 package view_test
 
 import (

@@ -1,3 +1,4 @@
+// This file holds the builders of Services, slices and endpoints that the tests of the view share.
 package view_test
 
 import (

@@ -1,3 +1,6 @@
+// This test proves that a view that has seen random changes, in any batches, has the state of a new
+// view that sees only the last objects. The Changes alone lead to the same state, and the oracle
+// agrees with it for every connection.
 package view_test
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that one Service gets a bounded number of frontends, however many ports and
+// addresses it asks for, and that other Services are not affected.
 package view_test
 
 import (

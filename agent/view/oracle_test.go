@@ -1,3 +1,6 @@
+// The oracle determines what happens to one connection, by looking through all objects each time.
+// It states kube-proxy's semantics as plainly as possible, for one question at a time. The view
+// computes sets, routes and frontends for all connections instead.
 package view_test
 
 import (
@@ -8,10 +11,6 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
-
-// The oracle determines what happens to one connection, by looking through all objects each time.
-// It states kube-proxy's semantics as plainly as possible, for one question at a time. The view
-// computes sets, routes and frontends for all connections instead.
 
 // world contains all objects that exist.
 type world struct {

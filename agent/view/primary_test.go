@@ -1,3 +1,5 @@
+// This test proves that the node's primary IP family is found as kube-proxy finds it, and follows
+// the Node.
 package view_test
 
 import (

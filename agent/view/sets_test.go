@@ -1,3 +1,6 @@
+// These tests prove that the sets of a Service with very many endpoints or slices, which the view
+// updates in place of computing them anew, equal those of a new view. The histories are random and
+// the oracle judges them.
 package view_test
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that Changes reports exactly what differs: when Services, the Node or the
+// health checks change, and what stays when a Node is deleted. They call the view's public methods
+// only.
 package view_test
 
 import (
@@ -175,7 +178,7 @@ func TestServiceCIDRs(t *testing.T) {
 	is("another order", false, both, "fd00:10:96::/112", "10.96.0.0/16", "10.96.0.0/16")
 	is("some are within others, and the host's bits do not count", false, both,
 		"10.96.0.0/20", "10.96.255.0/24", "10.96.0.7/16", "fd00:10:96::/120", "fd00:10:96::/112")
-	is("neighbours", true, prefixes("10.96.0.0/16", "10.97.0.0/16"), "10.97.0.0/16", "10.96.0.0/16")
+	is("neighbors", true, prefixes("10.96.0.0/16", "10.97.0.0/16"), "10.97.0.0/16", "10.96.0.0/16")
 	is("a wider one", true, prefixes("10.96.0.0/12"), "10.97.0.0/16", "10.96.0.0/12", "10.96.0.0/16")
 	is("none", true, nil)
 }

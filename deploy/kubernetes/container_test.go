@@ -1,3 +1,5 @@
+// This file stands for a container runtime: it confines a process as a manifest says, with its
+// mounts, its capabilities and a read-only file system, and then executes the image's command.
 package kubernetes
 
 import (

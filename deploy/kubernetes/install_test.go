@@ -1,3 +1,6 @@
+// This test proves that the steps in deploy/README.md install a Slicecast that serves, and that its
+// cleanup removes everything. The API server, the commands, their confinement and the traffic are
+// real; the test stands for the kubelet and the container runtime.
 package kubernetes
 
 import (

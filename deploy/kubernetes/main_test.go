@@ -1,3 +1,4 @@
+// This file starts the API server and the network that all tests of the manifests share.
 package kubernetes
 
 import (

@@ -1,3 +1,5 @@
+// This file stands for a kubelet: it creates Pods from the templates of the manifests, with their
+// volumes, tokens and environment, and runs their containers and probes.
 package kubernetes
 
 import (

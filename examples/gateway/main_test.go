@@ -1,3 +1,5 @@
+// This test proves that the example program, as it is built, follows one Service of a real hub and
+// no others.
 package main
 
 import (

@@ -1,3 +1,7 @@
+// This test proves that Slicecast and a real kube-proxy serve different Services on one node: each
+// Service is served by exactly one of them, also while it moves between them, and each is restarted
+// and removed without affecting the other. A real API server and real packets are used, with
+// kube-proxy in the modes iptables and nftables.
 package beside
 
 import (

@@ -1,3 +1,5 @@
+// This file runs a node with a real kube-proxy and slicecast-agent, and reads from the kernel's
+// rules which of the two serves an address.
 package beside
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that a port keeps a bounded number of connections, of one address and of all,
+// and that a crowd does not keep an honest client from being answered. The crowds connect to real
+// listeners of net/http.
 package bounded
 
 import (

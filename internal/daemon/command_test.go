@@ -1,3 +1,5 @@
+// This test proves that an error in the command line points to the help, and that any other error
+// does not.
 package daemon
 
 import (

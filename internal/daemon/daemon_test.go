@@ -1,3 +1,5 @@
+// These tests prove what all commands share: the log's options, the signal that ends a command,
+// health answers, the version, and an HTTP server that ends at once when its context does.
 package daemon
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that only this user can open a debug socket, that the socket of a killed
+// process is replaced, and that no other file is.
 package daemon
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that docs/security.md names only tests and constants that exist, and covers each
+// bound that internal/hostile tests.
 package deptest
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that a change of one endpoint costs a node at most 200 bytes, a fiftieth of what
+// the API server sends to each of its watchers for it.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the cleanup command removes everything that an agent has put into the
+// kernel, and nothing that other programs have.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This file starts two nodes with agents, which get their state from a server, from replicas, from
+// the API server or from files.
 package e2e
 
 import (
@@ -133,7 +135,7 @@ func (c *cluster) startServer() {
 		"--client-ca-file=" + writeFile(c.t, c.dir, "clients.crt", c.cp.AdminConfig().CAData),
 		"--debug-socket=" + c.debugSocket,
 		"--drain-window=100ms",
-		// Frequent heartbeats reveal a node that holds something else than the server.
+		// Frequent heartbeats reveal a node that holds something other than the server.
 		"--heartbeat-interval=2s",
 	})
 	c.t.Cleanup(func() {

@@ -1,3 +1,5 @@
+// This file issues the certificates of servers and of clients of the API server, and writes them to
+// files.
 package e2e
 
 import (

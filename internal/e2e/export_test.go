@@ -1,3 +1,5 @@
+// This file exports the Services and slices of the API as manifests, for agents that read a
+// directory.
 package e2e
 
 import (

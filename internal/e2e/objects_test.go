@@ -1,3 +1,5 @@
+// This file creates and changes Services, slices and Pods through the API, and stands for the
+// kubelet: it writes the status of Pods and gives them network namespaces.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This file runs a client without an agent, which records the updates that every agent of the
+// cluster receives.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that all nodes hold what the API says after etcd was stopped for half a minute,
+// while pods and Services kept changing.
 package e2e
 
 import (

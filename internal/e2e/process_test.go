@@ -1,3 +1,4 @@
+// This file runs Slicecast's commands as processes that a test kills, terminates and starts again.
 package e2e
 
 import (

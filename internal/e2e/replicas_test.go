@@ -1,3 +1,6 @@
+// This test proves that agents find replicas in the pods of a Service, move when one dies or joins,
+// and keep what they have while all are gone. They ask the real API server once at the start, and
+// again only when all known servers are gone.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that killing agents, the server or the API server breaks no connection and
+// changes no rule, and that changes made meanwhile arrive afterwards.
 package e2e
 
 import (

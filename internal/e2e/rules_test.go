@@ -1,3 +1,5 @@
+// This file reads from the rules of the nodes' kernels where each Service leads, and compares that
+// with what the API says.
 package e2e
 
 import (

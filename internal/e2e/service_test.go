@@ -1,3 +1,6 @@
+// These tests prove that traffic reaches exactly the ready endpoints of a Service, with the right
+// source address, for Services of controllers, mirrored Endpoints and hand-written slices. Agents
+// follow a server, the API server or files.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that slices of one Service change separately and can change hands, and that a
+// replaced pod is sent as deltas of single slices.
 package e2e
 
 import (

@@ -1,3 +1,5 @@
+// This file sends real connections to all addresses of a Service from pods, nodes and outside, once
+// or all the time, and requires who answers.
 package e2e
 
 import (

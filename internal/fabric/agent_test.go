@@ -1,3 +1,5 @@
+// This file runs real clients over TLS that count their bytes and acknowledge what their cache
+// holds, and compares each cache with the cluster.
 package fabric
 
 import (

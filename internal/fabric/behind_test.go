@@ -1,3 +1,6 @@
+// These tests prove that an agent does not travel back in time when it moves to a server whose
+// watch is behind: the server sends it nothing until it has caught up, or until a bounded wait is
+// over.
 package fabric
 
 import (

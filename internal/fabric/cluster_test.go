@@ -1,3 +1,5 @@
+// This file stands for the API server: it holds the true state, and servers watch it with events
+// that a test can hold back.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that a heartbeat's digest reveals a cache that is wrong, and that only the
+// buckets that differ are sent again.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that one host name can stand for all servers, with a DNS server of the test's
+// own: clients resolve it when no known server answers, and only then.
 package fabric
 
 import (

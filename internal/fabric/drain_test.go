@@ -1,3 +1,5 @@
+// This test proves that a server that stops hands its agents to another one, and that the move
+// costs them only a few bytes.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// This file generates the state of a large cluster, changes it, and computes which objects and
+// bytes differ between two states.
 package fabric
 
 import (

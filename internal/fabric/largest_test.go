@@ -1,3 +1,5 @@
+// These tests prove that shards full of the largest objects that an API server accepts reach every
+// client, in frames that are bounded: at once or as changes, through relays, and narrowed.
 package fabric
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that clients without any state are served in turns, while clients with state
+// are served at once. Nodes that break the rules of a cold start do not keep others from getting in
+// sync.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that clients resume on a server or relay that was killed and started again, and
+// receive only what has changed. The servers run in processes of their own.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that nodes and relays accept a cluster whose resource versions went back for
+// good, and that they wait for it only once.
 package fabric
 
 import (

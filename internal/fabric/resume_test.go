@@ -1,3 +1,6 @@
+// These tests prove that a client that comes back receives what differs and little more, counted in
+// bytes on the wire: on the same server, on another replica, through relays and from a checkpoint.
+// A deleted Node stays in force meanwhile.
 package fabric
 
 import (

@@ -1,3 +1,4 @@
+// This file runs real servers and relays in the test's process, and reads their metrics and logs.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that clients that read nothing cost bounded memory, hold up nobody, and later
+// receive the final state once. They also prove that a half-open connection is detected.
 package fabric
 
 import (

@@ -1,3 +1,5 @@
+// This file holds the attacker's tools: connections of TCP, TLS and HTTP/2 whose every frame the
+// attack chooses, and gRPC streams that can break any rule.
 package hostile
 
 import (

@@ -1,3 +1,5 @@
+// This file holds the table of attacks and what each of them does: in the handshake, in HTTP/2, on
+// streams, with tokens, and on the ports for health checks and metrics.
 package hostile
 
 import (

@@ -1,3 +1,5 @@
+// This file runs real servers and honest nodes, measures how long updates and new nodes take, and
+// compares that with the same during an attack.
 package hostile
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that every attack of the table meets its bound in a real server, while honest
+// nodes get updates and join as before, also while the server drains.
 package hostile
 
 import (

@@ -1,11 +1,11 @@
 // Package hostile attacks a real server (server/app) over loopback TLS, in every phase of a
 // connection and on both of the server's transports. It requires two things at once: an attack
 // meets its bound, and honest clients (agent/client) do not suffer from it. The table of attacks is
-// in hostile_test.go.
+// in attacks_test.go.
 //
 // The exact number of a bound is tested where the bound is defined; docs/security.md names these
-// tests. Here each bound is reached from outside, by a client that only knows the protocol, while
-// others use the server.
+// tests. A client that only knows the protocol reaches each bound here, while others use the
+// server.
 package hostile
 
 import (

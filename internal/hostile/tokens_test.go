@@ -1,3 +1,5 @@
+// This file makes tokens of an API server that does not exist, good and invented ones, and counts
+// the reviews that they cause.
 package hostile
 
 import (

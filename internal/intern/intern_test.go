@@ -1,3 +1,5 @@
+// These tests prove that Strings keeps one copy of each short string in use, and forgets those that
+// are no longer seen.
 package intern
 
 import (

@@ -1,3 +1,5 @@
+// These benchmarks measure what it costs to apply a delta to a slice of 100 endpoints, and to
+// construct such a slice.
 package model_test
 
 import (

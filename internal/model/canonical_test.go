@@ -1,3 +1,6 @@
+// These tests prove that Check accepts exactly the canonical objects: each bound at its limit and
+// just beyond, each order, duplicate and combination of fields. They also prove that Apply and the
+// generators of modeltest yield canonical objects only.
 package model_test
 
 import (
@@ -317,8 +320,8 @@ func TestCanonicalDelta(t *testing.T) {
 	}
 }
 
-// Apply refuses a delta if its result for this slice is not canonical, even if the result would
-// have the promised version.
+// TestApplyKeepsSlicesCanonical checks that Apply refuses a delta if its result for this slice is
+// not canonical, even if the result would have the promised version.
 func TestApplyKeepsSlicesCanonical(t *testing.T) {
 	base := modeltest.WebSlice(model.MaxEndpoints)
 	for name, endpoint := range map[string]model.Endpoint{

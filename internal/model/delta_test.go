@@ -1,3 +1,6 @@
+// These tests prove that applying a diff yields the target, for random histories of slices, and
+// that Apply refuses any other base or result. The fuzz target compares Apply with a naive
+// implementation for deltas of any content.
 package model_test
 
 import (
@@ -132,9 +135,10 @@ func TestApplyRefusesOtherBases(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A slice from a newer server may have content that this software does not know. Its version is
-// then not the hash of the content that is known, so Apply uses the versions on the wire and cannot
-// check the promised one. Once the whole content is known again, it checks promises again.
+// TestDeltaOnContentOfANewerServer covers a slice from a newer server. The slice may have content
+// that this software does not know. Its version is then not the hash of the content that is known,
+// so Apply uses the versions on the wire and cannot check the promised one. Once the whole content
+// is known again, it checks promises again.
 func TestDeltaOnContentOfANewerServer(t *testing.T) {
 	base := model.NewSlice(modeltest.WebSlice(5)).WithVersion(model.Version{7}, nil)
 	target := modeltest.WebSlice(5)

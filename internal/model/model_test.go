@@ -1,3 +1,4 @@
+// This test proves which texts ParseServiceKey accepts.
 package model
 
 import (

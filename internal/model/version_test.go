@@ -1,3 +1,6 @@
+// These tests prove that versions and digests depend on all content that nodes use, and on neither
+// order nor duplicates. They hold the values that are part of the wire API, which no release may
+// change.
 package model_test
 
 import (
@@ -74,8 +77,8 @@ func TestNewSliceKeepsBestEndpointOfAnAddress(t *testing.T) {
 	}
 }
 
-// The version must cover every field that a node uses. Otherwise a change of that field would never
-// be sent.
+// TestVersionCoversEveryField checks that the version covers every field that a node uses.
+// Otherwise a change of that field would never be sent.
 func TestVersionCoversEveryField(t *testing.T) {
 	service := func(change func(*model.Service)) model.Version {
 		s := model.Service{
@@ -165,8 +168,9 @@ func TestVersionCoversEveryField(t *testing.T) {
 	require.Equal(t, versions["as it is"], slice(func(s *model.Slice) { s.LastChangeTriggerTimeMS = 1 }), "the version covers the time")
 }
 
-// Servers and nodes of different releases compare versions. The encoding that a version is a hash
-// of is therefore part of the wire API, and these values must never change.
+// TestVersionsOfAllReleases compares versions with fixed values. Servers and nodes of different
+// releases compare versions. The encoding that a version is a hash of is therefore part of the wire
+// API, and these values must never change.
 func TestVersionsOfAllReleases(t *testing.T) {
 	service := modeltest.Web()
 	require.Equal(t, "2c6f1d82c77f088ba40782cdee125ce266e142c4ad96895f0e", service.ContentVersion().String())
@@ -175,7 +179,8 @@ func TestVersionsOfAllReleases(t *testing.T) {
 	require.EqualValues(t, 0x5a7, service.ServiceKey().Shard(4096))
 }
 
-// Digests reflect which slice an endpoint is in, but not the order of objects.
+// TestDigestsDistinguishStates checks that digests reflect which slice an endpoint is in, but not
+// the order of objects.
 func TestDigestsDistinguishStates(t *testing.T) {
 	slice := func(name string, endpoints ...string) *model.Slice {
 		s := model.Slice{Namespace: "default", Name: name, Service: "a", Family: model.IPv4}
@@ -246,7 +251,8 @@ func TestShardsKeepAServiceTogether(t *testing.T) {
 	require.NotEqual(t, model.ServiceKey{Namespace: "a", Name: "b"}.Shard(4096), model.ServiceKey{Namespace: "b", Name: "a"}.Shard(4096))
 }
 
-// The wire API fixes the buckets, because agents and servers of all releases must agree on them.
+// TestBuckets checks the buckets of some keys. The wire API fixes the buckets, because agents and
+// servers of all releases must agree on them.
 func TestBuckets(t *testing.T) {
 	for _, c := range []struct {
 		key model.Key

@@ -1,3 +1,5 @@
+// TestFromKubeProxy proves that Slicecast takes over a node from a real kube-proxy without a
+// refused connection, and that kube-proxy's rules then go, and a kubelet's stay.
 package moving
 
 import (

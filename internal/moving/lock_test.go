@@ -1,3 +1,6 @@
+// These tests prove that an agent that cannot program an IP family, because the xtables lock is
+// held or programs are missing, makes its node unhealthy and leaves working rules in place. The
+// Services have only IPv4, so the rules of IPv6 need no change.
 package moving
 
 import (

@@ -1,3 +1,5 @@
+// TestBetweenProgrammers proves that a node moves between programmers in both directions without a
+// refused connection, while Services change and real connections go on.
 package moving
 
 import (

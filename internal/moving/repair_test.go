@@ -1,3 +1,5 @@
+// TestRepair proves that Services work again, with each programmer, after another program has
+// removed all rules of the node.
 package moving
 
 import (

@@ -1,3 +1,5 @@
+// This file makes new connections without a pause, and keeps others open, while a node moves. Any
+// connection that fails is reported.
 package moving
 
 import (

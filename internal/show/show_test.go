@@ -1,3 +1,5 @@
+// These tests prove what status commands print as a table and as JSON, how they watch, and that
+// they return the errors of the server and of the output.
 package show
 
 import (

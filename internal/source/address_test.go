@@ -1,3 +1,5 @@
+// These tests prove which addresses and prefixes are accepted, including spellings of old releases.
+// The fuzz target compares the results with kube-proxy's own parsers.
 package source
 
 import (

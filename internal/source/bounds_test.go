@@ -1,3 +1,5 @@
+// These tests prove that each list of an object is kept up to its bound, and that what is left out
+// is reported once, with the name of the list.
 package source
 
 import (

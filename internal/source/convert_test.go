@@ -1,3 +1,6 @@
+// These tests prove what each field of the API's objects becomes, which objects and parts are left
+// out and why, and that the result is canonical. The fuzz target compares the checks of names with
+// Kubernetes' own.
 package source
 
 import (

@@ -1,3 +1,5 @@
+// The fuzz target proves that any object of an API server becomes a canonical object that survives
+// encoding, or none.
 package source
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the ranges of ServiceCIDRs are bounded, and that those left out are
+// reported while they are.
 package source
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that what is left out of an object counts in the metric while it lasts, and is
+// logged once.
 package source
 
 import (

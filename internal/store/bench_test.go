@@ -1,3 +1,6 @@
+// BenchmarkIngest measures how many changes one writer thread can store and publish, with and
+// without readers. TestHeapOfTheStandardState proves a bound on the memory of the state of the
+// published figures.
 package store
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that no tenant can hide a change by choosing the content of an object. They
+// replay two attacks that worked against an earlier design.
 package store
 
 import (

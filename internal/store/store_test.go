@@ -1,3 +1,6 @@
+// These tests prove that snapshots hold what a plain map would after any writes, and that Updates
+// and Since lead every earlier state there. They also prove that changes that cancel out are not
+// published, when tombstones are forgotten, and which versions of the source the store reports.
 package store
 
 import (
@@ -170,7 +173,8 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
-// Publish calls its hear functions with an Update before the Update is visible.
+// TestUpdatesAreHeardOfFirst checks that Publish calls its hear functions with an Update before the
+// Update is visible.
 func TestUpdatesAreHeardOfFirst(t *testing.T) {
 	s := synced(t, Options{})
 	s.Upsert(slice("web-1", "web", 1), 1)
@@ -184,8 +188,9 @@ func TestUpdatesAreHeardOfFirst(t *testing.T) {
 	require.Equal(t, p.Updates, heard)
 }
 
-// Without a relay Reached follows the versions of objects. On a relay it follows only Progress,
-// because objects arrive out of order. In both cases it changes with Publish.
+// TestReached checks that without a relay Reached follows the versions of objects. On a relay it
+// follows only Progress, because objects arrive out of order. In both cases it changes with
+// Publish.
 func TestReached(t *testing.T) {
 	for _, relayed := range []bool{false, true} {
 		s := synced(t, Options{Relayed: relayed})
@@ -204,7 +209,8 @@ func TestReached(t *testing.T) {
 	}
 }
 
-// An address counts as a Node's as long as at least one Node has it.
+// TestAddressesOfNodes checks that an address counts as a Node's as long as at least one Node has
+// it.
 func TestAddressesOfNodes(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
@@ -368,8 +374,8 @@ func (r *replica) equals(t require.TestingT, s *Snapshot) {
 	require.Equal(t, s.Digest(), modeltest.ShardDigest(slices.Collect(maps.Values(r.objects))...))
 }
 
-// After any writes in any order, the snapshots must hold what a plain map would. The Updates must
-// lead to that state, and so must Since from every earlier state.
+// TestStoreAgainstPlainMap writes objects in any order. Afterwards, the snapshots must hold what a
+// plain map would. The Updates must lead to that state, and so must Since from every earlier state.
 func TestStoreAgainstPlainMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const shards = 2

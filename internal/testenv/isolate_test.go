@@ -1,3 +1,5 @@
+// These tests prove that a test binary runs in namespaces of its own, with root or without, and
+// that signals reach it and nothing outlives it. The programs are this binary, run again.
 package testenv_test
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that the hosts of a network reach each other with their own addresses, in all
+// protocols and families, and that networks neither meet nor leave anything behind.
 package testenv_test
 
 import (
@@ -57,8 +59,8 @@ func TestEveryHostReachesEveryOtherWithItsOwnAddress(t *testing.T) {
 	})
 }
 
-// Nodes are added and deleted, with links of random hardware addresses, while traffic through the
-// router continues.
+// TestNodesComeAndGo adds and deletes nodes, with links of random hardware addresses, while traffic
+// through the router continues.
 func TestNodesComeAndGo(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	network.World.Serve(testenv.TCP, 8080)

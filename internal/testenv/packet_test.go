@@ -1,3 +1,5 @@
+// This test proves that a packet of a probe can be decoded again, and that only its beginning, as
+// ICMP errors return it, is never taken for another packet.
 package testenv
 
 import (

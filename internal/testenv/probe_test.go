@@ -1,3 +1,6 @@
+// These tests prove that a probe sees what the kernel does to connections: translation,
+// masquerading, refusal, silence, and connections that outlive their rule. The rules are written
+// with both variants of iptables.
 package testenv_test
 
 import (

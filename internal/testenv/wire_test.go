@@ -1,3 +1,5 @@
+// These tests prove that a wire sees where a connection arrives, with which addresses, and how it
+// is refused, for every source, protocol and family.
 package testenv_test
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that both ends of a TLS connection follow their files while these are replaced,
+// that bad files have no effect, and that the server's name is verified. The handshakes are real,
+// with certificates of a test CA.
 package tlsfiles
 
 import (

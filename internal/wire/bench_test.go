@@ -1,3 +1,5 @@
+// BenchmarkDecode measures the cost of decoding each kind of frame that a node receives often, or
+// that is large.
 package wire
 
 import (

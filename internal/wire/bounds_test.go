@@ -1,3 +1,5 @@
+// These tests prove that a frame of any size and content costs its receiver a bounded amount of
+// memory, and which objects of a large frame are left out.
 package wire
 
 import (

@@ -1,3 +1,5 @@
+// The fuzz target proves that Cut returns exactly the wanted objects of any Update that can be
+// sent, unchanged, and refuses frames of another Update.
 package wire
 
 import (

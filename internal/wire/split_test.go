@@ -1,3 +1,5 @@
+// These tests prove that an Update of any size is sent as frames that are each bounded, compressed
+// or not, and that together they hold the Update.
 package wire
 
 import (

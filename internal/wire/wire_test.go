@@ -1,3 +1,6 @@
+// These tests prove that decoding returns what was encoded, that objects that make no sense are
+// left out and named, and that content of newer servers is recognized. They bound the size of a
+// delta. The fuzz target proves that what decodes can be encoded again.
 package wire
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that the package reads the generation, the size and the policies of tables from
+// a real kernel, as iptables has set them.
 package xtables
 
 import (

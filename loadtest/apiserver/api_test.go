@@ -1,3 +1,5 @@
+// This file is a fake API server whose responses a test scripts, for interruptions that are rare in
+// a real one.
 package apiserver
 
 import (
@@ -98,10 +100,10 @@ func (a *answer) encode(o runtime.Object) []byte {
 	return raw
 }
 
-// list writes a list.
-func (a *answer) list(o runtime.Object) { _, _ = a.Write(a.encode(o)) } // clients retry after an error
+// list writes a list. Clients retry after an error.
+func (a *answer) list(o runtime.Object) { _, _ = a.Write(a.encode(o)) }
 
-// send writes a watch event in protobuf.
+// send writes a watch event in protobuf. Clients retry after an error.
 func (a *answer) send(kind watch.EventType, o runtime.Object) {
 	raw := a.encode(o)
 	event, err := (&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}).Marshal()
@@ -109,7 +111,7 @@ func (a *answer) send(kind watch.EventType, o runtime.Object) {
 		a.t.Error(err)
 		return
 	}
-	_, _ = a.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(event))), event...)) // clients retry after an error
+	_, _ = a.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(event))), event...))
 	a.ResponseWriter.(http.Flusher).Flush()
 }
 

@@ -1,3 +1,6 @@
+// These tests prove that the final check compares each watcher with a list of the same version,
+// finds a watcher that lost or kept an object, and says why there is no comparison. One test uses a
+// real API server that changes all the time; the others use scripted ones.
 package apiserver
 
 import (

@@ -1,3 +1,5 @@
+// This test proves which objects a mirror holds after the lists and events of an API server, and
+// that it reports when it has synced.
 package apiserver
 
 import (

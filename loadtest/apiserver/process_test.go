@@ -1,3 +1,5 @@
+// This test proves that the CPU time and the start of an API server are read from its metrics, and
+// that metrics that lack them are an error. The API server's answers are scripted.
 package apiserver
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that watchers ask as kube-proxy does, and hold the right state after
+// interrupted, refused and unsupported lists. The API servers are scripted.
 package apiserver
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that the wait of changes for earlier requests counts as the writer's lag, and
+// which existing namespaces the writer accepts. The API server is client-go's fake, and the clock a
+// bubble's.
 package apiserver
 
 import (
@@ -61,7 +64,8 @@ func TestExistingNamespace(t *testing.T) {
 		const takes = 5 * time.Second
 		removed := namespace(terminating)
 		removal := time.AfterFunc(takes, func() {
-			_ = removed.client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) // the test fails later if this does
+			// If this fails, the test fails later.
+			_ = removed.client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{})
 		})
 		defer removal.Stop()
 		start := time.Now()

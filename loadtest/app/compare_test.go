@@ -1,3 +1,6 @@
+// These tests prove what compare prints and returns for reports, for programs that it runs, and for
+// scenarios that it replays, and what it refuses before it runs anything. A script stands for an
+// earlier release.
 package app
 
 import (
@@ -27,8 +30,10 @@ func TestCompareReports(t *testing.T) {
 		{[]string{"--tolerance=1", base, slower}, 0, "no difference seen (p=0.008)"},
 		{[]string{slower, base}, 0, "better (p=0.008)"},
 		{[]string{"--html", html, api, base}, 0, "5.00 × less"},
-		{[]string{base, api}, 0, "5.00 × more"},                                     // a different peer is not a regression
-		{[]string{"--require=bytes-per-update<=120B", api, base}, 0, "5.00 × less"}, // judges the second side
+		// A different peer is not a regression.
+		{[]string{base, api}, 0, "5.00 × more"},
+		// A bound judges the second side.
+		{[]string{"--require=bytes-per-update<=120B", api, base}, 0, "5.00 × less"},
 		{[]string{"--require=bytes-per-update<=120B", base, api}, exitMissed, "5.00 × more"},
 	} {
 		code, out, errOut := execute(t, append([]string{"compare"}, c.arguments...)...)

@@ -1,3 +1,6 @@
+// These tests prove that runs against real API servers, one's own or an existing one, measure what
+// was sent and write only to the namespace that they were allowed. They also prove that an
+// interrupted run leaves nothing behind.
 package app
 
 import (

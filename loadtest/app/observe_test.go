@@ -1,3 +1,5 @@
+// These tests prove that a run can observe a real server that it did not start, and that a server
+// that does not start is an error.
 package app
 
 import (

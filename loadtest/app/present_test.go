@@ -1,3 +1,5 @@
+// These tests prove the exit codes and outputs of the commands that read reports, and that the
+// commands in docs/performance.md are valid.
 package app
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that runs with real servers, workers and relays measure what they play and end
+// with the check of every node, and that wrong nodes, timeouts and signals are reported. Small
+// versions of all shipped scenarios are played.
 package app
 
 import (

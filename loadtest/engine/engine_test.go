@@ -1,3 +1,5 @@
+// These tests prove how the engine schedules plans, notes what distorts a measurement, reports
+// failed repeats and refuses runs beyond its limits.
 package engine
 
 import (

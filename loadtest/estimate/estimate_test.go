@@ -1,3 +1,5 @@
+// These tests prove the arithmetic of an estimate: for manifests, for objects that kube-proxy does
+// not watch, and for the clusters of the reports in the tree, whose measured figures it must meet.
 package estimate
 
 import (
@@ -257,7 +259,8 @@ func TestCosts(t *testing.T) {
 func TestEstimatesMatchReports(t *testing.T) {
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	for name, writes := range map[string]string{ // report to estimate, and the report of its writes, if any
+	// The map leads from a report to estimate to the report of its writes, if there is one.
+	for name, writes := range map[string]string{
 		"steady-100": "", "steady-1000": "", "steady-3000": "",
 		"apiserver-steady-100": largeWritesReport, "apiserver-steady-1000": largeWritesReport, "apiserver-steady-3000": largeWritesReport,
 		smallEventsReport: smallWritesReport,
@@ -278,7 +281,8 @@ func TestEstimatesMatchReports(t *testing.T) {
 		if writes == "" {
 			memory := r.Summary["resident-state"].Median + float64(r.Nodes)*r.Summary["resident-per-node"].Median
 			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 0.05, name)
-			generated := value(t, e, "all-cores-slicecast") - value(t, e, "watch-cores-slicecast") // the servers of the report generate their state
+			// The servers of the report generate their state.
+			generated := value(t, e, "all-cores-slicecast") - value(t, e, "watch-cores-slicecast")
 			require.InEpsilon(t, measured, generated, 0.1, name)
 			continue
 		}
@@ -286,7 +290,8 @@ func TestEstimatesMatchReports(t *testing.T) {
 		require.NoError(t, err)
 		write, err := m.Figure(apiServerNodeReport, "cpu-per-update")
 		require.NoError(t, err)
-		besides := (one.Median - write.Median) * perMicro * float64(p.Changes) / p.Seconds // what an API server does without changes
+		// This is what an API server does without changes.
+		besides := (one.Median - write.Median) * perMicro * float64(p.Changes) / p.Seconds
 		require.InEpsilon(t, measured-besides, value(t, e, "all-cores-today"), 0.1, name)
 	}
 }

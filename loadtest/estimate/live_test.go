@@ -1,3 +1,5 @@
+// These tests prove that the computed sizes of events and lists are those that a real API server
+// sends, and that only events that nodes receive count.
 package estimate
 
 import (

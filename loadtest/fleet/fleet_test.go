@@ -1,3 +1,6 @@
+// These tests prove that a window counts each change once for each node, apart for slow nodes, and
+// that syncs count until a node is in sync. They also prove that nodes share what they decode only
+// if it is the same.
 package fleet
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that the check of all nodes compares positions per server, follows a truth that
+// still moves, and knows which nodes are away. Real clients follow a scripted server.
 package fleet
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that the plain TLS server, which is the floor of the figures, delivers every
+// message to every connection, and that its errors are reported.
 package floor
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the generated writes to slices are those of the real EndpointSlice
+// controller's reconciler, for random changes of pods.
 package generate
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a cluster follows from its configuration and seed alone, and that each
+// kind of change does what it says, at the planned times.
 package generate
 
 import (

@@ -1,3 +1,5 @@
+// BenchmarkAgent measures an agent's parts from the stream to a real kernel's nftables, in clusters
+// for which kube-proxy would take too long.
 package kubeproxy
 
 import (
@@ -271,7 +273,8 @@ func (a *agent) measureFloor(b *testing.B) {
 		return err
 	}))
 	defer func() { require.NoError(b, errors.Join(unix.Close(fd), kernel.CloseLasting())) }()
-	require.NoError(b, unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})) // connect to the kernel
+	// Port ID 0 is the kernel.
+	require.NoError(b, unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 	set := &gnft.Set{Table: kernel.AddTable(&gnft.Table{Name: "floor", Family: gnft.TableFamilyIPv4}), Name: "floor", KeyType: gnft.TypeIPAddr}
 	require.NoError(b, kernel.AddSet(set, nil))
 	require.NoError(b, kernel.Flush())

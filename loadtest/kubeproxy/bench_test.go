@@ -98,7 +98,8 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 		_, err = n.dial(to, 1, 20*time.Millisecond)
 		now, stampErr := n.stamp()
 		require.NoError(b, stampErr)
-		if err == nil && (now != before || n.mode == "ipvs") { // the tables must have changed, in case something else accepted the connection
+		// The tables must have changed, in case something else accepted the connection.
+		if err == nil && (now != before || n.mode == "ipvs") {
 			break
 		}
 		require.NoError(b, ctx.Err(), "%v", err)

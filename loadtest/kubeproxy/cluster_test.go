@@ -1,3 +1,5 @@
+// This file creates a cluster of a given size in a real API server, and a slicecast-server that
+// watches it.
 package kubeproxy
 
 import (

@@ -1,3 +1,4 @@
+// This file has the flags of the benchmarks, and builds the measured commands.
 package kubeproxy
 
 import (

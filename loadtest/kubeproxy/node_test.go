@@ -1,3 +1,5 @@
+// This file creates the node on which a program is measured, and watches its kernel for the time of
+// a change.
 package kubeproxy
 
 import (

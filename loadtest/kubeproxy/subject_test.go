@@ -1,3 +1,5 @@
+// This file starts the measured programs, slicecast-agent and kube-proxy, and reads the CPU time of
+// each with its children.
 package kubeproxy
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that a memo computes a result once while it keeps it, and that the results that
+// were used longest ago make room for new ones.
 package memo
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove what a terminal shows of a run, at different widths, and what is printed where
+// there is none.
 package progress
 
 import (
@@ -76,7 +78,8 @@ func TestTerminal(t *testing.T) {
 			"level=WARN msg=something",
 			"    5s  changes",
 			"        nodes    [##############################] 100 of 100 in sync",
-			"        updates  [##-----] 3300 sent, 3200 received of 10000, lag 100", // fills the width of the terminal
+			// This line fills the width of the terminal.
+			"        updates  [##-----] 3300 sent, 3200 received of 10000, lag 100",
 			"        rates    1000/s sent, 1000/s received, 107 KiB/s",
 			"        latency  p50 12.0 ms, p99 34.0 ms",
 		}, screen(t, out.String()))

@@ -1,3 +1,5 @@
+// These tests prove that reports survive JSON, match their schema, and yield the right metrics,
+// objectives and comparisons. The texts are compared with files in testdata.
 package report_test
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove how scenarios follow from files and flags, that errors name the line, and that
+// docs/loadtest.md has all parameters.
 package scenario
 
 import (

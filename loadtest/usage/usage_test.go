@@ -1,3 +1,5 @@
+// These tests prove that CPU time and memory are read from the kernel, for a process, its children
+// and the machine.
 package usage
 
 import (

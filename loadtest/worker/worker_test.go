@@ -1,3 +1,5 @@
+// This test proves when a state counts as written: it has every object that the writer wrote in its
+// last version, and none that the writer removed, whatever other namespaces have.
 package worker
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove the bounds on the connections and calls of one node, observer or relay, in a
+// real server on both transports, and that other callers are served meanwhile.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove which flags are accepted, that all that is wrong is reported at once, and that
+// docs/configuration.md lists all flags with their defaults.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove how a whole server starts, serves its ports and drains, over real connections.
+// Only the source is a fake, which syncs and fails on request.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove what the status command prints for a real server, over the debug socket, TLS
+// and plaintext, for relays too, and that its errors say what to do.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that nodes connect to a real server, on both transports, however many silent
+// connections strangers hold.
 package app
 
 import (

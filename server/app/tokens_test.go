@@ -1,3 +1,6 @@
+// This test proves that agents and relays are admitted by tokens of a real API server, and that
+// reviews for known and unknown nodes have budgets of their own. The tokens that a relay receives
+// are of no use at other servers.
 package app
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove who may call what: by certificate, by method and by kind of client, over real
+// TLS. They also prove that refusals are counted and logged, and that replaced files take effect.
 package auth
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that only a token with a valid signature and claims costs the API server a
+// review, and that each node, relay and stranger has a budget of reviews. The API server's keys and
+// reviews are made up. The fuzz target proves that no changed token passes.
 package auth
 
 import (

@@ -1,3 +1,4 @@
+// This file starts the real API server that reviews the tests' tokens.
 package auth
 
 import (

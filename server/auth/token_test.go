@@ -1,3 +1,5 @@
+// These tests prove which tokens of a real API server are accepted, for how long, and after which
+// changes of Pods and keys, and that invented tokens do not starve those of nodes.
 package auth
 
 import (

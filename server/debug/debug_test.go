@@ -1,3 +1,5 @@
+// These tests prove what the debug service reports about agents, shards, Services, convergence and
+// relays, for real streams of a real hub.
 package debug
 
 import (

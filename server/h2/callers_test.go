@@ -1,3 +1,5 @@
+// This test proves the bounds on the connections and calls of one caller, and that ended ones do
+// not count.
 package h2
 
 import (

@@ -1,3 +1,5 @@
+// The fuzz target proves that a server survives any bytes of a client, and that the connection
+// ends.
 package h2
 
 import (

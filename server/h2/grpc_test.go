@@ -1,3 +1,5 @@
+// These tests prove that a client of grpc-go cannot tell this server from one of grpc-go: messages,
+// headers, statuses, deadlines, cancellation and a graceful stop, over real TLS.
 package h2
 
 import (

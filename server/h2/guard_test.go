@@ -1,3 +1,5 @@
+// These tests prove each bound on frames and header blocks at its exact number, and that clients
+// that flood lose their connection on both transports.
 package h2
 
 import (

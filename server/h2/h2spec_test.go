@@ -1,3 +1,5 @@
+// TestH2spec proves that the server passes h2spec, the public conformance suite for HTTP/2 servers,
+// apart from the listed cases.
 package h2
 
 import (

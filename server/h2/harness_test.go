@@ -1,3 +1,5 @@
+// This file runs a Server and a grpc.Server behind one Mux on loopback TLS, with sessions that a
+// test implements, and opens streams to them as a client of grpc-go.
 package h2
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a Mux serves each client by the protocol it offers, is not held up by
+// silent ones, and survives errors of its listener.
 package h2
 
 import (

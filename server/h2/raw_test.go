@@ -1,3 +1,6 @@
+// These tests prove how the server answers single frames: which breach ends the connection, the
+// stream or neither, how windows are kept, and how pings and GOAWAY work. The client sends and
+// receives single frames over real TLS.
 package h2
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a client that does not read is refused more, costs bounded memory, and
+// later gets everything in order. Real sockets fill up.
 package h2
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that what the server keeps of a handshake, and of bytes that TLS has not
+// delivered yet, is bounded.
 package h2
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that connections without an admitted call are bounded in number and time, which
+// of them a newcomer displaces, and that admitted ones are not affected.
 package h2
 
 import (

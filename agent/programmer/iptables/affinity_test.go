@@ -1,3 +1,5 @@
+// These tests prove that a client with affinity stays with its backend over all frontends and
+// changes, and only until the timeout, with real packets through both variants of iptables.
 package iptables
 
 import (

@@ -1,3 +1,5 @@
+// This file runs the programmer in the network namespace of a node with real pods and a client, for
+// both variants of iptables.
 package iptables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that an IP family that is missing or fails is reported, and does not keep the
+// other from being programmed. The kernel's refusals are made up; everything else is real.
 package iptables
 
 import (

@@ -1,3 +1,5 @@
+// TestHistories proves that any random history of changes leaves the same rules in a real kernel as
+// programming the final state on a clean node.
 package iptables
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that the programmer leaves the rules of others alone, finds its own at a
+// restart, writes only what differs, and removes everything at the end, also what the other variant
+// of iptables holds. The kernel is real.
 package iptables
 
 import (
@@ -83,9 +86,9 @@ func ours(rules string) string {
 	return b.String()
 }
 
-// TestNeighbours asserts that nothing that the programmer does changes rules of others, and that
+// TestNeighbors asserts that nothing that the programmer does changes rules of others, and that
 // Cleanup leaves nothing but these.
-func TestNeighbours(t *testing.T) {
+func TestNeighbors(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
 		c.addForeign(t, variant)

@@ -1,3 +1,5 @@
+// These tests prove on which addresses of a node nodePorts and health checks are reached, loopback
+// included, with real packets through both variants of iptables.
 package iptables
 
 import (
@@ -211,16 +213,16 @@ func TestLocalhostNodePorts(t *testing.T) {
 			_, err := c.b.Run(t.Context(), words[0], words[1:]...)
 			require.NoError(t, err, command)
 		}
-		neighbour := func(port uint16) testenv.Result {
+		neighbor := func(port uint16) testenv.Result {
 			return c.b.Probe(t.Context(), testenv.UDP, to(port), 1, testenv.ProbeOptions{Timeout: 300 * time.Millisecond})
 		}
-		require.True(t, neighbour(30001).All(testenv.TimedOut))
-		require.True(t, neighbour(30004).All(testenv.TimedOut))
+		require.True(t, neighbor(30001).All(testenv.TimedOut))
+		require.True(t, neighbor(30004).All(testenv.TimedOut))
 		_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-F", localnetChain)
 		require.NoError(t, err)
-		require.Equal(t, map[string]int{"a": 1}, neighbour(30004).Backends(), "without the guard it would be reached")
+		require.Equal(t, map[string]int{"a": 1}, neighbor(30004).Backends(), "without the guard it would be reached")
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-		require.True(t, neighbour(30004).All(testenv.TimedOut))
+		require.True(t, neighbor(30004).All(testenv.TimedOut))
 
 		c.state.Node.LocalhostNodePorts = false
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))

@@ -1,3 +1,6 @@
+// These tests prove that a Service port that the kernel refuses does not keep the others from being
+// programmed, and that a failure of everything is not blamed on single Service ports. The refusals
+// are made up in front of a real kernel, except for those of the xtables lock.
 package iptables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that connections from pods, the node and others each take their route, and that
+// source ranges admit nobody else, judged by real packets that reach backends.
 package iptables
 
 import (

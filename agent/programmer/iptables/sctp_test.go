@@ -1,3 +1,5 @@
+// This test proves that SCTP is led, masqueraded and rejected like TCP and UDP, with packets from
+// raw sockets, which need no SCTP in the kernel.
 package iptables
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove properties of the rules' text without a kernel: exact probabilities, the shape
+// of the trees, the numbers and examples in docs/iptables.md, and how the output of iptables'
+// programs is read.
 package iptables
 
 import (

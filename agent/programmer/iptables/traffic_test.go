@@ -1,3 +1,5 @@
+// TestTraffic proves that no connection is lost, new or open, while rules change, the agent
+// restarts and the variant of iptables changes, with real packets all the time.
 package iptables
 
 import (

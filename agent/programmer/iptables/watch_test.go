@@ -1,3 +1,5 @@
+// These tests prove that Watch notices what others do to the rules in a real kernel, and that the
+// programmer's own changes cost no reading.
 package iptables
 
 import (

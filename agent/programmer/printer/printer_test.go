@@ -1,3 +1,5 @@
+// These tests prove what the printer writes for each state and change, and that it returns the
+// errors of its writer.
 package printer
 
 import (

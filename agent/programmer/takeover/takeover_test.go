@@ -1,3 +1,6 @@
+// These tests prove when the rules of earlier programmers are removed: once the new one has
+// programmed what they served, or after a while if it lacks some of that. The programmers are
+// fakes, and the clock is a bubble's.
 package takeover
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that the source follows a real directory: edits, renames, links, mounted
+// ConfigMaps, and a directory that is deleted and made again. A bad manifest is reported, and the
+// rest goes on.
 package file
 
 import (

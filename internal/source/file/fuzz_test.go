@@ -1,3 +1,5 @@
+// The fuzz target proves that any content of a file, after any earlier content, leads to the same
+// canonical objects and problems with lines each time it is read.
 package file
 
 import (

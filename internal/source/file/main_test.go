@@ -1,3 +1,4 @@
+// This file fails the package's tests if they leave a goroutine behind.
 package file
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that an Endpoints object is mirrored as slices of at most a hundred endpoints
+// in which each address is once, and that a change of a few addresses changes few slices. Histories
+// are random.
 package file
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove which manifests are accepted, and that a problem names the file, the line and
+// the field. What a bad document may have held is not removed.
 package file
 
 import (

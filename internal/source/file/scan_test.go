@@ -1,3 +1,5 @@
+// This test proves that a change of a file counts only once it lasts, for looks at a file at chosen
+// times.
 package file
 
 import (

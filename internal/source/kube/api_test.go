@@ -1,3 +1,5 @@
+// This file is an API server in memory, which fails in ways in which a real one fails too seldom
+// for a test.
 package kube
 
 import (

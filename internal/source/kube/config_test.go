@@ -1,3 +1,5 @@
+// These tests prove which kubeconfigs are accepted, and which of the client's log lines are shown
+// at which level.
 package kube
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that the source follows an API server through expired watches, cut lists,
+// refused requests and a state that goes back in time, without a removal that did not happen. The
+// API server is a fake that fails on request; real_test.go uses a real one.
 package kube
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the source follows the largest objects that a real API server accepts, and
+// leaves out and reports what exceeds the bounds.
 package kube
 
 import (

@@ -1,3 +1,4 @@
+// This file shortens the source's waits for the tests, and provides a real kube-apiserver.
 package kube
 
 import (

@@ -1,3 +1,6 @@
+// TestRealAPIServer proves that the source holds what a real API server has, after its components
+// were killed and paused during churn, and that it never removed an object that was there all the
+// time.
 package kube
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that the source follows a cluster whose real etcd was put back to a copy of its
+// data, although the API server accepts watches from lost resourceVersions in silence.
 package kube
 
 import (

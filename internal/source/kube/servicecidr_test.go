@@ -1,3 +1,6 @@
+// These tests prove that Nodes carry the ranges of the ServiceCIDRs, and that the source syncs
+// without these where the API server lacks or refuses them, but not before it has answered. The API
+// server is a fake.
 package kube
 
 import (

@@ -1,3 +1,5 @@
+// This test proves how a command on a host is started, stopped and killed, and that its output and
+// exit status are known, with a real shell.
 package command
 
 import (

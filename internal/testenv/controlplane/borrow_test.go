@@ -1,3 +1,5 @@
+// This test proves that a control plane that another process lends through a socket works like
+// one's own, for one user at a time.
 package controlplane
 
 import (

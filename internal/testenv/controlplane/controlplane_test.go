@@ -1,3 +1,5 @@
+// These tests prove that a started control plane behaves like a cluster's: real controllers write
+// and mirror slices, RBAC applies to certificates, and bound tokens name their node.
 package controlplane
 
 import (

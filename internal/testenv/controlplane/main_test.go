@@ -1,3 +1,4 @@
+// This file starts the control plane that most tests of the package share.
 package controlplane
 
 import (

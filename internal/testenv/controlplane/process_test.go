@@ -1,3 +1,5 @@
+// These tests prove that the components of a control plane can be killed, stopped and paused
+// without loss of data, and that nothing outlives a test that is killed.
 package controlplane
 
 import (

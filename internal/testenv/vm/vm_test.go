@@ -1,3 +1,5 @@
+// TestInside proves that tests run in the virtual machine with Debian's kernel, its modules and the
+// host's files.
 package vm
 
 import (

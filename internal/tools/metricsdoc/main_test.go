@@ -1,3 +1,5 @@
+// These tests prove that the page of metrics is made from the registered collectors, whatever their
+// type, and that an unknown type is an error.
 package main
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove which findings of govulncheck fail the check, and that an exception needs a
+// reason and must still be needed. The output of govulncheck is recorded.
 package main
 
 import (

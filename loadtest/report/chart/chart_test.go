@@ -1,3 +1,5 @@
+// These tests prove that charts are well-formed SVG and equal to the files in testdata, and that no
+// values break a scale.
 package chart_test
 
 import (

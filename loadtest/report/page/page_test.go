@@ -1,3 +1,5 @@
+// These tests prove that the HTML page of reports is well-formed, shows the figures that it should,
+// and copes with reports that lack most of them.
 package page_test
 
 import (

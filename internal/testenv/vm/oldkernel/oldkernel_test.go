@@ -1,3 +1,6 @@
+// TestOldKernel proves that the programmers behave on an older kernel as on others, by running
+// their tests and the conformance cases in a virtual machine. With a flag, it measures nodes with
+// IPVS there instead.
 package oldkernel
 
 import (
