@@ -108,8 +108,8 @@ func (d *updateDecoder) field(field wireField, v wireValue) error {
 	return nil
 }
 
-// named is the message of an object with a name and a version.
-type named interface {
+// versioned is the message of an object with a name and a version.
+type versioned interface {
 	proto.Message
 	GetNamespace() string
 	GetName() string
@@ -118,7 +118,7 @@ type named interface {
 
 // object decodes an object and appends it to a list. p is an empty message for it; nested is as for
 // unmarshal. An object that does not convert becomes a problem.
-func object[P named, M any](d *updateDecoder, b []byte, to *[]M, kind model.Kind, nested protowire.Number, p P, convert func(P) (M, error)) error {
+func object[P versioned, M any](d *updateDecoder, b []byte, to *[]M, kind model.Kind, nested protowire.Number, p P, convert func(P) (M, error)) error {
 	if err := d.unmarshal(b, nested, p); err != nil {
 		return err
 	}

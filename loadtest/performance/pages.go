@@ -45,7 +45,7 @@ func (m *Measured) Files() (map[string]string, error) {
 		if p.Name() == "index.md.tmpl" {
 			name = pageDirectory + ".md"
 		}
-		files[name] = out.String()
+		files[name] = wrap(out.String())
 	}
 	if files[chartFile], err = m.Chart(); err != nil {
 		return nil, fmt.Errorf("%s: %w", chartFile, err)
