@@ -1,5 +1,6 @@
-# Longer recipes are scripts in internal/tools. What they build or fetch for themselves is kept in $SLICECAST_CACHE, by
-# default ~/.cache/slicecast. Debian packages that are missing are installed if this is root; otherwise they are named.
+# Longer recipes are scripts in internal/tools. What they build or fetch for themselves is kept in
+# $SLICECAST_CACHE, by default ~/.cache/slicecast. Debian packages that are missing are installed if
+# this is root; otherwise they are named.
 SHELL := /bin/bash
 COMMANDS := server agent loadtest
 
@@ -20,8 +21,12 @@ generate: ## generate the Go code of the wire API, next to its .proto files, doc
 	go run ./internal/tools/performance
 
 .PHONY: lint
-lint: ## go vet, golangci-lint, buf lint, and buf breaking against the API of the last release
+lint: ## go vet, golangci-lint, prose, buf lint, and buf breaking against the API of the last release
 	internal/tools/lint.sh
+
+.PHONY: prose
+prose: ## the width, sentences, words and spelling of comments and Markdown
+	internal/tools/prose.sh
 
 .PHONY: verify
 verify: ## check that generated code, formatting and go.mod files are current
@@ -35,8 +40,8 @@ setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes 
 test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
 	go test -race -timeout 40m ./...
 
-# Tests and benchmarks of a real kube-proxy are of the version that everything else of Kubernetes has, or with
-# KUBE_PROXY=1.36 of an earlier one.
+# Tests and benchmarks of a real kube-proxy are of the version that everything else of Kubernetes
+# has, or with KUBE_PROXY=1.36 of an earlier one.
 ifdef KUBE_PROXY
 export SLICECAST_KUBE_PROXY := $(KUBE_PROXY)
 endif

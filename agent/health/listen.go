@@ -99,7 +99,7 @@ func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
 	return wanted, nil
 }
 
-// listenAddresses returns the addresses to listen on so as to answer on the given ones. In a family
+// listenAddresses returns the addresses to listen on to answer on the given ones. In a family
 // in which NodePorts are on all addresses, it is the unspecified address.
 func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
 	var out []netip.Addr

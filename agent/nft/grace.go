@@ -10,8 +10,8 @@ import (
 // them.
 //
 // A packet in a chain of nftables passes the rules that the chain had when the packet entered it. A
-// lookup in a set or map, however, finds what is there at the moment of the lookup. So a rule that
-// refuses packets which a map does not have must be removed before the map, with a Grace in
+// lookup in a set or map, however, finds the content of that moment. So a rule that refuses packets
+// which a map does not have must be removed before the map, with a Grace in
 // between, and not in the same transaction.
 func Grace() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL, which waits for an RCU grace period

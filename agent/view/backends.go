@@ -16,7 +16,7 @@ import (
 type Backends struct {
 	// parts contains the backends in order. No part is empty. In a large set, only a backend's own
 	// address and port decide whether a part ends with it. A backend that joins or leaves therefore
-	// changes the part that it is in, and at most one neighbour.
+	// changes the part that it is in, and at most one neighbor.
 	parts [][]Backend
 	count int
 }
@@ -77,7 +77,7 @@ func (b *Backends) addEnded(list []Backend) (rest []Backend) {
 
 func (b Backend) endsPart() bool {
 	a := b.Address.Addr().As16()
-	const golden = 0x9E3779B97F4A7C15 // multiplying by it spreads neighbouring addresses evenly
+	const golden = 0x9E3779B97F4A7C15 // multiplying by it spreads neighboring addresses evenly
 	return (binary.BigEndian.Uint64(a[8:])^uint64(b.Address.Port())<<48)*golden>>(64-partBits) == 0
 }
 

@@ -37,7 +37,7 @@ type servedPort struct {
 }
 
 // servedPorts returns the ports of a Service. If several have the same name and protocol, which
-// makes them neighbours, it returns only the first.
+// makes them neighbors, it returns only the first.
 func servedPorts(s *model.Service) []servedPort {
 	type number struct {
 		number   uint16

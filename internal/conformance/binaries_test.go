@@ -1,3 +1,5 @@
+// This file builds slicecast-server and slicecast-agent for the cases, unless ready-made binaries
+// are provided.
 package conformance
 
 import (

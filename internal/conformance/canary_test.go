@@ -1,3 +1,5 @@
+// This file tells the runner when an agent has programmed every earlier change, by changing a
+// Service of its own twice and watching for it in the kernel.
 package conformance
 
 import (

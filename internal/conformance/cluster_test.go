@@ -1,3 +1,4 @@
+// This file writes the objects of a case to a real API server, and removes them after it.
 package conformance
 
 import (
@@ -128,7 +129,7 @@ func (c *cluster) NodeHas(t *testing.T, name string, ips []Addr) bool {
 	return slices.EqualFunc(node.Status.Addresses, ips, func(address corev1.NodeAddress, ip Addr) bool { return address.Address == ip.String() })
 }
 
-// SetNode gives the Node the state with which a case begins.
+// SetNode puts the Node into the state with which a case begins.
 func (c *cluster) SetNode(t *testing.T, want Node) {
 	t.Helper()
 	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()

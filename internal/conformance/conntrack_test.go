@@ -1,3 +1,5 @@
+// This file creates the entries of a case in the node's real connection tracking table, and checks
+// which of them are still there.
 package conformance
 
 import (

@@ -1,3 +1,5 @@
+// This file reads the list of flows in which a programmer cannot do what is best, and requires that
+// each names a flow of the cases.
 package conformance
 
 import (

@@ -1,3 +1,5 @@
+// This file makes the connections of a case's flows with real packets, and judges where they
+// arrive, with which source, or how they are refused.
 package conformance
 
 import (
@@ -282,7 +284,7 @@ func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 	return ""
 }
 
-// describe summarises the fates of connections in one line.
+// describe summarizes the fates of connections in one line.
 func describe(fates []testenv.Fate) string {
 	counts := map[string]int{}
 	for i := range fates {

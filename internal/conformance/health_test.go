@@ -1,3 +1,4 @@
+// This file asks the health checks of a case over HTTP, and judges the answers.
 package conformance
 
 import (

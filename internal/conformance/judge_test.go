@@ -1,3 +1,5 @@
+// These tests prove that the judges of flows and sessions accept what a case expects and nothing
+// else, and that an exception that is not needed any more is an error. The connections are made up.
 package conformance
 
 import (

@@ -1,3 +1,5 @@
+// TestKubeProxy proves that the runner and the cases are right: a real kube-proxy passes every case
+// in its modes.
 package conformance
 
 import (

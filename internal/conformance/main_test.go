@@ -1,3 +1,5 @@
+// This file has the flags of the conformance tests, and provides their binaries before the tests
+// enter their namespaces.
 package conformance
 
 import (

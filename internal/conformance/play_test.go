@@ -1,3 +1,5 @@
+// This file plays the steps of the cases in order and checks, after each, everything that the step
+// expects.
 package conformance
 
 import (

@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Mode is a way to implement Services in the kernel. The behaviour of kube-proxy differs between
+// Mode is a way to implement Services in the kernel. The behavior of kube-proxy differs between
 // modes.
 type Mode string
 

@@ -1,3 +1,5 @@
+// These tests prove that all cases can be read, and that what the runner does not understand in a
+// case is an error that names the line.
 package conformance
 
 import (

@@ -1,3 +1,5 @@
+// This file makes the connections of a case's sessions one after the other, with their pauses, and
+// judges at which backends they arrive.
 package conformance
 
 import (

@@ -1,3 +1,6 @@
+// TestSlicecast proves that Slicecast passes every case with each programmer, apart from the listed
+// exceptions. slicecast-server and slicecast-agent run as they are built, with a real API server
+// and real packets.
 package conformance
 
 import (

@@ -1,3 +1,5 @@
+// This file builds the stage on which cases are played: a real API server, and a node with the
+// subject, in network namespaces in which every address of a case is answered.
 package conformance
 
 import (
@@ -96,7 +98,7 @@ func (s *stage) setUp(t *testing.T, c *Case) {
 	for _, addr := range c.Node.ExtraIPs {
 		s.addAddress(t, "eth0", netip.PrefixFrom(addr.Addr, addr.BitLen()))
 	}
-	for _, addr := range s.neighbours(c) {
+	for _, addr := range s.neighbors(c) {
 		s.outside.Attract(netip.PrefixFrom(addr, addr.BitLen()))
 	}
 	require.NoError(t, s.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
@@ -137,20 +139,20 @@ func (s *stage) possible(c *Case) error {
 	return nil
 }
 
-// neighbours returns the addresses in the node's own network to which a case sends packets and that
+// neighbors returns the addresses in the node's own network to which a case sends packets and that
 // do not belong to the node.
-func (s *stage) neighbours(c *Case) []netip.Addr {
+func (s *stage) neighbors(c *Case) []netip.Addr {
 	network := netip.PrefixFrom(s.node.IPv4, 24).Masked()
-	var neighbours []netip.Addr
+	var neighbors []netip.Addr
 	for _, step := range c.All("") {
 		for i := range step.Flows {
 			dst := step.Flows[i].Dst.Addr
 			if network.Contains(dst) && dst != s.node.IPv4 && !slices.Contains(c.Node.ExtraIPs, step.Flows[i].Dst) {
-				neighbours = append(neighbours, dst)
+				neighbors = append(neighbors, dst)
 			}
 		}
 	}
-	return neighbours
+	return neighbors
 }
 
 // addAddress adds an address to the node until the end of t.

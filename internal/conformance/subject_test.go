@@ -1,3 +1,5 @@
+// This file says what the runner needs from a subject, which is an agent on a node, and which
+// variants of a subject there are.
 package conformance
 
 import (
@@ -15,7 +17,7 @@ type subject interface {
 	Name() string
 	// Mode returns the mode in which the subject implements Services.
 	Mode() Mode
-	// Reference reports whether the subject is kube-proxy, whose behaviour in each mode is the
+	// Reference reports whether the subject is kube-proxy, whose behavior in each mode is the
 	// expected one.
 	Reference() bool
 	// Start starts the subject. It does not wait until the subject is ready.

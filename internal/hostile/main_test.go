@@ -1,7 +1,6 @@
 // Package hostile attacks a real server (server/app) over loopback TLS, in every phase of a
 // connection and on both of the server's transports. It requires two things at once: an attack
-// meets its bound, and honest clients (agent/client) do not suffer from it. The table of attacks is
-// in attacks_test.go.
+// meets its bound, and honest clients (agent/client) do not suffer from it.
 //
 // The exact number of a bound is tested where the bound is defined; docs/security.md names these
 // tests. A client that only knows the protocol reaches each bound here, while others use the

@@ -166,7 +166,7 @@ func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
 }
 
-// limit sets the deadline of ctx on a connection. If ctx is cancelled before stop is called,
+// limit sets the deadline of ctx on a connection. If ctx is canceled before stop is called,
 // operations on the connection fail.
 func limit(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) (stop func(), err error) {
 	deadline, _ := ctx.Deadline()

@@ -31,7 +31,7 @@ type Host struct {
 	t     TB
 	links *netlink.Handle
 	eth0  netlink.Link
-	// attract makes the host's neighbouring router deliver packets for a network to the host. via
+	// attract makes the host's neighboring router deliver packets for a network to the host. via
 	// is an address of the host that the router uses as next hop; it is invalid if dst is an
 	// address of the host. attract is nil for the world.
 	attract func(dst netip.Prefix, via netip.Addr) error

@@ -151,9 +151,9 @@ func runInit() (int, error) {
 	}
 }
 
-// prepareNamespaces gives the new namespaces what programs expect: a /proc of the PID namespace, an
-// empty /run without locks and sockets of other programs (iptables-legacy locks /run/xtables.lock),
-// and a loopback interface that is up.
+// prepareNamespaces sets up what programs expect in the new namespaces: a /proc of the PID
+// namespace, an empty /run without locks and sockets of other programs (iptables-legacy locks
+// /run/xtables.lock), and a loopback interface that is up.
 func prepareNamespaces() error {
 	const hint = "%w; a container must be privileged"
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -56,7 +56,7 @@ func (h *Host) awaitUp(link netlink.Link) error {
 }
 
 // awaitReady is awaitUp for an interface with addresses, which IPv6 also prepares in the
-// background. Without a link-local address a host does not resolve neighbours. And a host accepts
+// background. Without a link-local address a host does not resolve neighbors. And a host accepts
 // packets for an address only once the address is in the table of local routes, which is the last
 // step.
 func (h *Host) awaitReady(link netlink.Link) error {
@@ -148,7 +148,7 @@ func (h *Host) addRoute(r route) error {
 	return nil
 }
 
-// The next hop of pods and clients. No host has these addresses; permanent neighbour entries
+// The next hop of pods and clients. No host has these addresses; permanent neighbor entries
 // resolve them. The router on the other end therefore needs no address on the link. Such an address
 // would be one more local address for programmers to handle.
 var (
@@ -175,7 +175,7 @@ func attach(h, router *Host, portName string) (err error) {
 			IP: gateway.addr.AsSlice(), HardwareAddr: port.Attrs().HardwareAddr,
 		})
 		if err != nil {
-			return fmt.Errorf("add router %s as neighbour of %s: %w", router.Name, h.Name, err)
+			return fmt.Errorf("add router %s as neighbor of %s: %w", router.Name, h.Name, err)
 		}
 		if err := h.addRoute(route{dst: gateway.dst, link: h.eth0, via: gateway.addr}); err != nil {
 			return err

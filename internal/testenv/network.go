@@ -97,7 +97,7 @@ func (n *Network) startRouter() (err error) {
 	if n.router, err = newHost(n.t, "router", routerSysctls); err != nil {
 		return err
 	}
-	// Multicast snooping would delay neighbour discovery until the bridge hears a multicast
+	// Multicast snooping would delay neighbor discovery until the bridge hears a multicast
 	// querier. A bridge without a fixed hardware address uses the lowest one of its ports. When
 	// that port went away with its node, hosts would send to the old address for seconds.
 	snooping := false

@@ -165,7 +165,7 @@ func (r Result) replies(yield func(Reply) bool) {
 	}
 }
 
-// String summarises the result in one line, for messages of failing tests.
+// String summarizes the result in one line, for messages of failing tests.
 func (r Result) String() string {
 	counts := map[string]int{}
 	for _, attempt := range r.Attempts {

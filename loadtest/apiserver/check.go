@@ -47,7 +47,8 @@ func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 // all objects. It follows the API server until the Services and the slices of each watcher were
 // equal once, or the context ends. The error then wraps fleet.ErrDiverged.
 func (w *Watchers) Check(ctx context.Context) error {
-	following, stop := context.WithCancel(context.WithoutCancel(ctx)) // so that the error can describe the state at the end of ctx
+	// Going on after ctx lets the error describe the state at its end.
+	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	r, done, err := w.startReference(following)
 	if err != nil {

@@ -63,7 +63,8 @@ type frameKey struct {
 }
 
 func newDecoder() *decoder {
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf) // always registered
+	// Protobuf is always registered.
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	return &decoder{
 		stream: info.StreamSerializer.Serializer, object: info.Serializer,
 		events: memo.New[frameKey, *event](maxEvents), lists: memo.New[frameKey, *list](maxLists),

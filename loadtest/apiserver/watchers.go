@@ -493,7 +493,8 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 	}
 	if response.StatusCode != http.StatusOK {
 		defer response.Body.Close()
-		said, _ := io.ReadAll(io.LimitReader(response.Body, readBuffer)) // as much of the message as arrived
+		// The error of ReadAll does not matter: the message is what has arrived.
+		said, _ := io.ReadAll(io.LimitReader(response.Body, readBuffer))
 		if response.StatusCode == http.StatusGone {
 			s.forget()
 		}

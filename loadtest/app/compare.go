@@ -176,7 +176,8 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 func replay(r *report.Report) (flags []string, remove func() error, err error) {
 	switch {
 	case r.Source == report.Generated:
-	case r.Source == report.OwnAPIServer && r.Peer == report.KubeAPIServer: // Slicecast's servers then generate their state
+	case r.Source == report.OwnAPIServer && r.Peer == report.KubeAPIServer:
+		// Slicecast's servers then generate their state.
 	case r.Source == report.OwnAPIServer:
 		flags = append(flags, "--kube-apiserver="+engine.Own)
 	case r.Source == "":

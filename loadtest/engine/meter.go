@@ -227,7 +227,8 @@ func (m *meter) run(ctx context.Context) {
 			return
 		case <-seconds.C:
 			m.mu.Lock()
-			if r, err := m.readLocked(ctx); err == nil { // an error means that a process has ended, which its waiter reports
+			// An error means that a process has ended, which its waiter reports.
+			if r, err := m.readLocked(ctx); err == nil {
 				m.secondLocked(r)
 			}
 			m.mu.Unlock()

@@ -83,7 +83,8 @@ func (c *compressed) Write(b []byte) (int, error) {
 // bookmarkBytes returns the sizes of the bookmarks that a watcher receives on its two watches,
 // about once a minute if there are no events.
 func bookmarkBytes() (services, slices int, err error) {
-	meta := metav1.ObjectMeta{ResourceVersion: "123456789"} // has the length of versions in an older cluster
+	// The version has the length of versions in an older cluster.
+	meta := metav1.ObjectMeta{ResourceVersion: "123456789"}
 	service, err := encode(&corev1.Service{ObjectMeta: meta})
 	if err != nil {
 		return 0, 0, err

@@ -180,8 +180,9 @@ func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d ti
 	if total == 0 || wanted == 0 {
 		return nil
 	}
-	random := rand.New(rand.NewPCG(1, 1))        // a fixed seed, for the same endpoints each time
-	at := time.Now().UTC().Truncate(time.Second) // the controller uses the times of pod conditions, which are in seconds
+	random := rand.New(rand.NewPCG(1, 1)) // a fixed seed, for the same endpoints each time
+	// The controller uses the times of pod conditions, which are in seconds.
+	at := time.Now().UTC().Truncate(time.Second)
 	for range sampleFlips {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -100,7 +100,8 @@ func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 		c.last = ctx.Err() != nil
 		var moving []*node
 		for _, n := range pending {
-			if t.Moving && time.Since(asked) > retryCheck { // with thousands of nodes, the truth may have moved
+			// With thousands of nodes, the truth may have moved.
+			if t.Moving && time.Since(asked) > retryCheck {
 				t, asked = truth(), time.Now()
 			}
 			if verified[n.Index] == nil {

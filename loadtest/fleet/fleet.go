@@ -140,7 +140,8 @@ func (f *Fleet) Run(ctx context.Context) {
 
 func (f *Fleet) start(ctx context.Context, n *node, running *sync.WaitGroup) {
 	n.Started = time.Now()
-	running.Go(func() { _ = n.client.Run(ctx) }) // it returns only when the context ends, without an error
+	// Run returns only when the context ends, without an error.
+	running.Go(func() { _ = n.client.Run(ctx) })
 }
 
 // Cut cuts the connections of all nodes, as if the network failed.

@@ -20,10 +20,10 @@ const stripes = 16
 // shares are the shares of the nodes for which convergence is measured, in percent.
 var shares = [3]int{50, 99, 100}
 
-// Window measures what nodes receive from the moment at which it is opened. If changes are expected,
-// it knows what each node has to receive. It counts each change once on each node: at the first
-// update with this change or with a later change of the same slice. If no changes are expected, it
-// counts whatever arrives.
+// Window measures what nodes receive from the moment at which it is opened. If changes are
+// expected, it knows what each node has to receive. It counts each change once on each node: at the
+// first update with this change or with a later change of the same slice. If no changes are
+// expected, it counts whatever arrives.
 //
 // Invariants, whenever no nodeWindow is locked:
 //

@@ -51,7 +51,8 @@ func DistributionOf(h *hdrhistogram.Histogram) Distribution {
 	}
 	encoded, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	if err != nil {
-		panic(fmt.Sprintf("a histogram in memory is not encoded: %v", err)) // encoding writes only to memory
+		// Encoding writes only to memory.
+		panic(fmt.Sprintf("a histogram in memory is not encoded: %v", err))
 	}
 	d.Histogram = string(encoded)
 	return d

@@ -39,7 +39,8 @@ var (
 
 // units maps a unit of time to seconds, and a unit of size to bytes.
 var units = map[Unit]map[string]float64{
-	Seconds: {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60}, // Unicode has two characters for micro
+	// Unicode has two characters for micro.
+	Seconds: {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60},
 	Bytes: {
 		"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
 		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,

@@ -1,3 +1,5 @@
+// These tests prove that what one client says and asks for is bounded, also over its streams
+// together, and that a client lacks what it has not acknowledged.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a client that has seen newer state waits for the server, that a kind of
+// objects that is quiet holds up nobody, and that the wait is bounded.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a client with other content is sent the buckets that differ, and waits for
+// its turn where it needs whole shards.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// This test proves how long changes wait for the publish before them, and that changes that take
+// traffic from an endpoint do not. The clock is a bubble's.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove which nodes count for which publish, also while they come, go, restart or are
+// stuck, and which of them the status names. BenchmarkAck measures the cost of an ack.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove the protocol of a stream from the initial state to the drain, with raw clients
+// of a real hub behind grpc-go: what is sent at once, what is refused, and how clients resume.
 package fanout
 
 import (

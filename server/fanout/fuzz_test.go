@@ -1,3 +1,5 @@
+// The fuzz target proves that any message after the Hello is accepted or refused with a status, and
+// that an ended stream leaves nothing behind.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// This file runs a hub behind grpc-go on loopback and opens streams as a raw client, which sends
+// and receives single messages.
 package fanout
 
 import (
@@ -33,7 +35,7 @@ const (
 	tick     = 2 * time.Millisecond
 )
 
-// fixture is a hub behind a gRPC server, and a connection to it. Of the hub, only the fan-out runs:
+// fixture is a hub behind a gRPC server, and a connection to it. Only the fan-out of the hub runs:
 // tests call publish and beat themselves.
 type fixture struct {
 	*Hub

@@ -1,3 +1,5 @@
+// These tests prove the error of the sketch in which times are counted, and the bound on the memory
+// of Updates that some node lacks.
 package fanout
 
 import (

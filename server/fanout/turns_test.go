@@ -1,3 +1,5 @@
+// These tests prove that clients that need whole shards take turns, with shares, order and time
+// limits, and that limits on requests, streams and names hold over all streams of a client.
 package fanout
 
 import (

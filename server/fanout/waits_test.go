@@ -1,3 +1,4 @@
+// This test proves that a client that waits for its state is sent heartbeats meanwhile.
 package fanout
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that backends that are read by getsockopt are those that netlink reports, for a
+// real kernel's virtual services of any size.
 package ipvs
 
 import (

@@ -1,3 +1,4 @@
+// This test proves that disjoint returns prefixes that cover the same addresses and do not overlap.
 package ipvs
 
 import (

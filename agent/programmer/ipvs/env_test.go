@@ -1,3 +1,5 @@
+// This file runs the programmer in the network namespace of a node with real pods and a client, in
+// the virtual machine whose kernel has IPVS.
 package ipvs
 
 import (

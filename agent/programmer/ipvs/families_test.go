@@ -1,3 +1,6 @@
+// These tests prove that an IP family that a real kernel refuses is reported as a whole, that the
+// other one is programmed, and that a Service port is at fault only if the kernel accepts an
+// ordinary one.
 package ipvs
 
 import (
@@ -82,8 +85,8 @@ func TestFamilyByItself(t *testing.T) {
 	}
 }
 
-// TestFamilyThatFailsLater asserts that if one IP family fails in an Apply with changes of both, the
-// changes of the other family are programmed, and so are its next ones.
+// TestFamilyThatFailsLater asserts that if one IP family fails in an Apply with changes of both,
+// the changes of the other family are programmed, and so are its next ones.
 func TestFamilyThatFailsLater(t *testing.T) {
 	for _, family := range families {
 		t.Run(family.String(), func(t *testing.T) {

@@ -1,3 +1,5 @@
+// TestHistories proves that after any random changes a real kernel holds the same as after a
+// Replace by another process, apart from backends that drain.
 package ipvs
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that nothing that a rogue server can send keeps honest Services from being
+// programmed in a real kernel.
 package ipvs
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that changes, restarts and failures leave a real kernel as a Replace would,
+// that open connections go on and drains end, and which of the kernel's settings are made.
 package ipvs
 
 import (

@@ -1,3 +1,4 @@
+// This file runs the tests in the virtual machine, and bounds the number of random histories.
 package ipvs
 
 import (

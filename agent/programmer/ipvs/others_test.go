@@ -1,3 +1,6 @@
+// These tests prove that what kube-proxy and other programs have in a real kernel is adopted, left
+// alone or removed as it should be, and that their locks and refusals keep no Service from being
+// programmed.
 package ipvs
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove what happens to real packets to Services of each kind, also if another
+// programmer has translated and marked them.
 package ipvs
 
 import (

@@ -31,8 +31,8 @@ type Retirement struct {
 	refused bool      // a rule refuses new connections that still come here
 }
 
-// Step takes the next step. As long as it returns programmer.ErrDraining, the caller calls it again
-// some seconds later.
+// Step performs the next step. As long as it returns programmer.ErrDraining, the caller calls it
+// again some seconds later.
 //
 // The first step makes the node's own new connections come from another address than the Service's.
 // They have the Service's address as their source as long as it is the node's, and would get no

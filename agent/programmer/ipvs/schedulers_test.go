@@ -1,3 +1,5 @@
+// These tests prove for each scheduler of a real kernel that new connections reach the backends
+// that take them while others drain.
 package ipvs
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that Serves reports for which IP families a real kernel has rules of the
+// programmer.
 package ipvs
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that sets and addresses are read from a real kernel as the libraries read them,
+// and that foreign comments are not mistaken for the programmer's.
 package ipvs
 
 import (

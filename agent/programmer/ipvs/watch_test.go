@@ -1,3 +1,5 @@
+// These tests prove that Watch notices what others do to a real kernel, reads little for the
+// programmer's own changes, and leaves a node's own addresses to the node.
 package ipvs
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that a client with affinity stays with its backend over all frontends and
+// changes, only until the timeout, and never reaches a backend of another Service, with real
+// packets.
 package nftables
 
 import (

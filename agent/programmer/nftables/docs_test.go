@@ -1,3 +1,5 @@
+// This test proves that the example in docs/nftables.md is what nft lists after the programmer has
+// written it to a real kernel.
 package nftables
 
 import (

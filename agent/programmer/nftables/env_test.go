@@ -1,3 +1,4 @@
+// This file runs the programmer in the network namespace of a node with real pods and a client.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove at which addresses and from which sources a Service is reached, what happens to
+// unused and invalid addresses, and how pods and SCTP are recognized, with real packets.
 package nftables
 
 import (
@@ -288,14 +290,14 @@ func TestLocalhostNodePorts(t *testing.T) {
 		_, err := c.b.Run(t.Context(), words[0], words[1:]...)
 		require.NoError(t, err, command)
 	}
-	neighbour := func(port uint16) testenv.Result { return c.b.Probe(t.Context(), testenv.UDP, to(port), 1, brief) }
-	require.True(t, neighbour(30001).All(testenv.TimedOut))
-	require.True(t, neighbour(30004).All(testenv.TimedOut))
+	neighbor := func(port uint16) testenv.Result { return c.b.Probe(t.Context(), testenv.UDP, to(port), 1, brief) }
+	require.True(t, neighbor(30001).All(testenv.TimedOut))
+	require.True(t, neighbor(30004).All(testenv.TimedOut))
 	_, err := c.a.Run(t.Context(), "nft", "flush", "chain", "ip", Table, guardChain)
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"a": 1}, neighbour(30004).Backends(), "without the guard it would be reached")
+	require.Equal(t, map[string]int{"a": 1}, neighbor(30004).Backends(), "without the guard it would be reached")
 	c.replace(t)
-	require.True(t, neighbour(30004).All(testenv.TimedOut))
+	require.True(t, neighbor(30004).All(testenv.TimedOut))
 
 	c.state.Node.LocalhostNodePorts = false
 	c.replace(t)

@@ -1,3 +1,5 @@
+// TestHistories proves that any random history of changes, by one process or several, leaves in a
+// real kernel what a Replace with the final state creates from nothing.
 package nftables
 
 import (

@@ -1,3 +1,6 @@
+// These tests prove that tables in a real kernel are found, repaired, replaced and removed without
+// a lost connection, whatever others do to them, and that what the kernel refuses does not keep the
+// rest from being programmed.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// TestNew proves that New reports what a kernel lacks, on threads for which a real kernel refuses
+// it.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that no connection is lost while a node changes between iptables and nftables,
+// and that traffic passes where iptables drops what nothing accepts.
 package nftables
 
 import (

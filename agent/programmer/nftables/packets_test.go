@@ -1,3 +1,5 @@
+// These tests prove what happens to real packets to Services of each kind, and that connections are
+// spread evenly over backends.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that backends in several parts of a table are served and found again by another
+// process, and that emptied parts go without a trace in anything else.
 package nftables
 
 import (

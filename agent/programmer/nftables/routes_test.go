@@ -1,3 +1,4 @@
+// TestRoutes proves for every policy what happens to real packets from a pod, the node and others.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that no set has changed its definition under the same name, because an updated
+// agent would then have to create the table again.
 package nftables
 
 import (

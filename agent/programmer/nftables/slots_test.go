@@ -1,3 +1,5 @@
+// These tests prove properties of slots, sizes, policies and labels without a kernel: no gaps, no
+// needless moves, exact shares, and names that are different and fit.
 package nftables
 
 import (

@@ -7,8 +7,8 @@
 // No connection is translated twice. nftables and both variants of iptables translate a destination
 // at the same point of the kernel's nat hooks. There, the kernel calls nat chains one after the
 // other until one of them has translated the connection. A translated packet never reaches IPVS as
-// a packet for a Service. So for Service ports that both programmers hold, exactly one of them leads
-// each connection.
+// a packet for a Service. So for Service ports that both programmers hold, exactly one of them
+// leads each connection.
 //
 // The old rules may refuse or drop something that the new ones serve, because it was added after
 // the old agent ended. It stays refused until the old rules are removed. That delay is part of the

@@ -110,10 +110,11 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	return list, err
 }
 
-// askTime bounds how long the API server is asked for its resourceVersion, and askInterval is the
-// pause after an error.
+// askInterval is the pause before the API server is asked for its resourceVersion again, after an
+// error.
 const askInterval = time.Second
 
+// askTime bounds how long the API server is asked for its resourceVersion. Tests change it.
 var askTime = 20 * time.Second
 
 // ahead returns an error if the API server has not reached the resourceVersion at which a watch is

@@ -1,6 +1,6 @@
 // Package chart draws the charts of reports as self-contained SVG, without scripts, fonts or
 // network access. Each chart has a text alternative. Lines differ in their dashes as well as in
-// colour. Colours follow the light or dark scheme of the page around the chart (Style).
+// color. Colors follow the light or dark scheme of the page around the chart (Style).
 package chart
 
 import (
@@ -39,7 +39,7 @@ const Style = `
 .chart .range { stroke: var(--ink); stroke-width: 1.5; }
 `
 
-// series is the number of colours. Further lines reuse them from the first on.
+// series is the number of colors. Further lines reuse them from the first on.
 const series = 4
 
 // Head is the part that all charts have.
@@ -71,7 +71,7 @@ type Line struct {
 	Points []Point
 }
 
-// Tick is a labelled position on an axis.
+// Tick is a labeled position on an axis.
 type Tick struct {
 	At   float64
 	Text string
@@ -287,7 +287,7 @@ type Bar struct {
 	Low, High float64
 	// Text is the value as text.
 	Text string
-	// Color is the colour of the first part; the other parts have the following colours.
+	// Color is the color of the first part; the other parts have the following colors.
 	Color int
 }
 

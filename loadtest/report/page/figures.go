@@ -11,6 +11,7 @@ import (
 )
 
 // These functions format values for charts and tables.
+
 func millis(v float64) string  { return report.FormatValue(v, report.Millis) }
 func seconds(v float64) string { return report.FormatValue(v, report.Seconds) }
 func bytes(v float64) string   { return report.FormatValue(v, report.Bytes) }

@@ -24,7 +24,10 @@ var parsed = template.Must(template.New("page").Parse(source))
 // Write writes the page of one report, or of several reports of the same scenario. With several,
 // each is compared with the first; the tolerance is that of report.Compare.
 func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
-	p := &content{Style: template.CSS(chart.Style), Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance)} //nolint:gosec // it is a constant
+	p := &content{
+		Style: template.CSS(chart.Style), //nolint:gosec // it is a constant
+		Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance),
+	}
 	names := report.Names(reports...)
 	for i, r := range reports {
 		p.Sides = append(p.Sides, side{

@@ -26,8 +26,8 @@
 //
 // The objects are Services and Slices. A Slice is an EndpointSlice, trimmed to what a node needs. A
 // Service and its Slices are in the same shard, whose number is xxhash64("<namespace>/<service>")
-// modulo the number of shards. Each shard has a sequence, which grows by one with each publish. Sequences mean something within
-// one epoch only. An epoch is one life of one server's store.
+// modulo the number of shards. Each shard has a sequence, which grows by one with each publish.
+// Sequences mean something within one epoch only. An epoch is one life of one server's store.
 //
 // An object's version is a hash of its content. The key is part of the content. The same content
 // has the same version on every server. Digests are hashes of versions. Versions and digests are
