@@ -231,6 +231,7 @@ func (v optional) String() string {
 	return strconv.FormatBool(**v.p)
 }
 
+// Set implements pflag.Value.
 func (v optional) Set(s string) error {
 	b, err := strconv.ParseBool(s)
 	if err != nil {
@@ -240,4 +241,5 @@ func (v optional) Set(s string) error {
 	return nil
 }
 
+// Type implements pflag.Value.
 func (v optional) Type() string { return "bool" }

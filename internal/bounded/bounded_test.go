@@ -176,17 +176,17 @@ func TestMostSilentConnectionIsDisplaced(t *testing.T) {
 	for range 3 {
 		c := client(t, "127.0.0.1")
 		clients = append(clients, c)
-		ports = append(ports, dialledFrom(t, c, address))
+		ports = append(ports, dialedFrom(t, c, address))
 	}
-	require.Equal(t, ports[0], dialledFrom(t, clients[0], address))
+	require.Equal(t, ports[0], dialedFrom(t, clients[0], address))
 	probe(t, "127.0.0.1", address)
-	require.Equal(t, ports[0], dialledFrom(t, clients[0], address), "it was active since")
-	require.Equal(t, ports[2], dialledFrom(t, clients[2], address))
-	require.NotEqual(t, ports[1], dialledFrom(t, clients[1], address))
+	require.Equal(t, ports[0], dialedFrom(t, clients[0], address), "it was active since")
+	require.Equal(t, ports[2], dialedFrom(t, clients[2], address))
+	require.NotEqual(t, ports[1], dialedFrom(t, clients[1], address))
 }
 
-// dialledFrom sends a request, and returns the client's address of the connection that it used.
-func dialledFrom(t *testing.T, c *http.Client, address string) (from string) {
+// dialedFrom sends a request, and returns the client's address of the connection that it used.
+func dialedFrom(t *testing.T, c *http.Client, address string) (from string) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		GotConn: func(i httptrace.GotConnInfo) { from = i.Conn.LocalAddr().String() },

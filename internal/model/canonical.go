@@ -221,7 +221,7 @@ func (c *checker) address(field string, a netip.Addr, use AddressUse) {
 	}
 }
 
-// addresses checks an ascending list of addresses with at most most entries in each IP family.
+// addresses checks an ascending list of addresses, with a limit of most entries in each IP family.
 func (c *checker) addresses(field string, list []netip.Addr, use AddressUse, most int) {
 	var n families
 	for i, a := range list {
@@ -237,7 +237,7 @@ func (c *checker) prefix(field string, p netip.Prefix) {
 	}
 }
 
-// prefixes checks an ascending list of ranges with at most most entries in each IP family.
+// prefixes checks an ascending list of ranges, with a limit of most entries in each IP family.
 func (c *checker) prefixes(field string, list []netip.Prefix, most int) {
 	var n families
 	for i, p := range list {

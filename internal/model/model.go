@@ -108,6 +108,7 @@ func (k ServiceKey) Shard(count uint32) uint32 {
 
 // Keyed is any object that a source reads, sharded or not.
 type Keyed interface {
+	// Key returns the kind and the name of the object.
 	Key() Key
 }
 
@@ -118,7 +119,7 @@ type Version hash
 
 // Object is an object that shards hold: a *Service or a *Slice.
 type Object interface {
-	Key() Key
+	Keyed
 	// ServiceKey returns the key of the Service whose shard the object is in.
 	ServiceKey() ServiceKey
 	// ContentVersion returns the version that the constructor, a delta or a decoder set.

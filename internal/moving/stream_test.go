@@ -207,7 +207,7 @@ func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 	}
 }
 
-// forget closes the connections on the ways for which which is true.
+// forget closes the connections on those ways for which the function returns true.
 func (o *open) forget(which func(way) bool) {
 	var kept open
 	for i, w := range o.ways {

@@ -39,7 +39,9 @@ type Proxy struct {
 // T is a *testing.T or *rapid.T.
 type T interface {
 	require.TestingT
+	// Helper marks the calling function as a helper.
 	Helper()
+	// Cleanup registers a function to be called at the end of the test.
 	Cleanup(func())
 }
 

@@ -58,6 +58,7 @@ type nodeSink struct {
 	all    []netip.Prefix               // ranges of all ServiceCIDRs, ascending, each once
 }
 
+// Upsert implements Sink.
 func (s *nodeSink) Upsert(o model.Keyed, resourceVersion uint64) {
 	switch o := o.(type) {
 	case *model.Node:
@@ -75,6 +76,7 @@ func (s *nodeSink) Upsert(o model.Keyed, resourceVersion uint64) {
 	}
 }
 
+// Remove implements Sink.
 func (s *nodeSink) Remove(key model.Key, resourceVersion uint64) {
 	switch key.Kind {
 	case model.KindNode:
@@ -92,6 +94,7 @@ func (s *nodeSink) Remove(key model.Key, resourceVersion uint64) {
 	}
 }
 
+// Replace implements Sink.
 func (s *nodeSink) Replace(kind model.Kind, objects []model.Keyed, resourceVersion uint64) {
 	switch kind {
 	case model.KindNode:
@@ -118,6 +121,7 @@ func (s *nodeSink) Replace(kind model.Kind, objects []model.Keyed, resourceVersi
 	}
 }
 
+// Progress implements Sink.
 func (s *nodeSink) Progress(kind model.Kind, resourceVersion uint64) {
 	if kind != model.KindServiceCIDR {
 		s.Sink.Progress(kind, resourceVersion)

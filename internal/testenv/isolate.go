@@ -26,9 +26,9 @@ const (
 // isolated reports whether this process runs in the namespaces that [Isolate] creates.
 var isolated bool
 
-// The main thread stays with the main goroutine and never enters the network namespace of a host.
-// Programs that search for processes in their network namespace, such as "slicecast-agent cleanup",
-// would otherwise find this process there at times.
+// init keeps the main thread with the main goroutine, so that it never enters the network namespace
+// of a host. Programs that search for processes in their network namespace, such as
+// "slicecast-agent cleanup", would otherwise find this process there at times.
 func init() {
 	if os.Getenv(stageVariable) == stageProgram {
 		runtime.LockOSThread()

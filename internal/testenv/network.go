@@ -16,6 +16,7 @@ import (
 // TB is the part of [testing.TB] that this package needs. A program that is not a test provides its
 // own.
 type TB interface {
+	// Helper marks the calling function as a helper.
 	Helper()
 	// Fatalf reports a failure and does not return.
 	Fatalf(format string, args ...any)

@@ -17,7 +17,7 @@ func (f *Follower) ClientCredentials(protocols ...string) credentials.TransportC
 
 // clientCredentials create a new configuration for each handshake. A client's tls.Config can follow
 // its own certificate, but it can follow the CA only with InsecureSkipVerify and its own check in
-// VerifyConnection. That check is easy to get wrong: a server dialled by IP address has no server
+// VerifyConnection. That check is easy to get wrong: a server dialed by IP address has no server
 // name there, and a check that ignores this accepts any certificate of the CA. With a new
 // configuration crypto/tls verifies chain and name itself.
 type clientCredentials struct {

@@ -85,9 +85,9 @@ func handshake(t *testing.T, server *tls.Config, client *side, authority string)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, listener.Close()) }()
-	dialled, err := net.Dial("tcp", listener.Addr().String())
+	dialed, err := net.Dial("tcp", listener.Addr().String())
 	require.NoError(t, err)
-	defer func() { _ = dialled.Close() }()
+	defer func() { _ = dialed.Close() }()
 	accepted, err := listener.Accept()
 	require.NoError(t, err)
 	done := make(chan error, 1)
@@ -104,13 +104,13 @@ func handshake(t *testing.T, server *tls.Config, client *side, authority string)
 		}
 		done <- err
 	}()
-	conn, _, clientErr := client.ClientCredentials().Clone().ClientHandshake(t.Context(), authority, dialled)
+	conn, _, clientErr := client.ClientCredentials().Clone().ClientHandshake(t.Context(), authority, dialed)
 	// With TLS 1.3 the client learns only from the first read whether the server accepts its
 	// certificate.
 	if clientErr == nil {
 		_, clientErr = io.ReadFull(conn, make([]byte, 1))
 	} else {
-		_ = dialled.Close()
+		_ = dialed.Close()
 	}
 	return user, errors.Join(clientErr, <-done)
 }
@@ -189,7 +189,7 @@ func TestBadFilesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestServerNameIsVerified covers servers dialled by name and by address.
+// TestServerNameIsVerified covers servers dialed by name and by address.
 func TestServerNameIsVerified(t *testing.T) {
 	ca := newCA(t)
 	server, client := newSide(t, serverOf(ca, name, "192.0.2.1"), ca), newSide(t, clientOf(ca, "a"), ca)

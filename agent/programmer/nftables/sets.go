@@ -30,7 +30,7 @@ const (
 	// The maps of endpoints come before them: id . index : address . port, without affinity.
 	sizes   setID = parts * backendSets // id : class
 	numbers       = sizes + backendSets // id . index : number, with affinity
-	// id . number : address . port, with affinity
+	// id . number : address . port, with affinity.
 	backends  = numbers + backendSets
 	firstPick = backends + backendSets              // class : chain, see picks
 	otherSets = firstPick + setID(vias)*backendSets // from here on there is one of each
@@ -43,7 +43,7 @@ const (
 	clusterIPs                    // address
 	policies                      // policy : chain
 	affinity                      // id . client : number; filled by packets
-	// sources plus a prefix length: address . protocol . port . prefix of a source
+	// sources plus a prefix length: address . protocol . port . prefix of a source.
 	sources
 
 	setCount = sources + 129

@@ -307,7 +307,7 @@ func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 		f.bad(line, "apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
 	case others.IsVersionRegistered(v) && !others.Recognizes(v.WithKind(t.Kind)):
 		// The kind may be of a newer Kubernetes, and the object is not needed then.
-		f.problem(line, "apiVersion %s has no kind %s: is it misspelt? It has no effect", t.APIVersion, t.Kind)
+		f.problem(line, "apiVersion %s has no kind %s: is it misspelled? It has no effect", t.APIVersion, t.Kind)
 	default:
 		return false
 	}
@@ -387,7 +387,7 @@ func (f *fileParser) decode(value []byte, into any, d *document, path string) bo
 		if at, ok := errors.AsType[kjson.FieldError](s); ok {
 			line = d.lineOf(join(path, at.FieldPath()))
 		}
-		f.problem(line, "%v: is it misspelt? It has no effect", s)
+		f.problem(line, "%v: is it misspelled? It has no effect", s)
 	}
 	return true
 }

@@ -62,7 +62,7 @@ func TestParseReportsTheLine(t *testing.T) {
 		},
 		"unknown field": {
 			text:    "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  clusterIP: 10.96.0.2\n  ports:\n  - port: 80\n    prot: TCP\n",
-			problem: `x.yaml:9: unknown field "spec.ports[0].prot": is it misspelt? It has no effect`,
+			problem: `x.yaml:9: unknown field "spec.ports[0].prot": is it misspelled? It has no effect`,
 			objects: []string{"1 Service default/web"},
 		},
 		"invalid address": {
@@ -104,7 +104,7 @@ func TestParseReportsTheLine(t *testing.T) {
 			text:    "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n- notReadyAddresses:\n  - ip: 10.0.0.1\n  - ip: nowhere\n  ports: [{port: 1}]\n",
 			problem: `x.yaml:7: Endpoints default/web: subsets[0].notReadyAddresses[1].ip: "nowhere" is no IP address`,
 		},
-		"misspelt kind":         {text: good + "---\napiVersion: v1\nkind: Servcie\n", problem: "x.yaml:7: apiVersion v1 has no kind Servcie: is it misspelt?", objects: []string{"2 Service default/good"}},
+		"misspelled kind":       {text: good + "---\napiVersion: v1\nkind: Servcie\n", problem: "x.yaml:7: apiVersion v1 has no kind Servcie: is it misspelled?", objects: []string{"2 Service default/good"}},
 		"group that is none":    {text: "apiVersion: core/v1\nkind: Service\n", problem: "x.yaml:1: apiVersion core/v1 of Service is not supported: use v1"},
 		"another group's":       {text: "apiVersion: apps/v1\nkind: Endpoints\n", problem: "x.yaml:1: apiVersion apps/v1 of Endpoints is not supported: use v1"},
 		"version that is none":  {text: "apiVersion: v2\nkind: Node\n", problem: "x.yaml:1: apiVersion v2 of Node is not supported: use v1"},

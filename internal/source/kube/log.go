@@ -26,19 +26,23 @@ func quieter(l slog.Level) slog.Level {
 	return slog.LevelDebug
 }
 
+// Enabled implements slog.Handler.
 func (h quietHandler) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= leastVerbose && h.Handler.Enabled(ctx, quieter(l))
 }
 
+// Handle implements slog.Handler.
 func (h quietHandler) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = quieter(r.Level)
 	return h.Handler.Handle(ctx, r)
 }
 
+// WithAttrs implements slog.Handler.
 func (h quietHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return quietHandler{h.Handler.WithAttrs(attrs)}
 }
 
+// WithGroup implements slog.Handler.
 func (h quietHandler) WithGroup(name string) slog.Handler {
 	return quietHandler{h.Handler.WithGroup(name)}
 }

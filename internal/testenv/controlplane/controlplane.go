@@ -110,6 +110,7 @@ type around struct {
 	cp      **ControlPlane
 }
 
+// Run runs the tests with the control plane, and returns their exit code.
 func (a around) Run() int {
 	flag.Parse()
 	if f := flag.Lookup("test.fuzzworker"); f != nil && f.Value.String() == "true" {

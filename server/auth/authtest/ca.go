@@ -12,8 +12,11 @@ const ServerName = "slicecast-server.test"
 
 // TB is the part of testing.TB that the package uses.
 type TB interface {
+	// Helper marks the calling function as a helper.
 	Helper()
+	// Fatalf reports a failure and does not return.
 	Fatalf(format string, args ...any)
+	// TempDir returns a directory that is removed when the test ends.
 	TempDir() string
 }
 
