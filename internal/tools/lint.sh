@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.."
 go vet ./...
 golangci=$(internal/tools/build.sh internal/tools/lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
 "$golangci" run --allow-parallel-runners
+internal/tools/prose.sh
 internal/tools/buf.sh lint
 
 # From the first release on, the wire API must stay compatible with every release. Before it there
