@@ -94,11 +94,8 @@ type found struct {
 	elsewhere map[netip.Addr]bool // of other devices
 }
 
-// read reads what the kernel holds. all are all virtual services in IPVS.
+// read returns what the kernel holds. all are all virtual services in IPVS.
 func (f *family) read(all []*mobyipvs.Service) (held found, err error) {
-	if err := f.device.restoreSources(f.family); err != nil {
-		return held, err
-	}
 	if held.addresses, held.elsewhere, err = f.device.read(f.family); err != nil {
 		return held, err
 	}
@@ -142,6 +139,9 @@ func (f *family) restart(held found) {
 // replace is Replace for one IP family. all are all virtual services in IPVS.
 func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.Service) error {
 	f.layout = newLayout(f.family, state.Node, f.options.MasqueradeMark)
+	if err := f.device.restoreSources(f.family); err != nil {
+		return err
+	}
 	held, err := f.read(all)
 	if err != nil {
 		return err
