@@ -1,3 +1,5 @@
+// These tests prove that messages that are written are read again, and that reading any bytes ends
+// and goes no further than what was received.
 package netlink
 
 import (

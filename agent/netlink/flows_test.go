@@ -1,3 +1,5 @@
+// The fuzz target proves that a flow is parsed without reading beyond the message, whatever the
+// kernel sends.
 package netlink
 
 import (

@@ -3,9 +3,9 @@
 // on it, it is the only place with raw netlink.
 //
 // It has what the libraries lack. They send one message at a time, wait for its answer and decode
-// answers by reflection or into maps, which for tens of thousands of elements, backends or
-// addresses takes most of the time (BenchmarkProgrammer of agent/programmer/nftables and
-// agent/programmer/ipvs, Load and Restart). They also do not report whether a dump is complete.
+// answers by reflection or into maps. For tens of thousands of elements, backends or addresses that
+// takes most of the time: see Load and Restart in BenchmarkProgrammer of agent/programmer/nftables
+// and agent/programmer/ipvs. They also do not report whether a dump is complete.
 // What is rare or small goes through github.com/vishvananda/netlink.
 //
 // The kernel handles a request inside the call that sends it. So the answer is in the socket when

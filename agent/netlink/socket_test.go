@@ -1,3 +1,6 @@
+// These tests prove that a socket carries out many requests in order and names those that fail,
+// with a real kernel. They also prove that a dump is repeated until no object can be missing;
+// there, the test answers as the kernel does.
 package netlink
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that a Watcher reports every change by others in a real kernel, even if
+// notifications are lost, and none by its caller.
 package netlink
 
 import (

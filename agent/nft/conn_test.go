@@ -1,3 +1,5 @@
+// These tests prove that transactions take effect in a real kernel as a whole or not at all, that
+// what was written is read back, and that Watch reports what others do.
 package nft
 
 import (

@@ -199,7 +199,8 @@ func (f Family) Own(prefixes []netip.Prefix) []netip.Prefix {
 }
 
 // From returns matches for packets whose source is in one of the prefixes, or which come over an
-// interface with this name or with a name that begins like this. Empty names stand for no interface.
+// interface with this name or with a name that begins like this. Empty names stand for no
+// interface.
 func (f Family) From(prefixes []netip.Prefix, name, begin string) (matches [][]expr.Any) {
 	for _, p := range f.Own(prefixes) {
 		matches = append(matches, f.InPrefix(f.Source, expr.CmpOpEq, p))
@@ -286,7 +287,7 @@ func InterfaceName(name string) []byte {
 	return b
 }
 
-// Masquerade gives the connection one of the node's addresses as its source.
+// Masquerade makes one of the node's addresses the connection's source.
 func Masquerade() []expr.Any { return []expr.Any{&expr.Masq{FullyRandom: true}} }
 
 // DNAT translates the connection to the address and port in the registers from n on.
@@ -303,8 +304,8 @@ func RandomIndex(modulus uint32, to int) []expr.Any {
 	return []expr.Any{&expr.Numgen{Register: register(to), Modulus: modulus, Type: unix.NFT_NG_RANDOM}}
 }
 
-// UpdateSet adds the key in register key, with the integer in register data, to a set, or carries out
-// another operation (NFT_DYNSET_OP_*). An added element lasts for the timeout.
+// UpdateSet adds the key in register key, with the integer in register data, to a set, or carries
+// out another operation (NFT_DYNSET_OP_*). An added element lasts for the timeout.
 func UpdateSet(set string, operation uint32, key, data int, timeout time.Duration) []expr.Any {
 	return []expr.Any{&expr.Dynset{
 		SrcRegKey: register(key), SrcRegData: register(data), SetName: set, Operation: operation, Timeout: timeout,

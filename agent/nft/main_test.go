@@ -1,3 +1,4 @@
+// This file runs the tests in namespaces of their own.
 package nft
 
 import (

@@ -124,7 +124,8 @@ func (m *Messages) rule(chain string, r Rule, flags uint16) {
 // AddSet adds a set, which must not exist in another form.
 func (m *Messages) AddSet(name string, d Definition) {
 	m.write(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME, name, func() {
-		m.BigUint32(unix.NFTA_SET_ID, 1) // the kernel requires it, but only rules without a name refer to it
+		// The kernel requires an id, but only rules refer to it, and only for sets without a name.
+		m.BigUint32(unix.NFTA_SET_ID, 1)
 		d.write(&m.Writer)
 	})
 }

@@ -66,7 +66,8 @@ type HeldChain struct {
 func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 	chains := map[string]*HeldChain{}
 	err := c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
-		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name { // the kernel returns all
+		// The kernel returns the chains of all tables.
+		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name {
 			chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME))] = &HeldChain{Hook: hookOf(attributes)}
 		}
 	})

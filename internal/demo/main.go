@@ -291,7 +291,8 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 		if err := w.edit("web.yaml", change.old, change.now); err != nil {
 			return err
 		}
-		if err := log.wait(ctx, "Received delta", "web"); err != nil { // it is printed before the connections
+		// The delta is printed before the connections.
+		if err := log.wait(ctx, "Received delta", "web"); err != nil {
 			return err
 		}
 		if err := w.expect(ctx, w.pods["pod-a"].Host, testenv.TCP, web, "web, from pod-a", change.pods...); err != nil {

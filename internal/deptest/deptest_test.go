@@ -1,7 +1,7 @@
 // Package deptest tests dependencies between packages. Each package imports only packages of lower
 // layers. Pure packages, which tests can treat as functions of their input, import neither the
-// network, nor Kubernetes clients, nor the kernel, not even indirectly. The programs do not depend on
-// packages that would make them large.
+// network, nor Kubernetes clients, nor the kernel, not even indirectly. The programs do not depend
+// on packages that would make them large.
 package deptest
 
 import (

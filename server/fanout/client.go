@@ -25,8 +25,8 @@ const (
 	maxText = 512
 )
 
-// client is who a session serves: what its Hello says of it, and the user that it is admitted as. It
-// does not change after the admission.
+// client is who a session serves: what its Hello says of it, and the user that it is admitted as.
+// It does not change after the admission.
 type client struct {
 	kind                pb.ClientKind
 	node                string // empty for a relay, and for an observer that follows no Node

@@ -31,9 +31,9 @@ var (
 	// errExpired arises when the credentials expire that the client was admitted with.
 	errExpired = status.Error(codes.Unauthenticated,
 		"the credentials that this stream began with have expired: open another one with fresh ones")
-	// errNoUpstream arises for relays, on a relay whose own stream has ended or is not in sync yet. Its
-	// Path may then change, and a path that is no longer true would hide a circle of relays that feed
-	// each other.
+	// errNoUpstream arises for relays, on a relay whose own stream has ended or is not in sync yet.
+	// Its Path may then change, and a path that is no longer true would hide a circle of relays that
+	// feed each other.
 	errNoUpstream = status.Error(codes.Unavailable, "this relay has no stream from its own server, "+
 		"and does not feed others until it has one: use another server, or try again later")
 )

@@ -12,8 +12,9 @@ import (
 const fanChunk = 16
 
 // fan sends new entries of the ring to the sessions that keep up, and wakes the goroutines of the
-// others. After each pass over the sessions it pauses for half as long as the pass took. Under load,
-// the pauses let more entries share a pass, and leave CPU time to clients on the same machine.
+// others. After each pass over the sessions it pauses for half as long as the pass took. Under
+// load, the pauses let more entries share a pass, and leave CPU time to clients on the same
+// machine.
 func (h *Hub) fan(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -65,9 +66,9 @@ func (h *Hub) pass() {
 	workers.Wait()
 }
 
-// offer sends a session what it lacks, if the session is live and its transport accepts the frames at
-// once. Otherwise it hands the session to its own goroutine. Most sessions lack the same entries, so b
-// may already hold them. offer returns the batch for the next session.
+// offer sends a session what it lacks, if the session is live and its transport accepts the frames
+// at once. Otherwise it hands the session to its own goroutine. Most sessions lack the same
+// entries, so b may already hold them. offer returns the batch for the next session.
 func (s *Session) offer(b batch) batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,7 +4,9 @@ package fanout
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,6 +54,12 @@ func request(m *pb.StreamRequest) []byte {
 	return b
 }
 
+var names atomic.Uint64
+
+// anotherName returns a name that it has not returned before. Each stream of the fuzzer needs an
+// identity of its own, because an identity that starts more than about a stream a second waits.
+func anotherName() string { return fmt.Sprintf("fuzzed-%d", names.Add(1)) }
+
 // FuzzMessages checks that each message after the Hello is accepted or refused with a status, and
 // that nothing of the stream is left after its end.
 func FuzzMessages(f *testing.F) {
@@ -74,7 +82,10 @@ func FuzzMessages(f *testing.F) {
 	f.Add(uint8(0), all)
 
 	h := New(Options{
-		Store: filled(f, 10), Logger: slog.New(slog.DiscardHandler), Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil },
+		Store: filled(f, 10), Logger: slog.New(slog.DiscardHandler),
+		Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) {
+			return anotherName(), time.Time{}, nil
+		},
 	})
 	f.Fuzz(func(t *testing.T, kind uint8, data []byte) { checkMessages(t, h, kind, data) })
 }
@@ -89,7 +100,7 @@ func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 	go func() { ended <- session.Serve() }()
 	hello := &pb.Hello{Kind: pb.ClientKind(1 + kind%3)}
 	if hello.GetKind() == pb.ClientKind_CLIENT_KIND_AGENT {
-		hello.NodeName = "node-1"
+		hello.NodeName = anotherName()
 	}
 	require.NoError(t, session.Message(request(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}})))
 	select {

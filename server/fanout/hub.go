@@ -242,8 +242,8 @@ func (h *Hub) publish() {
 	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
 }
 
-// publishStore publishes the store's pending changes. Convergence, and on a relay the marks, must know
-// an Update before a client can acknowledge it.
+// publishStore publishes the store's pending changes. Convergence, and on a relay the marks, must
+// know an Update before a client can acknowledge it.
 func (h *Hub) publishStore(start time.Time) store.Publication {
 	if h.upward == nil {
 		return h.store.Publish(func(u *model.Update) { h.convergence.published(u.Shard, u.To, start) })

@@ -44,9 +44,9 @@ const maxIdentities = 16 << 10
 
 // allowance is what an identity may do on all of its streams, concurrent or consecutive.
 //
-// Its invariant, under mu: an agent's streams all use the limiters in free, since a new one ends the
-// previous one. Otherwise, clients may share the identity and must not use up each other's limits, so
-// each open stream has limiters of its own, and free has those that no stream uses.
+// Its invariant, under mu: an agent's streams all use the limiters in free, since a new one ends
+// the previous one. Otherwise, clients may share the identity and must not use up each other's
+// limits, so each open stream has limiters of its own, and free has those that no stream uses.
 type allowance struct {
 	starts *rate.Limiter
 	// What the identity's clients report is logged a few times a minute at most. Metrics count all

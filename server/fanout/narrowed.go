@@ -83,8 +83,8 @@ func (s *subscription) shards(count uint32) map[uint32]struct{} {
 }
 
 // narrowedPolicy sends the Services of a subscription, and the client's own Node. Its invariant:
-// passed[shard] is at least the client's position in the shard. The Updates between the two concern no
-// Service of the subscription, so they were not sent.
+// passed[shard] is at least the client's position in the shard. The Updates between the two concern
+// no Service of the subscription, so they were not sent.
 type narrowedPolicy struct {
 	fullPolicy
 	wanted *subscription
@@ -94,8 +94,8 @@ type narrowedPolicy struct {
 func (*narrowedPolicy) live() bool  { return false }
 func (*narrowedPolicy) whole() bool { return false }
 
-// start sends each shard whole, except for shards where the client is at the snapshot's position, and
-// shards where neither side has anything.
+// start sends each shard whole, except for shards where the client is at the snapshot's position,
+// and shards where neither side has anything.
 func (p *narrowedPolicy) start(up *startup, state clientState) error {
 	s := p.s
 	count := s.hub.store.Shards()
@@ -149,8 +149,8 @@ func (p *narrowedPolicy) resync(snapshot *store.Snapshot, _ *resync) error {
 	return p.catchUp(snapshot)
 }
 
-// forward sends the part of a batch that is in the subscription. The client's position does not move
-// over updates that are not sent.
+// forward sends the part of a batch that is in the subscription. The client's position does not
+// move over updates that are not sent.
 func (p *narrowedPolicy) forward(b batch) error {
 	for _, u := range b.updates {
 		if p.s.sequences[u.shard] < u.to {

@@ -1,3 +1,5 @@
+// These tests prove that a narrowed stream misses no removal while its subscription changes, and
+// costs other streams nothing.
 package fanout
 
 import (

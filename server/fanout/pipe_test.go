@@ -1,3 +1,5 @@
+// This file stands for a connection: a transport in memory that a test opens, closes and reads, and
+// a plain client that holds what it was sent.
 package fanout
 
 import (

@@ -126,8 +126,9 @@ func (p fullPolicy) resync(snapshot *store.Snapshot, r *resync) error {
 	return s.sendBuckets(snapshot, differ)
 }
 
-// relayPolicy also sends all Nodes, and the resource versions that everything sent so far includes. A
-// relay cannot derive the versions: an update describes one shard and says nothing about the others.
+// relayPolicy also sends all Nodes, and the resource versions that everything sent so far includes.
+// A relay cannot derive the versions: an update describes one shard and says nothing about the
+// others.
 type relayPolicy struct {
 	fullPolicy
 	reached model.ResourceVersions // sent last

@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// maxOthers bounds the open sessions of one user that are not agents': those of observers, operators
-// and relays. A node has one agent.
+// maxOthers bounds the open sessions of one user that are not agents': those of observers,
+// operators and relays. A node has one agent.
 const maxOthers = 256
 
 // registry holds the open sessions. Its invariants, under mu:
 //
-//  1. all holds every session s at index s.index. If listed is set, list has handed out the slice, so
-//     it must be copied before a change.
+//  1. all holds every session s at index s.index. If listed is set, list has handed out the slice,
+//     so it must be copied before a change.
 //  2. byNode holds the same sessions by node name, which is empty for clients without a node.
 //  3. agents holds each node's latest agent. An older session of the node is about to end.
 //  4. others counts the sessions of each user that are not agents'; it is at most maxOthers.

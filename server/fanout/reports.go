@@ -20,15 +20,15 @@ const maxNacks, maxNackKey = 256, 63 + 253
 // cluster, and low enough that sums do not overflow.
 const maxRelayNodes = 1 << 20
 
-// reports is what a client has reported of its nodes, and what upstream was told of that. The session's
-// goroutine joins, and any goroutine may make it leave. Its invariants, under mu:
+// reports is what a client has reported of its nodes, and what upstream was told of that. The
+// session's goroutine joins, and any goroutine may make it leave. Its invariants, under mu:
 //
-//  1. member is nil unless the session has joined and not left. Those of observers never join, as their
-//     acks do not count.
-//  2. After the session has left, upstream counts none of its nodes and has none of its nacks, whatever
-//     the client still reports.
-//  3. nacks has at most maxNacks entries, or wire.MaxRelayedNacks for a relay. If upstream had no room
-//     for one of them, the hub's upward.untold is set.
+//  1. member is nil unless the session has joined and not left. Those of observers never join, as
+//     their acks do not count.
+//  2. After the session has left, upstream counts none of its nodes and has none of its nacks,
+//     whatever the client still reports.
+//  3. nacks has at most maxNacks entries, or wire.MaxRelayedNacks for a relay. If upstream had no
+//     room for one of them, the hub's upward.untold is set.
 type reports struct {
 	hub    *Hub
 	client *client
@@ -85,12 +85,12 @@ func newOpenNack(from *client, m *pb.Nack) openNack {
 	return n
 }
 
-// sender returns the name of the node that a client's nack comes from. A relay that cannot decode an
-// object itself names no node; its address stands in.
+// sender returns the name of the node that a client's nack comes from. A relay that cannot decode
+// an object itself names no node; its address stands in.
 func (n openNack) sender(client *client) string { return cmp.Or(n.Node, client.node, client.peer) }
 
-// concerns reports whether the nack is of a Service: of the Service itself, of one of its slices in a
-// snapshot, or of everything on the node.
+// concerns reports whether the nack is of a Service: of the Service itself, of one of its slices in
+// a snapshot, or of everything on the node.
 func (n openNack) concerns(service model.ServiceKey, in *store.Snapshot) bool {
 	if n.key.Kind == model.KindNode {
 		return true
@@ -140,10 +140,10 @@ func (r *reports) resizeLocked(nodes int) {
 	r.hub.convergence.resize(r.member, nodes)
 }
 
-// countUpstreamLocked reports to upstream, on a relay, how many nodes hold what the relay acknowledges.
-// An agent counts once it has acknowledged everything from before it joined; until then no server
-// waits for it. Nodes behind other relays are counted by those relays in the same way. Upstream
-// hears that nodes have left before it hears what the remaining nodes have.
+// countUpstreamLocked reports to upstream, on a relay, how many nodes hold what the relay
+// acknowledges. An agent counts once it has acknowledged everything from before it joined; until
+// then no server waits for it. Nodes behind other relays are counted by those relays in the same
+// way. Upstream hears that nodes have left before it hears what the remaining nodes have.
 func (r *reports) countUpstreamLocked(nodes int) {
 	up := r.hub.upward
 	if up == nil || nodes == r.counted {
@@ -218,9 +218,9 @@ func (r *reports) resolve(n openNack) {
 
 func (n openNack) id() string { return n.Node + " " + n.Object }
 
-// tellUpstreamLocked reports to upstream, on a relay, that a nack is open or resolved. An observer's
-// nacks are not passed on, as it programs nothing. It returns false if upstream has no room;
-// tellAgain then tries again.
+// tellUpstreamLocked reports to upstream, on a relay, that a nack is open or resolved. An
+// observer's nacks are not passed on, as it programs nothing. It returns false if upstream has no
+// room; tellAgain then tries again.
 func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
 	up := r.hub.upward
 	if up == nil || r.left || r.client.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
@@ -231,8 +231,8 @@ func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
 	})
 }
 
-// tellAgain reports the nacks to upstream that it had no room for. It returns false if upstream still
-// has none.
+// tellAgain reports the nacks to upstream that it had no room for. It returns false if upstream
+// still has none.
 func (r *reports) tellAgain() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

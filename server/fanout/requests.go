@@ -30,9 +30,9 @@ const (
 	maxBuckets = model.Buckets / 2
 )
 
-// requests is what a session's goroutine is to send in addition to the ring's entries. The session's
-// mu guards it. Its invariant: size is about the bytes of the Resyncs in resyncs, and at most
-// maxWaiting and resyncBytes for each shard.
+// requests is what a session's goroutine is to send in addition to the ring's entries. The
+// session's mu guards it. Its invariant: size is about the bytes of the Resyncs in resyncs, and at
+// most maxWaiting and resyncBytes for each shard.
 type requests struct {
 	nodes     map[string]struct{} // names of Nodes that have changed
 	resyncs   map[uint32]*resync  // by shard
@@ -120,8 +120,8 @@ func (q *queries) closeDigests(answer []model.Digest) bool {
 	return true
 }
 
-// closeBuckets returns true if a Resync is the first answer to a BucketQuery for its shard. Later ones
-// for the shard are requests of the client's own.
+// closeBuckets returns true if a Resync is the first answer to a BucketQuery for its shard. Later
+// ones for the shard are requests of the client's own.
 func (q *queries) closeBuckets(r *pb.Resync) bool {
 	if _, open := q.buckets[r.GetShard()]; !open || len(r.GetKeys()) > 0 {
 		return false
@@ -268,8 +268,8 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 	return nil
 }
 
-// countResync counts and logs a Resync that answers no question. It returns an error if the client may
-// not send it.
+// countResync counts and logs a Resync that answers no question. It returns an error if the client
+// may not send it.
 func (s *Session) countResync(r *pb.Resync) error {
 	if len(r.GetKeys()) == 0 && !s.synced.Load() {
 		return status.Errorf(codes.InvalidArgument, "resync of shard %d before in_sync, which no bucket_query asks for: "+

@@ -211,9 +211,10 @@ func (b *batch) repeats() map[uint32]bool {
 
 // cursor is how far a session has sent the state. Its invariants:
 //
-//  1. sequences has the client's position in each shard once the client has applied everything sent.
-//  2. An Update at a position of the ring before next leads to no sequence beyond sequences, unless the
-//     session is narrowed and the Update concerns none of its Services.
+//  1. sequences has the client's position in each shard once the client has applied everything
+//     sent.
+//  2. An Update at a position of the ring before next leads to no sequence beyond sequences, unless
+//     the session is narrowed and the Update concerns none of its Services.
 type cursor struct {
 	next      uint64 // position in the ring
 	sequences []uint64

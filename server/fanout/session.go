@@ -20,13 +20,14 @@ import (
 // helloTimeout is how long a new stream may be silent.
 const helloTimeout = 10 * time.Second
 
-// Session serves one client's stream. Three parties work on it: its own goroutine, which runs Serve;
-// the receiving goroutine, which calls Message and CloseSend; and the fan-out. Its invariants:
+// Session serves one client's stream. Three parties work on it: its own goroutine, which runs
+// Serve; the receiving goroutine, which calls Message and CloseSend; and the fan-out. Its
+// invariants:
 //
-//  1. While live is set, only the fan-out sends frames and changes cursor, and it holds mu. Otherwise
-//     only the session's goroutine does.
-//  2. Only park makes the session live, and only when its goroutine has nothing left to send and its
-//     policy allows it.
+//  1. While live is set, only the fan-out sends frames and changes cursor, and it holds mu.
+//     Otherwise only the session's goroutine does.
+//  2. Only park makes the session live, and only when its goroutine has nothing left to send and
+//     its policy allows it.
 //  3. client, policy and lent are set before admitted is. Until then, only a Hello is accepted.
 //  4. Only the session's goroutine uses policy.
 type Session struct {
@@ -65,8 +66,8 @@ func (h *Hub) Open(t Transport) *Session {
 	return s
 }
 
-// Serve runs the session until the client leaves or breaks the protocol, or until the server drains.
-// It returns the stream's status.
+// Serve runs the session until the client leaves or breaks the protocol, or until the server
+// drains. It returns the stream's status.
 func (s *Session) Serve() error {
 	h := s.hub
 	if err := h.ready(); err != nil {
@@ -111,8 +112,8 @@ func (s *Session) Message(b []byte) error {
 	return s.receive(&r)
 }
 
-// CloseSend reports that the client will send no more. The client may go on receiving. A client that
-// has not sent its Hello by then cannot be served, so its session ends.
+// CloseSend reports that the client will send no more. The client may go on receiving. A client
+// that has not sent its Hello by then cannot be served, so its session ends.
 func (s *Session) CloseSend() {
 	if !s.greeted {
 		s.end(errClosed)
@@ -158,9 +159,10 @@ func (s *Session) awaitHello() (*greeting, error) {
 	}
 }
 
-// admit authorizes the client for the kind and the Node that its Hello claims, and counts the start.
-// The session may last until the client's credentials expire, if until is set. If upstream is set, the
-// client is a relay behind this one, and the session may last as long as this server's own stream.
+// admit authorizes the client for the kind and the Node that its Hello claims, and counts the
+// start. The session may last until the client's credentials expire, if until is set. If upstream
+// is set, the client is a relay behind this one, and the session may last as long as this server's
+// own stream.
 func (s *Session) admit() (until time.Time, upstream context.Context, err error) {
 	h := s.hub
 	if s.user, until, err = h.options.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
@@ -276,8 +278,8 @@ func (s *Session) own() {
 	s.live = false
 }
 
-// park returns true if the session's goroutine has nothing left to do. It then makes the session live,
-// if the policy allows it; see invariants 1 and 2.
+// park returns true if the session's goroutine has nothing left to do. It then makes the session
+// live, if the policy allows it; see invariants 1 and 2.
 func (s *Session) park() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,8 +290,8 @@ func (s *Session) park() bool {
 	return true
 }
 
-// sendDue answers the client's requests and sends a batch of the ring's entries. It uses the memory of
-// b.
+// sendDue answers the client's requests and sends a batch of the ring's entries. It uses the memory
+// of b.
 func (s *Session) sendDue(b *batch) error {
 	if err := s.answer(); err != nil {
 		return err

@@ -1,3 +1,6 @@
+// These tests prove that streams that stall, join, leave and resubscribe at random come to hold
+// exactly what they want of the store, and that a stream's memory and number are bounded. A
+// transport in memory stands for the connection.
 package fanout
 
 import (

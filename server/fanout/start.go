@@ -23,13 +23,13 @@ const (
 	admissionWait = 30 * time.Second
 )
 
-// lifeSign is a heartbeat without digests, for a client that has none to compare: one that waits for
-// its state, and one with a subscription.
+// lifeSign is a heartbeat without digests, for a client that has none to compare: one that waits
+// for its state, and one with a subscription.
 var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
 
-// startup is a session while it brings its client in sync: when the stream begins, and when the client
-// changes its subscription. A client that waits is sent heartbeats, as one that hears nothing connects
-// to another server.
+// startup is a session while it brings its client in sync: when the stream begins, and when the
+// client changes its subscription. A client that waits is sent heartbeats, as one that hears
+// nothing connects to another server.
 type startup struct {
 	*Session
 	beats *time.Ticker
@@ -114,10 +114,10 @@ func (s *Session) sendInSync(allNodes bool) error {
 }
 
 // awaitStore waits until the store has reached the resource versions that the client has seen, for
-// MaxBehindWait at most. It returns ahead early if the client holds the same content as the store. The
-// client is then in sync, and the session's sequences are the store's. But until the store has reached
-// those versions, its changes may lie in the client's past, such as a change that the client has
-// already seen undone.
+// MaxBehindWait at most. It returns ahead early if the client holds the same content as the store.
+// The client is then in sync, and the session's sequences are the store's. But until the store has
+// reached those versions, its changes may lie in the client's past, such as a change that the
+// client has already seen undone.
 func (up *startup) awaitStore(state clientState) (ahead bool, err error) {
 	waited, gaveUp, err := up.awaitVersions(state.versions, func(model.ResourceVersions) (bool, error) {
 		sequences, same := state.equals(up.hub.store)
@@ -136,8 +136,9 @@ func (up *startup) awaitStore(state clientState) (ahead bool, err error) {
 	return ahead, err
 }
 
-// followAhead sends a client that is ahead of the store what is certainly new to it, until the store
-// has reached the versions that the client has seen, or for MaxBehindWait. Then it sends the rest.
+// followAhead sends a client that is ahead of the store what is certainly new to it, until the
+// store has reached the versions that the client has seen, or for MaxBehindWait. Then it sends the
+// rest.
 func (up *startup) followAhead(seen model.ResourceVersions) error {
 	_, gaveUp, err := up.awaitVersions(seen, func(reached model.ResourceVersions) (bool, error) {
 		return false, up.sendNewer(seen, reached)
@@ -259,8 +260,8 @@ func (up *startup) startEmpty() {
 
 // resume sends a client that holds something what it lacks, and marks the shards to be sent whole.
 // Sequences decide for shards whose position is of this epoch and known. For the others digests
-// decide: first the digest of the state; if it differs, those of the shards; if these differ, those of
-// the shard's buckets.
+// decide: first the digest of the state; if it differs, those of the shards; if these differ, those
+// of the shard's buckets.
 func (up *startup) resume(state clientState) error {
 	h := up.hub
 	var unknown []uint32
@@ -384,9 +385,9 @@ func (up *startup) askBuckets(shards []uint32) error {
 	})
 }
 
-// answerBuckets sends the buckets of a shard that differ from the client's, or marks the shard to be
-// sent whole. It also sends named objects, unless nothing of the shard has been sent yet: then its
-// initial state is still to come and includes the objects.
+// answerBuckets sends the buckets of a shard that differ from the client's, or marks the shard to
+// be sent whole. It also sends named objects, unless nothing of the shard has been sent yet: then
+// its initial state is still to come and includes the objects.
 func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
 	shard := snapshot.Shard()
 	if r.whole {
@@ -422,7 +423,8 @@ func (up *startup) sendWhole() error {
 	return up.sendShards(slices.Sorted(maps.Keys(up.whole)), size, 0, send)
 }
 
-// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's turn.
+// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's
+// turn.
 func (up *startup) sendShards(
 	shards []uint32, size func(*store.Snapshot) (int64, error), atOnce int64, send func(*store.Snapshot) error,
 ) error {

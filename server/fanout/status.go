@@ -68,7 +68,8 @@ type SessionStatus struct {
 	Lacks bool
 }
 
-// Sessions returns all clients, sorted by node name. With a service, it sets Lacks for each of them.
+// Sessions returns all clients, sorted by node name. With a service, it sets Lacks for each of
+// them.
 func (h *Hub) Sessions(service *model.ServiceKey) []SessionStatus {
 	var about *serviceQuestion
 	if service != nil {

@@ -28,7 +28,8 @@ type Upstream interface {
 	Nack(*pb.Nack) bool
 }
 
-// upward reports to a relay's upstream what the relay's nodes have. A server that is no relay has none.
+// upward reports to a relay's upstream what the relay's nodes have. A server that is no relay has
+// none.
 type upward struct {
 	Upstream
 	marks *marks
@@ -55,7 +56,8 @@ func (u *upward) addNodes(by int) {
 	u.Nodes(u.nodes)
 }
 
-// passOn passes on a nack. It returns false if upstream has no room, and the nack is to be told again.
+// passOn passes on a nack. It returns false if upstream has no room, and the nack is to be told
+// again.
 func (u *upward) passOn(n *pb.Nack) bool {
 	if u.Nack(n) {
 		return true
@@ -80,8 +82,8 @@ func (h *Hub) tellNacksAgain() {
 // acknowledge a position once all of its nodes have it. Its invariants, under mu:
 //
 //  1. open has the Updates of a shard that some node lacks, oldest first; maxOpen at most.
-//  2. reported is the position of a shard last reported to upstream. Within an epoch of upstream, it
-//     only grows.
+//  2. reported is the position of a shard last reported to upstream. Within an epoch of upstream,
+//     it only grows.
 type marks struct {
 	upstream Upstream
 	mu       sync.Mutex

@@ -1,3 +1,5 @@
+// These tests prove what a relay's hub reports upstream of its nodes: each nack once, acks that all
+// nodes have, and the time of the last node. Upstream is recorded.
 package fanout
 
 import (

@@ -10,10 +10,10 @@ import (
 func newClosed(o *MuxOptions) *refusals.Counter {
 	return refusals.New(o.Logger, o.Registerer, prometheus.CounterOpts{
 		Name: "slicecast_server_refused_connections_total",
-		Help: "Number of connections that the server closed, by reason: address (too many connections from the " +
-			"address had no admitted call), strangers (too many connections had none), timeout (no call was admitted " +
-			"in time), certificate (the client certificate is invalid), refused (the credentials of too many calls " +
-			"were refused) or caller (the node has opened newer connections).",
+		Help: "Number of connections that the server closed, by reason. For address, strangers and caller, a newer " +
+			"connection took the place of the oldest one: of an address or of all addresses, without an admitted " +
+			"call, or of a node. For timeout, no call was admitted in time. For certificate, the client certificate " +
+			"is invalid. For refused, the credentials of too many calls were refused.",
 	}, map[string]string{
 		reasonAddress:   "too many connections from this address have no admitted call, and this was the oldest",
 		reasonStrangers: "too many connections have no admitted call, and this was the oldest",

@@ -1,3 +1,5 @@
+// This test proves that a relay whose connection broke acks again what all of its nodes have
+// programmed, over a real connection that the test cuts.
 package relay_test
 
 import (

@@ -1,3 +1,5 @@
+// This test proves that a relay counts as behind until all shards of a publish have arrived. A
+// scripted server feeds a real relay.
 package relay_test
 
 import (

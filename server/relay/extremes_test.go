@@ -1,3 +1,5 @@
+// This test proves that a relay follows the next server, whatever extreme values the one before has
+// sent. The relay and the next server are real.
 package relay_test
 
 import (

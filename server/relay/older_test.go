@@ -1,3 +1,6 @@
+// These tests prove that agents and relays of different versions lose no field for good, and ask
+// for little again when they meet. Decoders that drop fields stand for older software; servers are
+// real.
 package relay_test
 
 import (

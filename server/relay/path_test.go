@@ -1,3 +1,4 @@
+// This test proves that a relay refuses a stream that has come through itself, and says why.
 package relay
 
 import (

@@ -11,8 +11,8 @@
 //   - The relay acks a position upstream only once all nodes behind it have programmed it. Each
 //     upstream server receives the open Nacks of these nodes.
 //   - A relay is not fed by itself through any number of other relays for longer than a moment.
-//     When its own stream ends, fanout ends the streams of other relays, so that they check the path
-//     of its next one.
+//     When its own stream ends, fanout ends the streams of other relays, so that they check the
+//     path of its next one.
 package relay
 
 import (
@@ -56,8 +56,8 @@ type Options struct {
 //
 // Invariants:
 //
-//  1. path, stream and endStream are set while a stream is in sync, and only then. stream is done once
-//     they are not.
+//  1. path, stream and endStream are set while a stream is in sync, and only then. stream is done
+//     once they are not.
 //  2. A publish of the store sees the marks that belong to the published content, because both
 //     change under mu.
 type Source struct {

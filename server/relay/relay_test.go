@@ -1,3 +1,5 @@
+// These tests prove that state flows down several levels of real relays, that acks and nacks flow
+// up, and that relays never feed each other in a cycle.
 package relay_test
 
 import (

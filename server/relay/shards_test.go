@@ -1,3 +1,5 @@
+// This test proves that a client resumes in time although most of very many shards differ, with a
+// real server.
 package relay_test
 
 import (

@@ -176,8 +176,8 @@ type deviceAddress struct {
 // families.
 func (d *device) list(domain byte) (list []deviceAddress, err error) {
 	d.requests.Buf = d.requests.Buf[:0]
-	at := d.requests.Begin(unix.RTM_GETADDR, 0)
-	d.requests.Buf = append(append(d.requests.Buf, domain), make([]byte, unix.SizeofIfAddrmsg-1)...) // for all devices
+	at := d.requests.Begin(unix.RTM_GETADDR, 0) // for all devices
+	d.requests.Buf = append(append(d.requests.Buf, domain), make([]byte, unix.SizeofIfAddrmsg-1)...)
 	d.requests.End(at)
 	err = d.addresses.Read(&d.requests, func() { list = list[:0] }, func(m netlink.Message) {
 		if a := parseAddress(m); a.IsValid() {
@@ -292,7 +292,8 @@ func writeAddress(w *netlink.Writer, kind, flags uint16, index int, a netip.Addr
 	if a.Is6() {
 		const preferred, valid = 0, math.MaxUint32
 		lifetimes := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, preferred), valid)
-		w.Bytes(unix.IFA_CACHEINFO, append(lifetimes, make([]byte, 8)...)) // then two times that only the kernel sets
+		// Two times follow that only the kernel sets.
+		w.Bytes(unix.IFA_CACHEINFO, append(lifetimes, make([]byte, 8)...))
 	}
 	w.End(at)
 }

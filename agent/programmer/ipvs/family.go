@@ -31,8 +31,8 @@ type family struct {
 // Invariants while known is true:
 //
 //  1. The kernel holds the virtual services that family.services returns for each Service port,
-//     with these backends at weight 1. Exceptions are Service ports with refused set, and schedulers
-//     in lacking, which the node's scheduler replaces.
+//     with these backends at weight 1. Exceptions are Service ports with refused set, and
+//     schedulers in lacking, which the node's scheduler replaces.
 //  2. shared counts the elements that Service ports share. The table holds each of them with a
 //     count above 0, except for addresses in foreign.
 //  3. An address is on the device if its count in shared is above 0 and it is not in foreign.

@@ -674,8 +674,8 @@ func TestMissing(t *testing.T) {
 	require.ErrorAs(t, err, new(*MissingError))
 }
 
-// TestOpenFails asserts that an attempt to open the sockets for IPVS leaves none of them open if one
-// cannot be opened, whichever it is.
+// TestOpenFails asserts that an attempt to open the sockets for IPVS leaves none of them open if
+// one cannot be opened, whichever it is.
 func TestOpenFails(t *testing.T) {
 	host := testenv.NewNetwork(t).AddNode("a").Host
 	newInHost(t, host, Options{}) // makes the kernel load what it needs

@@ -313,7 +313,8 @@ func TestOneFamilyOut(t *testing.T) {
 	c.replace(t)
 	four, six := c.inHost.families[0], c.inHost.families[1]
 	works := six.conn
-	broken := &nft.Conn{Socket: &netlink.Socket{Limit: works.Limit}, Watcher: works.Watcher} // the standard input is no socket
+	// The zero file descriptor is the standard input, which is not a socket.
+	broken := &nft.Conn{Socket: &netlink.Socket{Limit: works.Limit}, Watcher: works.Watcher}
 	leftOut := func(err error, families ...model.Family) {
 		t.Helper()
 		ports, failed := programmer.Split(err, nil)

@@ -1,3 +1,5 @@
+// These tests prove that Watch reports what others do to the tables of a real kernel between a
+// Replace and Watch, and nothing that a Replace has seen.
 package nftables
 
 import (

@@ -1,3 +1,5 @@
+// These tests prove that the recording in README.md is what the demo prints today, that its picture
+// was drawn from it, and how a recording is drawn.
 package main
 
 import (
