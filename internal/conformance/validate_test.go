@@ -1,3 +1,4 @@
+// This file checks that a case makes sense before it is played.
 package conformance
 
 import (

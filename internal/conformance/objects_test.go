@@ -1,3 +1,4 @@
+// This file reads the Kubernetes objects of a case.
 package conformance
 
 import (
