@@ -1,5 +1,5 @@
-// This file has the types of the format of cases, and reads cases strictly: what it does not know is
-// an error.
+// This file has the types of the format of cases, and reads cases strictly: what it does not know
+// is an error.
 package conformance
 
 import (

@@ -1,6 +1,6 @@
 // These tests prove that docs/performance.md, the pages behind it and the sample report say what
-// the checked-in reports and benchmarks do. Missing, bad and mixed reports are errors or are named on
-// the page.
+// the checked-in reports and benchmarks do. Missing, bad and mixed reports are errors or are named
+// on the page.
 package performance_test
 
 import (
