@@ -122,8 +122,7 @@ const (
 
 // DistributionServiceClient is the client API for DistributionService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // DistributionService streams Services and their endpoints to nodes.
 type DistributionServiceClient interface {
@@ -160,8 +159,7 @@ func (c *distributionServiceClient) Stream(ctx context.Context, opts ...grpc.Cal
 	return x, nil
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the
-// prior non-generic stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DistributionService_StreamClient = grpc.BidiStreamingClient[StreamRequest, StreamResponse]
 
 // DistributionServiceServer is the server API for DistributionService service.
@@ -199,9 +197,9 @@ func (UnimplementedDistributionServiceServer) Stream(grpc.BidiStreamingServer[St
 func (UnimplementedDistributionServiceServer) mustEmbedUnimplementedDistributionServiceServer() {}
 func (UnimplementedDistributionServiceServer) testEmbeddedByValue()                             {}
 
-// UnsafeDistributionServiceServer may be embedded to opt out of forward compatibility for this
-// service. Use of this interface is not recommended, as added methods to DistributionServiceServer
-// will result in compilation errors.
+// UnsafeDistributionServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to DistributionServiceServer will
+// result in compilation errors.
 type UnsafeDistributionServiceServer interface {
 	mustEmbedUnimplementedDistributionServiceServer()
 }
@@ -221,8 +219,7 @@ func _DistributionService_Stream_Handler(srv interface{}, stream grpc.ServerStre
 	return srv.(DistributionServiceServer).Stream(&grpc.GenericServerStream[StreamRequest, StreamResponse]{ServerStream: stream})
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the
-// prior non-generic stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DistributionService_StreamServer = grpc.BidiStreamingServer[StreamRequest, StreamResponse]
 
 // DistributionService_ServiceDesc is the grpc.ServiceDesc for DistributionService service.
