@@ -4,6 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-go run ./internal/tools/prose internal/tools/prose/rules.yaml .
+go test -count 1 ./internal/tools/prose
 misspell=$(internal/tools/build.sh internal/tools/lint github.com/golangci/misspell/cmd/misspell)
 git ls-files -z '*.md' '*.proto' '*.sh' '*.tmpl' '*.yaml' | xargs -0 "$misspell" -locale US -error

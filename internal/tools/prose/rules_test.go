@@ -1,25 +1,10 @@
-// Command prose checks what people read in this module: Markdown, and the comments in Go, Protocol
-// Buffers, shell and YAML files and in Makefiles. It prints each finding and fails if there is one:
-//
-//   - a comment beyond column 100, or Markdown beyond column 120, that could be wrapped;
-//   - a sentence of more than 40 words;
-//   - a word or phrase that the rules ban;
-//   - a comment of a Go function that does not start with the function's name;
-//   - a Go test file that does not say above its package clause, in one to four sentences, what it
-//     proves.
-//
-// The file of rules lists the banned phrases, and the findings that are accepted, each with its
-// reason. An acceptance that is no longer needed is a finding too. Code blocks, tables, images,
-// generated Go files and lines of a single word, such as a link, may be of any width.
-//
-// Usage: prose <file of rules> <folder>
-package main
+// This file holds the rules of the check of prose, and how they are applied to what files say.
+package prose
 
 import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -38,38 +23,6 @@ const (
 	// headSentences is the largest number of sentences in the comment at the top of a test file.
 	headSentences = 4
 )
-
-func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: prose <file of rules> <folder>")
-		os.Exit(2)
-	}
-	if err := run(os.Stdout, os.Args[1], os.Args[2]); err != nil {
-		fmt.Fprintln(os.Stderr, "prose:", err)
-		os.Exit(1)
-	}
-}
-
-// run checks the files in the folder root and prints the findings to w. It returns an error if
-// there is one.
-func run(w io.Writer, rulesFile, root string) error {
-	r, err := loadRules(rulesFile)
-	if err != nil {
-		return err
-	}
-	found, err := r.tree(root)
-	if err != nil {
-		return err
-	}
-	found = r.filter(found)
-	for _, f := range found {
-		fmt.Fprintln(w, f)
-	}
-	if len(found) > 0 {
-		return fmt.Errorf("%d findings: mend them, or accept one in %s with a reason", len(found), rulesFile)
-	}
-	return nil
-}
 
 // rules is the content of the file of rules.
 type rules struct {
@@ -141,7 +94,8 @@ func (f finding) String() string {
 	return fmt.Sprintf("%s:%d: %s: %s", f.file, f.line, f.problem, f.text)
 }
 
-// tree checks all files in the folder root, in the order of their paths.
+// tree checks all files in the folder root, in the order of their paths, and returns the findings
+// that are not accepted.
 func (r *rules) tree(root string) ([]finding, error) {
 	var found []finding
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -165,7 +119,7 @@ func (r *rules) tree(root string) ([]finding, error) {
 		found = append(found, r.document(filepath.ToSlash(relative), doc)...)
 		return nil
 	})
-	return found, err
+	return r.filter(found), err
 }
 
 // document returns what is wrong with the text of a file.

@@ -1,4 +1,6 @@
-package main
+// This file holds the readers of each kind of file, which return its sentences, the lines that are
+// too wide, and the comments of functions.
+package prose
 
 import (
 	"go/ast"
