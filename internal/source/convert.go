@@ -51,16 +51,10 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, model.Keyed, []Skip) {
 	case *corev1.Service:
 		key := model.Key{Kind: model.KindService, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromService(o)
-		if s == nil {
-			return key, nil, skips // s would be an interface value that holds a nil pointer
-		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
-		if s == nil {
-			return key, nil, skips // s would be an interface value that holds a nil pointer
-		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *corev1.Node:
 		n, skips := c.FromNode(o)
@@ -72,18 +66,24 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, model.Keyed, []Skip) {
 	panic(fmt.Sprintf("no conversion of %T", o))
 }
 
-// canonical returns the object if it is canonical, and nil otherwise, as decoders would refuse it.
-// Only names that the API server does not admit make an object non-canonical at this point.
-func canonical(o interface {
+// canonical returns the object if it is canonical. Otherwise, or if o is nil, it returns nil, as
+// decoders would refuse the object. Only names that the API server does not admit make an object
+// non-canonical at this point.
+func canonical[T any, O interface {
+	*T
 	model.Keyed
 	Check() error
-}, skips *skipList) model.Keyed {
-	if err := o.Key().Check(); err != nil {
-		skips.add(InvalidText, "metadata.name", "%v", err)
+}](o O, skips *skipList) model.Keyed {
+	if o == nil {
 		return nil
 	}
-	if err := o.Check(); err != nil {
-		skips.add(Invalid, "metadata.name", "%v", err)
+	reason := InvalidText
+	err := o.Key().Check()
+	if err == nil {
+		reason, err = Invalid, o.Check()
+	}
+	if err != nil {
+		skips.add(reason, "metadata.name", "%v", err)
 		return nil
 	}
 	return o
@@ -114,7 +114,7 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	}
 	var ok bool
 	if s.Type, ok = serviceTypes[o.Spec.Type]; !ok {
-		skips.add(InvalidType, "spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
+		skips.add(InvalidType, "spec.type", "%q is not one of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
 		return nil, skips
 	}
 	s.ClusterIPs = clusterIPs(o, &skips)
@@ -134,10 +134,10 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	if d := ptr.Deref(o.Spec.TrafficDistribution, ""); d == "" || model.IsQualifiedName(d) {
 		s.TrafficDistribution = c.strings.Get(d)
 	} else {
-		skips.add(InvalidText, "spec.trafficDistribution", "%.80q is no name", d)
+		skips.add(InvalidText, "spec.trafficDistribution", "%.80q is not a valid traffic distribution", d)
 	}
 	if name := o.Annotations[AnnotationIPVSScheduler]; !model.IsLabelValue(name) {
-		skips.add(InvalidAnnotation, "metadata.annotations", "%s is no name of a scheduler", AnnotationIPVSScheduler)
+		skips.add(InvalidAnnotation, "metadata.annotations", "%s is not a valid scheduler name", AnnotationIPVSScheduler)
 	} else {
 		s.IPVSScheduler = c.strings.Get(name)
 	}
@@ -174,33 +174,21 @@ func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
 
 // clusterIPs returns the valid cluster IPs, at most one of each family.
 func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
-	given := o.Spec.ClusterIPs
+	given, field := o.Spec.ClusterIPs, "spec.clusterIPs[%d]"
 	if len(given) == 0 && o.Spec.ClusterIP != "" {
-		given = []string{o.Spec.ClusterIP}
+		given, field = []string{o.Spec.ClusterIP}, "spec.clusterIP"
 	}
 	if len(given) == 0 {
 		skips.add(NoClusterIP, "spec.clusterIP", "is missing")
 	}
 	var addrs []netip.Addr
 	for i, ip := range given {
-		at := "spec.clusterIP"
-		if len(o.Spec.ClusterIPs) > 0 {
-			at = fmt.Sprintf("spec.clusterIPs[%d]", i)
+		a, ok := skips.address(ip, model.ForServices, field, i)
+		if ok && hasFamily(addrs, model.FamilyOf(a)) {
+			skips.add(WrongFamily, at(field, i), "%q is the second address of its family", ip)
+		} else if ok {
+			addrs = append(addrs, a)
 		}
-		a, ok := ParseAddr(ip)
-		if !ok {
-			skips.add(InvalidAddress, at, "%q is no IP address", ip)
-			continue
-		}
-		if err := model.CheckAddress(a, model.ForServices); err != nil {
-			skips.add(InvalidAddress, at, "%v", err)
-			continue
-		}
-		if slices.ContainsFunc(addrs, func(b netip.Addr) bool { return model.FamilyOf(a) == model.FamilyOf(b) }) {
-			skips.add(WrongFamily, at, "%q is the second address of its family", ip)
-			continue
-		}
-		addrs = append(addrs, a)
 	}
 	return addrs
 }
@@ -209,11 +197,7 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 func externalIPs(o *corev1.Service, skips *skipList) (addrs []netip.Addr) {
 	external := unique[netip.Addr]{field: "spec.externalIPs", skips: skips}
 	for i, ip := range o.Spec.ExternalIPs {
-		if a, ok := ParseAddr(ip); !ok {
-			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
-		} else if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%v", err)
-		} else if external.add(a, a) {
+		if a, ok := skips.address(ip, model.ForEndpoints, "spec.externalIPs[%d]", i); ok && external.add(a, a) {
 			addrs = append(addrs, a)
 		}
 	}
@@ -224,61 +208,60 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 	given := first(o.Spec.Ports, model.MaxFrontends, "spec.ports", skips)
 	ports := make([]model.ServicePort, 0, len(given))
 	for i := range given {
-		p, field := &given[i], fmt.Sprintf("spec.ports[%d]", i)
+		p, field := &given[i], at("spec.ports[%d]", i)
 		protocol, number, ok := port(p.Protocol, p.Port, field, skips)
 		if !ok || !portName(p.Name, field, skips) {
 			continue
 		}
 		kept := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
 		if t != model.ClusterIP && p.NodePort != 0 {
-			if p.NodePort < 0 || p.NodePort > 65535 {
-				skips.add(InvalidPort, field+".nodePort", "%d is not within 1 to 65535", p.NodePort)
-			} else {
-				kept.NodePort = uint16(p.NodePort)
-			}
+			kept.NodePort, _ = portNumber(p.NodePort, field+".nodePort", skips)
 		}
 		ports = append(ports, kept)
 	}
-	return distinctPorts(ports, skips)
+	return distinctPorts(ports, "spec.ports", skips, func(p model.ServicePort) []portProperty {
+		properties := []portProperty{{kind: "name", name: p.Name, protocol: p.Protocol}, {kind: "port", number: p.Port, protocol: p.Protocol}}
+		if p.NodePort != 0 {
+			properties = append(properties, portProperty{kind: "nodePort", number: p.NodePort, protocol: p.Protocol})
+		}
+		return properties
+	})
 }
 
 // portName reports whether a port's name is valid.
 func portName(name, field string, skips *skipList) bool {
 	if name != "" && !model.IsLabel(name) {
-		skips.add(InvalidText, field+".name", "%.80q is no name of a port", name)
+		skips.add(InvalidText, field+".name", "%.80q is not a valid port name", name)
 		return false
 	}
 	return true
 }
 
-// distinctPorts removes ports that have the name, the number or the NodePort of an earlier port
-// with the same protocol.
-func distinctPorts(ports []model.ServicePort, skips *skipList) []model.ServicePort {
-	type thing struct {
-		kind     string
-		name     string
-		number   uint16
-		protocol model.Protocol
+// portProperty is a property that two ports with the same protocol must not share.
+type portProperty struct {
+	kind, name string
+	number     uint16
+	protocol   model.Protocol
+}
+
+// distinctPorts removes ports that share a property with an earlier port. The first property of a
+// port is its name.
+func distinctPorts[P any](ports []P, field string, skips *skipList, properties func(P) []portProperty) []P {
+	if len(ports) < 2 {
+		return ports
 	}
-	seen := make(map[thing]bool, 3*len(ports))
-	kept := ports[:0]
-	for i, p := range ports {
-		things := []thing{{kind: "name", name: p.Name, protocol: p.Protocol}, {kind: "port", number: p.Port, protocol: p.Protocol}}
-		if p.NodePort != 0 {
-			things = append(things, thing{kind: "nodePort", number: p.NodePort, protocol: p.Protocol})
+	seen := make(map[portProperty]bool, len(ports))
+	return slices.DeleteFunc(ports, func(p P) bool {
+		all := properties(p)
+		if i := slices.IndexFunc(all, func(property portProperty) bool { return seen[property] }); i >= 0 {
+			skips.add(Duplicate, field, "port %q has the %s of an earlier port with the same protocol", all[0].name, all[i].kind)
+			return true
 		}
-		if i := slices.IndexFunc(things, func(t thing) bool { return seen[t] }); i >= 0 {
-			skips.add(Duplicate, "spec.ports", "port %q has the %s of one before, and its protocol", p.Name, things[i].kind)
-			continue
+		for _, property := range all {
+			seen[property] = true
 		}
-		if i < len(ports)-1 { // the last port is compared with no other
-			for _, t := range things {
-				seen[t] = true
-			}
-		}
-		kept = append(kept, p)
-	}
-	return kept
+		return false
+	})
 }
 
 func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
@@ -305,7 +288,7 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 		if p, ok := ParsePrefix(r); ok {
 			let = []netip.Prefix{p}
 		} else {
-			skips.add(InvalidRange, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is no CIDR: it lets nobody in", r)
+			skips.add(InvalidRange, at("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR and admits no client", r)
 		}
 		for _, p := range let {
 			if ranges.add(p, p.Addr()) {
@@ -318,28 +301,14 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 		if ing.IP == "" {
 			continue // a host name, which only DNS uses
 		}
-		a, ok := ParseAddr(ing.IP)
-		if !ok {
-			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%q is no IP address", ing.IP)
-			continue
+		if a, ok := skips.address(ing.IP, model.ForServices, "status.loadBalancer.ingress[%d].ip", i); ok && ingress.add(a, a) {
+			s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
+				IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP,
+			})
 		}
-		if err := model.CheckAddress(a, model.ForServices); err != nil {
-			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
-			continue
-		}
-		if !ingress.add(a, a) {
-			continue
-		}
-		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
-			IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP,
-		})
 	}
 	if n := o.Spec.HealthCheckNodePort; s.ExternalTrafficPolicy == model.TrafficLocal && n != 0 {
-		if n < 0 || n > 65535 {
-			skips.add(InvalidPort, "spec.healthCheckNodePort", "%d is not within 1 to 65535", n)
-		} else {
-			s.HealthCheckNodePort = uint16(n)
-		}
+		s.HealthCheckNodePort, _ = portNumber(n, "spec.healthCheckNodePort", skips)
 	}
 }
 
@@ -371,7 +340,7 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		skips.add(FQDN, "addressType", "is FQDN")
 		return nil, skips
 	default:
-		skips.add(InvalidType, "addressType", "%q is none of IPv4, IPv6, FQDN", o.AddressType)
+		skips.add(InvalidType, "addressType", "%q is not one of IPv4, IPv6, FQDN", o.AddressType)
 		return nil, skips
 	}
 
@@ -395,7 +364,7 @@ func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *skipList) []
 	given := first(o.Ports, model.MaxSlicePorts, "ports", skips)
 	ports := make([]model.SlicePort, 0, len(given))
 	for i := range given {
-		p, field := &given[i], fmt.Sprintf("ports[%d]", i)
+		p, field := &given[i], at("ports[%d]", i)
 		if p.Port == nil {
 			skips.add(PortWithoutNumber, field, "has no number")
 			continue
@@ -405,27 +374,8 @@ func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *skipList) []
 			ports = append(ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
 		}
 	}
-	return distinctSlicePorts(ports, skips)
-}
-
-// distinctSlicePorts removes ports that have the name and protocol of an earlier port.
-func distinctSlicePorts(ports []model.SlicePort, skips *skipList) []model.SlicePort {
-	if len(ports) < 2 {
-		return ports
-	}
-	type name struct {
-		name     string
-		protocol model.Protocol
-	}
-	seen := make(map[name]bool, len(ports))
-	return slices.DeleteFunc(ports, func(p model.SlicePort) bool {
-		n := name{p.Name, p.Protocol}
-		if seen[n] {
-			skips.add(Duplicate, "ports", "port %q has the name of one before, and its protocol", p.Name)
-			return true
-		}
-		seen[n] = true
-		return false
+	return distinctPorts(ports, "ports", skips, func(p model.SlicePort) []portProperty {
+		return []portProperty{{kind: "name", name: p.Name, protocol: p.Protocol}}
 	})
 }
 
@@ -447,12 +397,12 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 	if name := ptr.Deref(o.NodeName, ""); name == "" || model.IsSubdomain(name) {
 		e.NodeName = c.strings.Get(name)
 	} else {
-		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].nodeName", i), "%.80q is no name of a Node", name)
+		skips.add(InvalidText, at("endpoints[%d].nodeName", i), "%.80q is not a valid Node name", name)
 	}
 	if zone := ptr.Deref(o.Zone, ""); model.IsLabelValue(zone) {
 		e.Zone = c.strings.Get(zone)
 	} else {
-		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].zone", i), "%.80q is no name of a zone", zone)
+		skips.add(InvalidText, at("endpoints[%d].zone", i), "%.80q is not a valid zone name", zone)
 	}
 	if o.Hints == nil {
 		return e, true
@@ -461,14 +411,14 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 		if model.IsLabelValue(z.Name) {
 			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
 		} else {
-			skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a zone", z.Name)
+			skips.add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid zone name", z.Name)
 		}
 	}
 	for _, n := range first(o.Hints.ForNodes, model.MaxHints, "endpoints.hints.forNodes", skips) {
 		if model.IsSubdomain(n.Name) {
 			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
 		} else {
-			skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a Node", n.Name)
+			skips.add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid Node name", n.Name)
 		}
 	}
 	return e, true
@@ -478,23 +428,15 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 // family. kube-proxy uses no other.
 func endpointAddress(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (netip.Addr, bool) {
 	if len(o.Addresses) == 0 {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses", i), "is empty")
+		skips.add(InvalidAddress, at("endpoints[%d].addresses", i), "is empty")
 		return netip.Addr{}, false
 	}
-	a, ok := ParseAddr(o.Addresses[0])
-	if !ok {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%q is no IP address", o.Addresses[0])
-		return netip.Addr{}, false
+	a, ok := skips.address(o.Addresses[0], model.ForEndpoints, "endpoints[%d].addresses[0]", i)
+	if ok && model.FamilyOf(a) != family {
+		skips.add(WrongFamily, at("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
+		ok = false
 	}
-	if model.FamilyOf(a) != family {
-		skips.add(WrongFamily, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
-		return netip.Addr{}, false
-	}
-	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%v", err)
-		return netip.Addr{}, false
-	}
-	return a, true
+	return a, ok
 }
 
 // FromNode converts a Node. Its result is never nil, as every node may have an agent. It leaves out
@@ -512,7 +454,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 		n.Labels = make(map[string]string, len(o.Labels))
 		for k, v := range o.Labels {
 			if !model.IsQualifiedName(k) || !model.IsLabelValue(v) {
-				skips.add(InvalidText, "metadata.labels", "%.80q is no label, or %.80q no value of one", k, v)
+				skips.add(InvalidText, "metadata.labels", "%.80q is not a valid label key, or %.80q not a valid value", k, v)
 				continue
 			}
 			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
@@ -521,7 +463,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	n.InternalIPs = nodeAddrs(o, corev1.NodeInternalIP, &skips)
 	internal := slices.Clone(n.InternalIPs)
 	for _, a := range nodeAddrs(o, corev1.NodeExternalIP, &skips) {
-		if !slices.ContainsFunc(internal, func(b netip.Addr) bool { return model.FamilyOf(a) == model.FamilyOf(b) }) {
+		if !hasFamily(internal, model.FamilyOf(a)) {
 			n.InternalIPs = append(n.InternalIPs, a)
 		}
 	}
@@ -529,16 +471,17 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
 		cidrs = []string{o.Spec.PodCIDR}
 	}
-	for i, cidr := range first(cidrs, model.MaxCIDRs, "spec.podCIDRs", &skips) {
-		p, ok := ParsePrefix(cidr)
-		switch {
-		case ok && !slices.Contains(n.PodCIDRs, p):
+	for _, p := range skips.prefixes(cidrs, "spec.podCIDRs") {
+		if !slices.Contains(n.PodCIDRs, p) {
 			n.PodCIDRs = append(n.PodCIDRs, p)
-		case !ok:
-			skips.add(InvalidRange, fmt.Sprintf("spec.podCIDRs[%d]", i), "%q is no CIDR", cidr)
 		}
 	}
 	return n, skips
+}
+
+// hasFamily reports whether an address of the family is among the addresses.
+func hasFamily(addrs []netip.Addr, family model.Family) bool {
+	return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return model.FamilyOf(a) == family })
 }
 
 // nodeAddrs returns a Node's addresses of one type.
@@ -548,14 +491,8 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 		if address.Type != t {
 			continue
 		}
-		a, ok := ParseAddr(address.Address)
-		if !ok {
-			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
-			continue
-		}
-		if err := model.CheckAddress(a, model.ForNodes); err != nil {
-			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
-		} else if !slices.Contains(out, a) {
+		a, ok := skips.address(address.Address, model.ForNodes, "status.addresses[%d].address", i)
+		if ok && !slices.Contains(out, a) {
 			out = append(out, a)
 		}
 	}
@@ -566,14 +503,20 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 func port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
 	p, ok := ParseProtocol(protocol)
 	if !ok {
-		skips.add(InvalidProtocol, field+".protocol", "%q is none of TCP, UDP, SCTP", protocol)
+		skips.add(InvalidProtocol, field+".protocol", "%q is not one of TCP, UDP, SCTP", protocol)
 		return 0, 0, false
 	}
+	n, ok := portNumber(number, field+".port", skips)
+	return p, n, ok
+}
+
+// portNumber validates and converts the number of a port. It returns 0 if the number is not valid.
+func portNumber(number int32, field string, skips *skipList) (uint16, bool) {
 	if number < 1 || number > 65535 {
-		skips.add(InvalidPort, field+".port", "%d is not within 1 to 65535", number)
-		return 0, 0, false
+		skips.add(InvalidPort, field, "%d is not within 1 to 65535", number)
+		return 0, false
 	}
-	return p, uint16(number), true
+	return uint16(number), true
 }
 
 // ParseProtocol returns the protocol of a port, which is TCP if none is given.

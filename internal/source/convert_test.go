@@ -375,7 +375,7 @@ func TestFromServiceCIDR(t *testing.T) {
 	require.Equal(t, &ServiceCIDR{
 		Name: "kubernetes", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
 	}, got)
-	require.Equal(t, []Skip{{InvalidRange, "spec.cidrs[1]", `"10.96.0.0" is no CIDR`}}, skips)
+	require.Equal(t, []Skip{{InvalidRange, "spec.cidrs[1]", `"10.96.0.0" is not a CIDR`}}, skips)
 }
 
 func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {

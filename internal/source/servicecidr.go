@@ -1,7 +1,6 @@
 package source
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -24,15 +23,8 @@ func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindService
 // counts while it exists, whatever its conditions are, as Services may keep addresses in it.
 func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
 	var skips skipList
-	s := &ServiceCIDR{Name: o.Name}
-	for i, cidr := range first(o.Spec.CIDRs, model.MaxCIDRs, "spec.cidrs", &skips) {
-		if p, ok := ParsePrefix(cidr); ok {
-			s.CIDRs = append(s.CIDRs, p)
-		} else {
-			skips.add(InvalidRange, fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR", cidr)
-		}
-	}
-	return s, skips
+	cidrs := skips.prefixes(o.Spec.CIDRs, "spec.cidrs")
+	return &ServiceCIDR{o.Name, cidrs}, skips
 }
 
 // WithServiceCIDRs returns a Sink that also accepts ServiceCIDRs. It passes each Node on to the

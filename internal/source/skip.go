@@ -1,8 +1,10 @@
 package source
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -81,6 +83,40 @@ func (l *skipList) add(reason Reason, field, format string, args ...any) {
 	*l = append(*l, Skip{reason, field, detail})
 }
 
+// address parses an address for a use. If the address is not valid, it adds a skip for entry i of a
+// list in the field, a format such as "spec.externalIPs[%d]".
+func (l *skipList) address(s string, use model.AddressUse, field string, i int) (netip.Addr, bool) {
+	a, ok := ParseAddr(s)
+	if !ok {
+		l.add(InvalidAddress, at(field, i), "%q is not an IP address", s)
+	} else if err := model.CheckAddress(a, use); err != nil {
+		l.add(InvalidAddress, at(field, i), "%v", err)
+		ok = false
+	}
+	return a, ok
+}
+
+// prefixes parses the first model.MaxCIDRs ranges of a field. It adds skips for those that are not
+// valid.
+func (l *skipList) prefixes(list []string, field string) (out []netip.Prefix) {
+	for i, s := range first(list, model.MaxCIDRs, field, l) {
+		if p, ok := ParsePrefix(s); ok {
+			out = append(out, p)
+		} else {
+			l.add(InvalidRange, at(field+"[%d]", i), "%q is not a CIDR", s)
+		}
+	}
+	return out
+}
+
+// at returns the field of entry i of a list. A field without a verb has no list.
+func at(field string, i int) string {
+	if !strings.Contains(field, "%d") {
+		return field
+	}
+	return fmt.Sprintf(field, i)
+}
+
 // Skips tracks what a source leaves out. It reports this in a metric, and in the log once for each
 // object and reason.
 type Skips struct {
@@ -97,7 +133,7 @@ func NewSkips(log *slog.Logger, metrics prometheus.Registerer) *Skips {
 		log: log,
 		gauge: promauto.With(metrics).NewGaugeVec(prometheus.GaugeOpts{
 			Name: "slicecast_source_skipped_objects",
-			Help: "Objects of the cluster that are left out, wholly or in part, for this reason at present.",
+			Help: "Number of objects of the cluster that are currently left out, wholly or in part, by reason.",
 		}, []string{"kind", "reason"}),
 		objects: map[model.Key][]Skip{},
 	}
@@ -111,12 +147,12 @@ func (s *Skips) Set(key model.Key, skips []Skip) {
 	s.set(key, skips)
 }
 
-// Replace sets what is left out of all objects of a kind.
-func (s *Skips) Replace(kind model.Kind, skips map[model.Key][]Skip) {
+// Replace sets what is left out of all objects of these kinds.
+func (s *Skips) Replace(skips map[model.Key][]Skip, kinds ...model.Kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key := range s.objects {
-		if _, ok := skips[key]; !ok && key.Kind == kind {
+		if _, ok := skips[key]; !ok && slices.Contains(kinds, key.Kind) {
 			s.set(key, nil)
 		}
 	}
@@ -138,13 +174,11 @@ func (s *Skips) set(key model.Key, now []Skip) {
 		if slices.ContainsFunc(before, func(b Skip) bool { return b.Reason == n.Reason }) {
 			continue
 		}
+		level, message := slog.LevelDebug, "Nodes do not use the object, leaving it out"
 		if n.Invalid() {
-			s.log.Warn("object has what cannot be used, leaving that out",
-				"object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
-		} else {
-			s.log.Debug("object is not for nodes, leaving it out",
-				"object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
+			level, message = slog.LevelWarn, "Object has an invalid field, leaving the field out"
 		}
+		s.log.Log(context.Background(), level, message, "object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
 	}
 	if len(now) == 0 {
 		delete(s.objects, key)

@@ -42,7 +42,7 @@ func TestSkipsAreCountedWhileTheyLastAndLoggedOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "\n"), "what is normal is for debugging only")
 
 	skips.Set(slice, []Skip{{FQDN, "addressType", "is FQDN"}})
-	skips.Replace(model.KindService, map[model.Key][]Skip{db: bad})
+	skips.Replace(map[model.Key][]Skip{db: bad}, model.KindService)
 	require.Equal(t, 0.0, count("Service", "headless"))
 	require.Equal(t, 1.0, count("Service", "invalid_port"))
 	require.Equal(t, 1.0, count("EndpointSlice", "fqdn"), "another kind")

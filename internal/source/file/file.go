@@ -69,7 +69,7 @@ func New(o Options) (*Source, error) {
 		skips:     source.NewSkips(o.Log, o.Metrics),
 		gauge: promauto.With(o.Metrics).NewGauge(prometheus.GaugeOpts{
 			Name: "slicecast_source_file_problems",
-			Help: "Manifests, or parts of them, that cannot be used as they are now; the log says which and why.",
+			Help: "Number of current problems in manifests; the log names each with its file and line.",
 		}),
 		files: files{
 			directory: filepath.Clean(o.Directory),
@@ -104,7 +104,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		case <-ctx.Done():
 			return nil
 		case err := <-watcher.Errors: // an overflow, for example: events are missing
-			s.log.Debug("file notifications failed, reading the directory", "directory", s.directory, "error", err)
+			s.log.Debug("File notifications failed, reading the directory", "directory", s.directory, "err", err)
 			wake(debounce)
 		case <-watcher.Events:
 			if time.Until(due) > debounce {
@@ -117,10 +117,11 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 			wait, settled := s.files.scan()
 			if err != nil && s.files.problem == nil {
 				s.files.problem = &problem{file: s.directory, detail: fmt.Sprintf(
-					"cannot be watched, changes are seen late: %v; is the sysctl fs.inotify.max_user_watches too low?", err)}
+					"cannot be watched, so changes take effect late: %v; is the sysctl fs.inotify.max_user_watches too low?", err)}
 			}
 			now := s.assemble()
 			s.report(now.problems)
+			s.skips.Replace(now.skips, kinds...)
 			switch {
 			case synced:
 				s.follow(sink, now)

@@ -188,9 +188,9 @@ func TestBadManifestsAreReportedAndTheRestGoesOn(t *testing.T) {
 	require.NoError(t, os.Symlink("loop.yaml", filepath.Join(dir, "loop.yaml")))
 	r.logged("loop.yaml: cannot be read: ")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
-	r.logged("sub.yaml: is no file: ")
+	r.logged("sub.yaml: is not a file: ")
 	require.NoError(t, os.Symlink("nowhere.yaml", filepath.Join(dir, "link.yaml")))
-	r.logged("link.yaml: is a link that leads nowhere: ")
+	r.logged("link.yaml: is a broken link: ")
 	require.Equal(t, 3.0, r.problems())
 	require.NoError(t, os.Remove(filepath.Join(dir, "sub.yaml")))
 	write(t, filepath.Join(dir, "nowhere.yaml"), service("somewhere"))
@@ -209,7 +209,7 @@ func TestWhatALinkLedTo(t *testing.T) {
 	require.NoError(t, os.Remove(target))
 	write(t, filepath.Join(dir, "notes.txt"), "") // otherwise only the next rescan would notice
 	r.holds()
-	r.logged("web.yaml: is a link that leads nowhere: ")
+	r.logged("web.yaml: is a broken link: ")
 }
 
 // TestKindsOfANewerKubernetes checks that unknown kinds do not affect other objects of the file.

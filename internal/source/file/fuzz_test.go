@@ -58,7 +58,7 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 	for _, o := range got.objects {
 		require.NotEmpty(t, o.id.name)
 		if o.model != nil {
-			require.Equal(t, o.id.key(), o.model.Key())
+			require.Equal(t, o.key, o.model.Key())
 		}
 	}
 	again := newParser().parse(name, now, first)

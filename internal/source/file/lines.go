@@ -19,22 +19,18 @@ type document struct {
 
 // splitYAML splits a file before each line that begins a document.
 func splitYAML(text []byte) []*document {
-	var docs []*document
 	d := &document{line: 1}
-	for n := 1; len(text) > 0; n++ {
-		end := bytes.IndexByte(text, '\n') + 1
-		if end == 0 {
-			end = len(text)
-		}
-		l := text[:end]
+	docs := []*document{d}
+	line := 1
+	for l := range bytes.Lines(text) {
 		if bytes.HasPrefix(l, []byte("---")) && (len(l) == 3 || strings.IndexByte(" \t\r\n", l[3]) >= 0) {
+			d = &document{line: line}
 			docs = append(docs, d)
-			d = &document{line: n}
 		}
 		d.text = append(d.text, l...)
-		text = text[end:]
+		line++
 	}
-	return append(docs, d)
+	return docs
 }
 
 // first returns the line in the file of the document's first content, or 0 if it only has comments.

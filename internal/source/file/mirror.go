@@ -91,13 +91,13 @@ func subsetPorts(given []corev1.EndpointPort) (ports []model.SlicePort, field, d
 		at := fmt.Sprintf("ports[%d]", i)
 		protocol, ok := source.ParseProtocol(p.Protocol)
 		if !ok {
-			return nil, at + ".protocol", fmt.Sprintf("%q is none of TCP, UDP, SCTP", p.Protocol)
+			return nil, at + ".protocol", fmt.Sprintf("%q is not one of TCP, UDP, SCTP", p.Protocol)
 		}
 		if p.Port < 1 || p.Port > 65535 {
 			return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
 		}
 		if p.Name != "" && !model.IsLabel(p.Name) {
-			return nil, at + ".name", fmt.Sprintf("%.80q is no name of a port", p.Name)
+			return nil, at + ".name", fmt.Sprintf("%.80q is not a valid port name", p.Name)
 		}
 		ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
 	}
@@ -112,14 +112,14 @@ func subsetPorts(given []corev1.EndpointPort) (ports []model.SlicePort, field, d
 func subsetEndpoint(address corev1.EndpointAddress, ready bool) (e model.Endpoint, field, detail string) {
 	a, ok := source.ParseAddr(address.IP)
 	if !ok {
-		return e, "ip", fmt.Sprintf("%q is no IP address", address.IP)
+		return e, "ip", fmt.Sprintf("%q is not an IP address", address.IP)
 	}
 	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
 		return e, "ip", err.Error()
 	}
 	name := ptr.Deref(address.NodeName, "")
 	if name != "" && !model.IsSubdomain(name) {
-		return e, "nodeName", fmt.Sprintf("%.80q is no name of a Node", name)
+		return e, "nodeName", fmt.Sprintf("%.80q is not a valid Node name", name)
 	}
 	// Endpoints have no serving condition, and its default is true.
 	return model.Endpoint{Address: a, Conditions: model.Conditions{Ready: ready, Serving: true}, NodeName: name}, "", ""
@@ -270,13 +270,12 @@ func (m *mirror) place(g group) {
 		parts = append(parts, p)
 	}
 	slices.SortStableFunc(parts, func(a, b *part) int {
-		if a.changed != b.changed {
-			if a.changed {
-				return -1
-			}
-			return 1
+		if a.changed == b.changed {
+			return cmp.Compare(len(b.addresses), len(a.addresses))
+		} else if a.changed {
+			return -1
 		}
-		return cmp.Compare(len(b.addresses), len(a.addresses))
+		return 1
 	})
 	for _, a := range slices.SortedFunc(maps.Keys(missing), netip.Addr.Compare) {
 		i := slices.IndexFunc(parts, func(p *part) bool { return len(p.addresses) < maxEndpointsPerSlice })

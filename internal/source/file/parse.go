@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -30,6 +31,7 @@ import (
 type object struct {
 	id    objectID
 	line  int         // the line in the file at which it begins, from 1
+	key   model.Key   // zero for Endpoints
 	model model.Keyed // nil for Endpoints, and for objects that nodes do not use
 	skips []source.Skip
 	// hasSelector reports whether the object is a Service with a selector.
@@ -46,19 +48,6 @@ func (i objectID) String() string {
 		return i.kind + " " + i.name
 	}
 	return i.kind + " " + i.namespace + "/" + i.name
-}
-
-func (i objectID) key() model.Key {
-	for _, kind := range kinds {
-		if kind.String() == i.kind {
-			return model.Key{Kind: kind, Namespace: i.namespace, Name: i.name}
-		}
-	}
-	panic("no kind of the model: " + i.kind)
-}
-
-func compareIDs(a, b objectID) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }
 
 // problem is a part of a file that cannot be used as it is.
@@ -107,7 +96,7 @@ type fileParser struct {
 	lost bool // set if an object could not be read
 }
 
-const noObject = "no Kubernetes object: apiVersion and kind are required"
+const noObject = "not a Kubernetes object: apiVersion and kind are required"
 
 func (f *fileParser) problem(line int, format string, args ...any) {
 	f.file.problems = append(f.file.problems, problem{f.name, line, fmt.Sprintf(format, args...)})
@@ -120,26 +109,25 @@ func (f *fileParser) bad(line int, format string, args ...any) {
 
 // jsonStream parses consecutive JSON values.
 func (f *fileParser) jsonStream(text []byte) {
+	lineAt := func(offset int) int { return 1 + bytes.Count(text[:min(offset, len(text))], []byte("\n")) }
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	for {
-		var value json.RawMessage
-		err := decoder.Decode(&value)
+		var raw json.RawMessage
+		err := decoder.Decode(&raw)
 		if errors.Is(err, io.EOF) {
 			return
 		}
 		if err != nil {
 			at := int(decoder.InputOffset())
-			var syntax *json.SyntaxError
-			if errors.As(err, &syntax) {
+			if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 				at = int(syntax.Offset)
 			} else if errors.Is(err, io.ErrUnexpectedEOF) {
 				at = len(text)
 			}
-			f.bad(1+bytes.Count(text[:min(at, len(text))], []byte("\n")), "%v: correct the JSON", err)
+			f.bad(lineAt(at), "%v: correct the JSON", err)
 			return
 		}
-		line := 1 + bytes.Count(text[:int(decoder.InputOffset())-len(value)], []byte("\n"))
-		f.item(value, &document{text: value, line: line}, "", metav1.TypeMeta{})
+		f.item(value{raw: raw, document: &document{text: raw, line: lineAt(int(decoder.InputOffset()) - len(raw))}}, metav1.TypeMeta{})
 	}
 }
 
@@ -149,14 +137,14 @@ func (f *fileParser) yamlStream(text []byte) {
 		if d.first() == 0 {
 			continue
 		}
-		value, err := yaml.YAMLToJSONStrict(d.padded())
+		raw, err := yaml.YAMLToJSONStrict(d.padded())
 		if err != nil {
 			line, detail := yamlError(err, d.first())
 			line = min(line, d.last()) // the parser may report a line after the document
 			f.bad(line, "%s: correct the YAML", detail)
 			continue
 		}
-		f.item(value, d, "", metav1.TypeMeta{})
+		f.item(value{raw: raw, document: d}, metav1.TypeMeta{})
 	}
 }
 
@@ -168,25 +156,31 @@ func yamlError(err error, fallback int) (int, string) {
 	detail = strings.TrimPrefix(detail, "error converting YAML to JSON: ")
 	detail = strings.TrimPrefix(detail, "yaml: ")
 	detail = strings.TrimPrefix(detail, "unmarshal errors: ")
-	m := yamlLine.FindStringSubmatchIndex(detail)
+	m := yamlLine.FindStringSubmatch(detail)
 	if m == nil {
 		return fallback, detail
 	}
-	line, err := strconv.Atoi(detail[m[2]:m[3]])
-	if err != nil {
-		return fallback, detail
-	}
-	return max(line, fallback), detail[:m[0]] + detail[m[1]:]
+	line, _ := strconv.Atoi(m[1]) // a number that is too large is larger than the fallback
+	return max(line, fallback), strings.Replace(detail, m[0], "", 1)
 }
 
-// item adds the object at a path in the document, or the whole document if path is empty. implied
-// is the object's type if it names none itself.
-func (f *fileParser) item(value []byte, d *document, path string, implied metav1.TypeMeta) {
-	line := d.lineOf(path)
-	switch value = bytes.TrimSpace(value); {
-	case string(value) == "null":
+// value is a JSON value at a path in a document. The path is empty for the whole document.
+type value struct {
+	*document
+	raw  []byte
+	path string
+}
+
+// lineOf returns the line in the file of a field of the value; see document.lineOf.
+func (v value) lineOf(field string) int { return v.document.lineOf(join(v.path, field)) }
+
+// item adds the object in a value. implied is the object's type if it names none itself.
+func (f *fileParser) item(v value, implied metav1.TypeMeta) {
+	line := v.lineOf("")
+	switch v.raw = bytes.TrimSpace(v.raw); {
+	case string(v.raw) == "null":
 		return
-	case value[0] != '{':
+	case v.raw[0] != '{':
 		f.bad(line, noObject)
 		return
 	}
@@ -194,7 +188,7 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 		metav1.TypeMeta
 		Items []json.RawMessage `json:"items"`
 	}
-	if !f.decode(value, &head, d, path) {
+	if !f.decode(v, &head) {
 		return
 	}
 	if head.APIVersion == "" && head.Kind == "" {
@@ -202,71 +196,31 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 	}
 	if of, ok := listed(head.TypeMeta); ok {
 		for i, item := range head.Items {
-			f.item(item, d, join(path, fmt.Sprintf("items[%d]", i)), of)
+			f.item(value{v.document, item, join(v.path, fmt.Sprintf("items[%d]", i))}, of)
 		}
 		return
 	}
-	if o := f.typed(head.TypeMeta, value, d, path); o != nil {
+	if want, ok := used[head.Kind]; !ok || head.APIVersion != want.String() {
+		if !f.wrongType(line, head.TypeMeta) {
+			f.log.Debug("Ignored a manifest of a kind that is not used",
+				"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
+		}
+	} else if o := f.object(v, want.WithKind(head.Kind)); o != nil {
 		f.file.objects = append(f.file.objects, o)
 	}
 }
 
-// typed returns the object of a type at a path in the document. It returns nil if nodes do not use
-// that type, or if there is a problem, which it reports.
-func (f *fileParser) typed(t metav1.TypeMeta, value []byte, d *document, path string) *object {
-	o := &object{line: d.lineOf(path)}
-	switch t.APIVersion + " " + t.Kind {
-	case "v1 Service":
-		var s corev1.Service
-		if !f.object(value, &s, o, d, path) || !f.allocated(&s, o, d, path) {
-			return nil
-		}
-		o.hasSelector = len(s.Spec.Selector) > 0
-	case "discovery.k8s.io/v1 EndpointSlice":
-		if !f.object(value, &discoveryv1.EndpointSlice{}, o, d, path) {
-			return nil
-		}
-	case "v1 Node":
-		if !f.object(value, &corev1.Node{}, o, d, path) {
-			return nil
-		}
-	case "networking.k8s.io/v1 ServiceCIDR":
-		if !f.object(value, &networkingv1.ServiceCIDR{}, o, d, path) {
-			return nil
-		}
-	case "v1 Endpoints":
-		var e corev1.Endpoints
-		if !f.object(value, &e, o, d, path) {
-			return nil
-		}
-		var field, detail string
-		if o.endpoints, field, detail = newEndpoints(&e); o.endpoints == nil {
-			f.bad(d.lineOf(join(path, field)), "%s: %s: %s", o.id, field, detail)
-			return nil
-		}
-	default:
-		if !f.wrongType(o.line, t) {
-			f.log.Debug("ignoring a manifest of a kind that is not used",
-				"file", f.name, "line", o.line, "apiVersion", t.APIVersion, "kind", t.Kind)
-		}
-		return nil
-	}
-	return o
-}
-
-// used are the types that are read. others knows all types of an API server in the same groups and
+// used are the types that are read. scheme has all types of an API server in the same groups and
 // versions.
 var (
 	used = map[string]schema.GroupVersion{
 		"List": corev1.SchemeGroupVersion, "Service": corev1.SchemeGroupVersion, "Node": corev1.SchemeGroupVersion, "Endpoints": corev1.SchemeGroupVersion,
 		"EndpointSlice": discoveryv1.SchemeGroupVersion, "ServiceCIDR": networkingv1.SchemeGroupVersion,
 	}
-	others = func() *runtime.Scheme {
+	scheme = func() *runtime.Scheme {
 		s := runtime.NewScheme()
 		for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
-			if err := add(s); err != nil {
-				panic(err)
-			}
+			utilruntime.Must(add(s))
 		}
 		return s
 	}()
@@ -305,7 +259,7 @@ func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	// The groups of custom resources have a dot.
 	case isUsed && v != want && (v.Group == want.Group || !strings.Contains(v.Group, ".")):
 		f.bad(line, "apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
-	case others.IsVersionRegistered(v) && !others.Recognizes(v.WithKind(t.Kind)):
+	case scheme.IsVersionRegistered(v) && !scheme.Recognizes(v.WithKind(t.Kind)):
 		// The kind may be of a newer Kubernetes, and the object is not needed then.
 		f.problem(line, "apiVersion %s has no kind %s: is it misspelled? It has no effect", t.APIVersion, t.Kind)
 	default:
@@ -314,96 +268,87 @@ func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	return true
 }
 
-// object decodes a value into an object of the API and converts it. It reports whether the object
-// is valid.
-func (f *fileParser) object(value []byte, into metav1.Object, o *object, d *document, path string) bool {
-	if !f.decode(value, into, d, path) {
-		return false
+// object decodes and converts an object of a type that is used. It returns nil if the object is not
+// valid, and reports why.
+func (f *fileParser) object(v value, kind schema.GroupVersionKind) *object {
+	into, err := scheme.New(kind)
+	if err != nil {
+		panic(err) // all types that are used are in the scheme
 	}
-	if into.GetName() == "" {
-		f.bad(d.lineOf(join(path, "metadata.name")), "metadata.name is missing: name the object")
-		return false
+	meta := into.(metav1.Object)
+	if !f.decode(v, meta) {
+		return nil
 	}
-	o.id = objectID{kindOf(into), into.GetNamespace(), into.GetName()}
-	switch {
-	case o.id.kind == "Node" || o.id.kind == "ServiceCIDR":
+	if meta.GetName() == "" {
+		f.bad(v.lineOf("metadata.name"), "metadata.name is missing: name the object")
+		return nil
+	}
+	o := &object{line: v.lineOf(""), id: objectID{kind.Kind, meta.GetNamespace(), meta.GetName()}}
+	if kind.Kind == "Node" || kind.Kind == "ServiceCIDR" {
 		o.id.namespace = ""
-	case o.id.namespace == "":
-		o.id.namespace = metav1.NamespaceDefault
+	} else {
+		o.id.namespace = cmp.Or(o.id.namespace, metav1.NamespaceDefault)
 	}
-	into.SetNamespace(o.id.namespace)
-	if o.id.kind == "Endpoints" {
-		return true
-	}
-	_, o.model, o.skips = f.converter.Convert(into)
+	meta.SetNamespace(o.id.namespace)
 	good := true
-	for _, s := range o.skips {
-		if !s.Invalid() {
-			continue
-		}
+	invalid := func(field, detail string) {
 		good = false
-		detail := s.Detail
+		f.bad(v.lineOf(field), "%s: %s: %s", o.id, field, detail)
+	}
+	if e, ok := into.(*corev1.Endpoints); ok {
+		var field, detail string
+		if o.endpoints, field, detail = newEndpoints(e); field != "" {
+			invalid(field, detail)
+		}
+	} else {
+		o.key, o.model, o.skips = f.converter.Convert(meta)
+	}
+	for _, s := range o.skips {
 		if s.Reason == source.NoClusterIP {
-			detail += ": there is no API server here to allocate it: give an address, or None for a headless Service"
+			s.Detail += ": no API server allocates it here: set an address, or None for a headless Service"
 		}
-		f.bad(d.lineOf(join(path, s.Field)), "%s: %s: %s", o.id, s.Field, detail)
-	}
-	return good
-}
-
-// allocated reports whether a Service of type NodePort has the ports that an API server would have
-// allocated.
-func (f *fileParser) allocated(s *corev1.Service, o *object, d *document, path string) bool {
-	good := true
-	for i, p := range s.Spec.Ports {
-		if s.Spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
-			good = false
-			field := fmt.Sprintf("spec.ports[%d].nodePort", i)
-			f.bad(d.lineOf(join(path, field)), "%s: %s: is missing: there is no API server here to allocate it: give a port", o.id, field)
+		if s.Invalid() {
+			invalid(s.Field, s.Detail)
 		}
 	}
-	return good
+	if s, ok := into.(*corev1.Service); ok && good {
+		o.hasSelector = len(s.Spec.Selector) > 0
+		for i, p := range s.Spec.Ports {
+			if s.Spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
+				invalid(fmt.Sprintf("spec.ports[%d].nodePort", i), "is missing: no API server allocates it here: set a port")
+			}
+		}
+	}
+	if !good {
+		return nil
+	}
+	return o
 }
 
 // decode decodes a value as the API server does. Unknown and repeated fields are reported, and
 // otherwise ignored.
-func (f *fileParser) decode(value []byte, into any, d *document, path string) bool {
-	strict, err := kjson.UnmarshalStrict(value, into)
-	if err != nil {
-		var wrongType *json.UnmarshalTypeError
-		if errors.As(err, &wrongType) {
-			field := pathAt(value, wrongType.Offset)
-			f.bad(d.lineOf(join(path, field)), "%s: have %s, want %s", field, wrongType.Value, wrongType.Type)
-		} else {
-			f.bad(d.lineOf(path), "%v", err)
-		}
+func (f *fileParser) decode(v value, into any) bool {
+	strict, err := kjson.UnmarshalStrict(v.raw, into)
+	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		field := pathAt(v.raw, wrongType.Offset)
+		f.bad(v.lineOf(field), "%s: have %s, want %s", field, wrongType.Value, wrongType.Type)
 		return false
 	}
-	if _, isHead := into.(metav1.Object); !isHead {
+	if err != nil {
+		f.bad(v.lineOf(""), "%v", err)
+		return false
+	}
+	if _, whole := into.(metav1.Object); !whole {
 		return true // only apiVersion and kind were decoded; all other fields are unknown
 	}
 	for _, s := range strict {
-		line := d.lineOf(path)
+		var field string
 		if at, ok := errors.AsType[kjson.FieldError](s); ok {
-			line = d.lineOf(join(path, at.FieldPath()))
+			field = at.FieldPath()
 		}
-		f.problem(line, "%v: is it misspelled? It has no effect", s)
+		f.problem(v.lineOf(field), "%v: is it misspelled? It has no effect", s)
 	}
 	return true
-}
-
-func kindOf(o metav1.Object) string {
-	switch o.(type) {
-	case *corev1.Service:
-		return model.KindService.String()
-	case *discoveryv1.EndpointSlice:
-		return model.KindSlice.String()
-	case *corev1.Node:
-		return model.KindNode.String()
-	case *networkingv1.ServiceCIDR:
-		return model.KindServiceCIDR.String()
-	}
-	return "Endpoints"
 }
 
 func join(path, field string) string {

@@ -67,17 +67,17 @@ func TestParseReportsTheLine(t *testing.T) {
 		},
 		"invalid address": {
 			text:    "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  clusterIPs:\n  - 10.96.0.2\n  externalIPs:\n  - 192.0.2.1\n  - 192.0.2.256\n",
-			problem: `x.yaml:10: Service default/web: spec.externalIPs[1]: "192.0.2.256" is no IP address`,
+			problem: `x.yaml:10: Service default/web: spec.externalIPs[1]: "192.0.2.256" is not an IP address`,
 		},
 		"no cluster IP": {
 			text: good + "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  ports: []\n",
-			problem: "x.yaml:11: Service default/web: spec.clusterIP: is missing: there is no API server here to allocate it: " +
-				"give an address, or None for a headless Service",
+			problem: "x.yaml:11: Service default/web: spec.clusterIP: is missing: no API server allocates it here: " +
+				"set an address, or None for a headless Service",
 			objects: []string{"2 Service default/good"},
 		},
 		"no node port": {
 			text:    "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  type: NodePort\n  clusterIP: 10.96.0.2\n  ports:\n  - port: 80\n",
-			problem: "x.yaml:9: Service default/web: spec.ports[0].nodePort: is missing: there is no API server here to allocate it: give a port",
+			problem: "x.yaml:9: Service default/web: spec.ports[0].nodePort: is missing: no API server allocates it here: set a port",
 		},
 		"wrong family in a slice": {
 			text: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web-1\n  labels: {kubernetes.io/service-name: web}\n" +
@@ -86,7 +86,7 @@ func TestParseReportsTheLine(t *testing.T) {
 		},
 		"no address type": {
 			text:    "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web-1\n  labels: {kubernetes.io/service-name: web}\n",
-			problem: `x.yaml:1: EndpointSlice default/web-1: addressType: "" is none of IPv4, IPv6, FQDN`,
+			problem: `x.yaml:1: EndpointSlice default/web-1: addressType: "" is not one of IPv4, IPv6, FQDN`,
 		},
 		"old version": {
 			text:    "kind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\nmetadata: {name: web-1}\n",
@@ -98,11 +98,11 @@ func TestParseReportsTheLine(t *testing.T) {
 		},
 		"no range": {
 			text:    "kind: ServiceCIDR\napiVersion: networking.k8s.io/v1\nmetadata: {name: kubernetes}\nspec:\n  cidrs:\n  - 10.96.0.0/16\n  - \"fd00::\"\n",
-			problem: `x.yaml:7: ServiceCIDR kubernetes: spec.cidrs[1]: "fd00::" is no CIDR`,
+			problem: `x.yaml:7: ServiceCIDR kubernetes: spec.cidrs[1]: "fd00::" is not a CIDR`,
 		},
 		"endpoints": {
 			text:    "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n- notReadyAddresses:\n  - ip: 10.0.0.1\n  - ip: nowhere\n  ports: [{port: 1}]\n",
-			problem: `x.yaml:7: Endpoints default/web: subsets[0].notReadyAddresses[1].ip: "nowhere" is no IP address`,
+			problem: `x.yaml:7: Endpoints default/web: subsets[0].notReadyAddresses[1].ip: "nowhere" is not an IP address`,
 		},
 		"misspelled kind":       {text: good + "---\napiVersion: v1\nkind: Servcie\n", problem: "x.yaml:7: apiVersion v1 has no kind Servcie: is it misspelled?", objects: []string{"2 Service default/good"}},
 		"group that is none":    {text: "apiVersion: core/v1\nkind: Service\n", problem: "x.yaml:1: apiVersion core/v1 of Service is not supported: use v1"},
@@ -111,16 +111,16 @@ func TestParseReportsTheLine(t *testing.T) {
 		"slice of no group":     {text: "apiVersion: v1\nkind: EndpointSlice\n", problem: "x.yaml:1: apiVersion v1 of EndpointSlice is not supported: use discovery.k8s.io/v1"},
 		"group of two parts":    {text: "apiVersion: a/b/c\nkind: Node\n", problem: "x.yaml:1: apiVersion: unexpected GroupVersion string: a/b/c: correct it"},
 		"in a list of its kind": {text: "apiVersion: v1\nkind: NodeList\nitems:\n- metadata: {name: n1}\n- metadata: {}\n", problem: "x.yaml:5: metadata.name is missing: name the object", objects: []string{"4 Node n1"}},
-		"no kind in a List":     {text: "apiVersion: v1\nkind: List\nitems:\n- metadata: {name: n1}\n", problem: "x.yaml:4: no Kubernetes object: apiVersion and kind are required"},
-		"no kind":               {text: "\n\nhello: world\n", problem: "x.yaml:3: no Kubernetes object: apiVersion and kind are required"},
-		"scalar":                {text: "# c\nhello\n", problem: "x.yaml:2: no Kubernetes object"},
+		"no kind in a List":     {text: "apiVersion: v1\nkind: List\nitems:\n- metadata: {name: n1}\n", problem: "x.yaml:4: not a Kubernetes object: apiVersion and kind are required"},
+		"no kind":               {text: "\n\nhello: world\n", problem: "x.yaml:3: not a Kubernetes object: apiVersion and kind are required"},
+		"scalar":                {text: "# c\nhello\n", problem: "x.yaml:2: not a Kubernetes object"},
 		"no name": {
 			text: "apiVersion: v1\nkind: Node\nmetadata:\n  labels: {}\n", problem: "x.yaml:3: metadata.name is missing: name the object",
 		},
 		"item of a list": {
 			text: "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata: {name: n1}\n" +
 				"- apiVersion: v1\n  kind: Node\n  metadata: {name: n2}\n  spec:\n    podCIDRs:\n    - 10.0.0.0\n",
-			problem: `x.yaml:12: Node n2: spec.podCIDRs[0]: "10.0.0.0" is no CIDR`,
+			problem: `x.yaml:12: Node n2: spec.podCIDRs[0]: "10.0.0.0" is not a CIDR`,
 			objects: []string{"4 Node n1"},
 		},
 		"alias": {

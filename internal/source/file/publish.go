@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,7 +13,7 @@ import (
 // state is the combined content of all files.
 type state struct {
 	objects  map[model.Key]model.Keyed
-	skips    map[model.Kind]map[model.Key][]source.Skip
+	skips    map[model.Key][]source.Skip
 	problems []problem
 }
 
@@ -27,13 +28,7 @@ type place struct {
 // assemble combines the content of the files. If an object occurs more than once, the first one
 // counts.
 func (s *Source) assemble() state {
-	st := state{
-		objects: map[model.Key]model.Keyed{},
-		skips:   map[model.Kind]map[model.Key][]source.Skip{},
-	}
-	for _, kind := range kinds {
-		st.skips[kind] = map[model.Key][]source.Skip{}
-	}
+	st := state{objects: map[model.Key]model.Keyed{}, skips: map[model.Key][]source.Skip{}}
 	if s.files.problem != nil {
 		st.problems = append(st.problems, *s.files.problem)
 	}
@@ -53,8 +48,7 @@ func (s *Source) assemble() state {
 				st.objects[o.model.Key()] = o.model
 			}
 			if len(o.skips) > 0 {
-				key := o.id.key()
-				st.skips[key.Kind][key] = o.skips
+				st.skips[o.key] = o.skips
 			}
 		}
 	}
@@ -65,7 +59,7 @@ func (s *Source) assemble() state {
 // mirror adds the slices of Endpoints objects whose Services have no selector.
 func (s *Source) mirror(st *state, places map[objectID]place) {
 	mirrored := map[model.ServiceKey]bool{}
-	for _, id := range slices.SortedFunc(maps.Keys(places), compareIDs) {
+	for _, id := range slices.SortedFunc(maps.Keys(places), func(a, b objectID) int { return cmp.Compare(a.String(), b.String()) }) {
 		o := places[id]
 		service, ok := places[objectID{model.KindService.String(), id.namespace, id.name}]
 		if o.endpoints == nil || o.endpoints.skip || !ok || service.hasSelector {
@@ -76,9 +70,9 @@ func (s *Source) mirror(st *state, places map[objectID]place) {
 		for _, slice := range s.mirrors.slices(key, o.endpoints) {
 			if _, taken := st.objects[slice.Key()]; taken {
 				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(
-					"%s is mirrored to %s, which a manifest gives already: rename that", id, slice.Key())})
+					"%s is mirrored to %s, which is also in a manifest: rename the one in the manifest", id, slice.Key())})
 			} else if err := slice.Check(); err != nil {
-				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf("%s can't be mirrored to %s: %v", id, slice.Key(), err)})
+				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf("%s cannot be mirrored to %s: %v", id, slice.Key(), err)})
 			} else {
 				st.objects[slice.Key()] = slice
 			}
@@ -96,7 +90,6 @@ func (s *Source) fill(sink source.Sink, now state) {
 				objects = append(objects, o)
 			}
 		}
-		s.skips.Replace(kind, now.skips[kind])
 		sink.Replace(kind, objects, 0)
 	}
 	s.held = now.objects
@@ -104,9 +97,6 @@ func (s *Source) fill(sink source.Sink, now state) {
 
 // follow passes what has changed to the sink.
 func (s *Source) follow(sink source.Sink, now state) {
-	for _, kind := range kinds {
-		s.skips.Replace(kind, now.skips[kind])
-	}
 	for _, key := range slices.SortedFunc(maps.Keys(now.objects), model.Key.Compare) {
 		if s.held[key] != now.objects[key] {
 			sink.Upsert(now.objects[key], 0)
@@ -125,12 +115,12 @@ func (s *Source) report(problems []problem) {
 	s.gauge.Set(float64(len(problems)))
 	for _, p := range problems {
 		if !slices.Contains(s.problems, p) {
-			s.log.Warn("manifest problem", "problem", p.String(), "directory", s.directory)
+			s.log.Warn("Found a problem in a manifest", "problem", p.String(), "directory", s.directory)
 		}
 	}
 	for _, p := range s.problems {
 		if !slices.Contains(problems, p) {
-			s.log.Info("manifest problem is over", "problem", p.String(), "directory", s.directory)
+			s.log.Info("Problem in a manifest is solved", "problem", p.String(), "directory", s.directory)
 		}
 	}
 	s.problems = problems

@@ -49,7 +49,7 @@ type pending struct {
 func (f *files) scan() (wait time.Duration, settled bool) {
 	entries, err := os.ReadDir(f.directory)
 	if err != nil {
-		f.problem = &problem{file: f.directory, detail: fmt.Sprintf("the directory is gone, keeping what it held: %v", err)}
+		f.problem = &problem{file: f.directory, detail: fmt.Sprintf("cannot read the directory, keeping its last content: %v", err)}
 		return absence, false
 	}
 	f.problem, f.strange = nil, nil
@@ -90,12 +90,12 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 	return wait, len(f.pending) == 0
 }
 
-// read returns the content of a file. If the directory has an entry of that name that is no file,
+// read returns the content of a file. If the directory has an entry of that name that is not a file,
 // read records this as strange.
 func (f *files) read(name string) (raw []byte, exists bool, err error) {
 	path := filepath.Join(f.directory, name)
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		f.strange = append(f.strange, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
+		f.strange = append(f.strange, problem{file: name, detail: "is not a file: manifests are only read from files in this directory, not from subdirectories"})
 		return nil, false, nil
 	}
 	raw, err = os.ReadFile(path)
@@ -103,7 +103,7 @@ func (f *files) read(name string) (raw []byte, exists bool, err error) {
 		return raw, true, err
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
-		f.strange = append(f.strange, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
+		f.strange = append(f.strange, problem{file: name, detail: "is a broken link: correct or remove it"})
 	}
 	return nil, false, nil
 }

@@ -37,8 +37,7 @@ func load(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, errors.New("no kubeconfig is given and this is no pod of a cluster: " +
-				"give the path of a kubeconfig file, or run as a pod with a ServiceAccount")
+			return nil, errors.New("no kubeconfig, and not running in a pod: set --kubeconfig")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("in-cluster configuration: %w; does the pod mount its ServiceAccount's token?", err)

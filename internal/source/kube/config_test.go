@@ -49,7 +49,7 @@ func TestConfig(t *testing.T) {
 
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	_, err = Config("")
-	require.ErrorContains(t, err, "give the path of a kubeconfig file, or run as a pod")
+	require.ErrorContains(t, err, "no kubeconfig, and not running in a pod: set --kubeconfig")
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	_, err = Config("")

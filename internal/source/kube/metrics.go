@@ -17,19 +17,19 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	return &metrics{
 		lists: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_source_kube_lists_total",
-			Help: "Complete states taken from the API server: one at the start, and one for each watch that could not be resumed.",
+			Help: "Number of complete lists from the API server: one at the start, and one for each watch that could not be resumed.",
 		}, []string{"kind"}),
 		watches: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_source_kube_watches_total",
-			Help: "Watches opened on the API server, which ends each after 5 to 10 minutes.",
+			Help: "Number of watches opened on the API server, which ends each after 5 to 10 minutes.",
 		}, []string{"kind"}),
 		errors: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_source_kube_errors_total",
-			Help: "Requests to the API server that failed, and answers that were not believed, by operation: list, watch or replace.",
+			Help: "Number of failed requests to the API server, and of lists that were refused as implausible, by operation: list, watch or replace.",
 		}, []string{"kind", "operation"}),
 		lastEvent: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "slicecast_source_kube_last_event_timestamp_seconds",
-			Help: "When the API server last sent something, bookmarks included, which come about once a minute.",
+			Help: "Time of the last event from the API server, in seconds since 1970. Bookmarks count, and arrive about once a minute.",
 		}, []string{"kind"}),
 	}
 }

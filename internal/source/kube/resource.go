@@ -135,19 +135,16 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 		}
 		select {
 		case <-asking.Done():
-			r.log.Debug("it is not known how far the API server has come; going on from what is known", "error", err)
+			r.log.Debug("Cannot determine the resourceVersion of the API server, resuming the watch", "err", err)
 			return nil
 		case <-time.After(askInterval): // it may be starting
-		} // it may be starting
+		}
 	}
 }
 
 func (r *resource) isAhead(known, of string) error {
-	number := func(resourceVersion string) uint64 { // 0 if it is not a number
-		n, _ := strconv.ParseUint(resourceVersion, 10, 64)
-		return n
-	}
-	have, want := number(of), number(known)
+	have, _ := strconv.ParseUint(of, 10, 64) // 0 if it is not a number
+	want, _ := strconv.ParseUint(known, 10, 64)
 	if have == 0 || have >= want {
 		return nil
 	}
@@ -193,23 +190,23 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 	switch {
 	case err == nil:
 		if r.failing.CompareAndSwap(true, false) {
-			r.log.Info("the API server answers again", "operation", operation)
+			r.log.Info("API server answers again", "operation", operation)
 		}
 	case ctx.Err() != nil:
 	case o.SendInitialEvents != nil && apierrors.IsInvalid(err):
-		r.log.Debug("the API server does not stream lists, taking one in pages", "error", err)
+		r.log.Debug("API server does not stream lists, listing in pages", "err", err)
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err),
 		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
-		r.log.Debug("the API server cannot go on from what is known, taking a new list", "operation", operation, "error", err)
+		r.log.Debug("Cannot resume from the last resourceVersion, listing again", "operation", operation, "err", err)
 	case r.optional && isAbsence(err):
 		switch {
 		case !r.absent.CompareAndSwap(false, true):
 		case apierrors.IsForbidden(err):
-			r.log.Warn("ServiceCIDRs may not be seen, going on without: nodes are not told the ranges of cluster IPs; allow list "+
-				"and watch of servicecidrs.networking.k8s.io, as deploy/kubernetes/server-rbac.yaml does", "error", err)
+			r.log.Warn("Not allowed to list ServiceCIDRs, continuing without them: agents do not learn the ranges of cluster IPs; "+
+				"allow list and watch of servicecidrs.networking.k8s.io, as in deploy/kubernetes/server-rbac.yaml", "err", err)
 		default:
-			r.log.Info("the API server has no ServiceCIDRs, going on without: nodes are not told the ranges of cluster IPs, "+
-				"which takes Kubernetes 1.33", "error", err)
+			r.log.Info("API server has no ServiceCIDRs, continuing without them: agents do not learn the ranges of cluster IPs; "+
+				"Kubernetes 1.33 and later has them", "err", err)
 		}
 	default:
 		r.metrics.errors.WithLabelValues(r.kind.String(), operation).Inc()
@@ -217,7 +214,7 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 		if r.failing.CompareAndSwap(false, true) {
 			level = slog.LevelWarn
 		}
-		r.log.Log(ctx, level, "request to the API server failed, keeping what is known and trying again",
-			"operation", operation, "error", err)
+		r.log.Log(ctx, level, "Request to the API server failed, keeping the current state and trying again",
+			"operation", operation, "err", err)
 	}
 }

@@ -99,9 +99,9 @@ func TestSyncsWithoutServiceCIDRs(t *testing.T) {
 		log    string // must be logged once
 		errors float64
 	}{
-		"before Kubernetes 1.33": {404, metav1.StatusReasonNotFound, "level=INFO msg=\"the API server has no ServiceCIDRs", 0},
-		"without the right":      {403, metav1.StatusReasonForbidden, "level=WARN msg=\"ServiceCIDRs may not be seen, going on without: nodes are not told the ranges of cluster IPs; allow list and watch of servicecidrs.networking.k8s.io", 0},
-		"with another error":     {500, metav1.StatusReasonInternalError, "request to the API server failed", 1},
+		"before Kubernetes 1.33": {404, metav1.StatusReasonNotFound, "level=INFO msg=\"API server has no ServiceCIDRs", 0},
+		"without the right":      {403, metav1.StatusReasonForbidden, "level=WARN msg=\"Not allowed to list ServiceCIDRs, continuing without them: agents do not learn the ranges of cluster IPs; allow list and watch of servicecidrs.networking.k8s.io", 0},
+		"with another error":     {500, metav1.StatusReasonInternalError, "Request to the API server failed", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t)

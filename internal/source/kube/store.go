@@ -78,8 +78,7 @@ func (r *resource) Bookmark(resourceVersion string) error {
 func (r *resource) Replace(list []any, resourceVersion string) error {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv == 0 {
-		return r.refuse(fmt.Errorf("a list with resourceVersion %q is not from an API server: is there a proxy that answers "+
-			"in its place?", resourceVersion))
+		return r.refuse(fmt.Errorf("list has the invalid resourceVersion %q: is there a proxy in front of the API server?", resourceVersion))
 	}
 	if rv < r.highest {
 		// The API server answers with a list at least as new as what was last seen, unless that
@@ -87,10 +86,9 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 		// cases, a second list confirms the first.
 		if !r.doubted {
 			r.doubted = true
-			return r.refuse(fmt.Errorf("a list at resourceVersion %d is older than what was seen, %d: asking again",
-				rv, r.highest))
+			return r.refuse(fmt.Errorf("list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
 		}
-		r.log.Warn("the cluster's state went back in time, following it: was etcd restored from a backup?",
+		r.log.Warn("Cluster state went back in time, following it: was etcd restored from a backup?",
 			"from", r.highest, "to", rv)
 	}
 	r.doubted, r.highest = false, rv
@@ -107,7 +105,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 			skips[c.key] = c.skips
 		}
 	}
-	r.skips.Replace(r.kind, skips)
+	r.skips.Replace(skips, r.kind)
 	r.sink.Replace(r.kind, objects, rv)
 	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
 	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
@@ -127,7 +125,7 @@ func (r *resource) saw(rv uint64) {
 // It stops the watch of a streamed list, as the reflector would leave it open.
 func (r *resource) refuse(err error) error {
 	r.metrics.errors.WithLabelValues(r.kind.String(), "replace").Inc()
-	r.log.Warn("refused a list from the API server, keeping what is known and trying again", "error", err)
+	r.log.Warn("Refused a list from the API server, keeping the current state and trying again", "err", err)
 	if r.watch != nil {
 		r.watch.Stop()
 	}
