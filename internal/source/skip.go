@@ -147,12 +147,13 @@ func (s *Skips) Set(key model.Key, skips []Skip) {
 	s.set(key, skips)
 }
 
-// Replace sets what is left out of all objects of these kinds.
+// Replace sets what is left out of all objects of these kinds. It does not change what is left out
+// of allServiceCIDRs.
 func (s *Skips) Replace(skips map[model.Key][]Skip, kinds ...model.Kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key := range s.objects {
-		if _, ok := skips[key]; !ok && slices.Contains(kinds, key.Kind) {
+		if _, ok := skips[key]; !ok && slices.Contains(kinds, key.Kind) && key.Name != allServiceCIDRs {
 			s.set(key, nil)
 		}
 	}

@@ -48,4 +48,8 @@ func TestSkipsAreCountedWhileTheyLastAndLoggedOnce(t *testing.T) {
 	require.Equal(t, 1.0, count("EndpointSlice", "fqdn"), "another kind")
 	skips.Set(db, nil)
 	require.Equal(t, 0.0, count("Service", "invalid_port"))
+
+	skips.Set(model.Key{Kind: model.KindServiceCIDR, Name: allServiceCIDRs}, []Skip{{TooMany, "spec.cidrs", "too many"}})
+	skips.Replace(nil, model.KindServiceCIDR)
+	require.Equal(t, 1.0, count("ServiceCIDR", "too_many"), "Replace does not concern all ServiceCIDRs together")
 }

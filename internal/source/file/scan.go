@@ -90,8 +90,8 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 	return wait, len(f.pending) == 0
 }
 
-// read returns the content of a file. If the directory has an entry of that name that is not a file,
-// read records this as strange.
+// read returns the content of a file. If the entry of that name is not a file, read records this as
+// strange.
 func (f *files) read(name string) (raw []byte, exists bool, err error) {
 	path := filepath.Join(f.directory, name)
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
