@@ -69,9 +69,9 @@ func (s *stage) AwaitSync(t *testing.T) {
 		objects, err := parseObjects(fmt.Sprintf(canaryObjects, port))
 		require.NoError(t, err)
 		require.NoError(t, s.cluster.Apply(t.Context(), objects))
-		openings := []testenv.Opening{
-			{From: s.pods.Host, Proto: testenv.TCP, Src: anyPort("10.180.0.200"), Dst: addrPort("10.96.255.1", port)},
-			{From: s.pods.Host, Proto: testenv.TCP, Src: anyPort("fd00:10:180::200"), Dst: addrPort("fd00:10:96::ff01", port)},
+		openings := []Opening{
+			{From: s.pods.Host, Proto: TCP, Src: anyPort("10.180.0.200"), Dst: addrPort("10.96.255.1", port)},
+			{From: s.pods.Host, Proto: TCP, Src: anyPort("fd00:10:180::200"), Dst: addrPort("fd00:10:96::ff01", port)},
 		}
 		testenv.Eventually(t, syncTimeout, func() error {
 			require.NoError(t, s.subject.Check())

@@ -34,7 +34,7 @@
 //
 // # What is observed
 //
-// Flows are tried with crafted first packets (testenv.Wire), 40 or more for each flow, and all
+// Flows are tried with crafted first packets (a wire), 40 or more for each flow, and all
 // flows of a step at once. Each packet must arrive at one of the expected backends with the source
 // that the case says. The backend's answer must come back to the client from the address to which
 // the client sent the packet. The packets of a flow must reach all of its backends.

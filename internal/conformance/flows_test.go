@@ -38,8 +38,6 @@ var defaultSources = map[Origin][2]netip.Addr{
 	FromNode:  {},
 }
 
-var protocols = map[Proto]testenv.Proto{TCP: testenv.TCP, UDP: testenv.UDP, SCTP: testenv.SCTP}
-
 // hostOf returns the host at which connections of an origin begin.
 func (s *stage) hostOf(origin Origin) *testenv.Host {
 	switch origin {
@@ -53,7 +51,7 @@ func (s *stage) hostOf(origin Origin) *testenv.Host {
 }
 
 // openings returns n connections.
-func (s *stage) openings(c *Connections, n int) []testenv.Opening {
+func (s *stage) openings(c *Connections, n int) []Opening {
 	sources := c.SrcRange.All()
 	if len(sources) == 0 {
 		src := c.Src.Addr
@@ -65,10 +63,10 @@ func (s *stage) openings(c *Connections, n int) []testenv.Opening {
 		}
 		sources = []netip.Addr{src}
 	}
-	var list []testenv.Opening
+	var list []Opening
 	for i := range n {
-		list = append(list, testenv.Opening{
-			From: s.hostOf(c.From), Proto: protocols[c.Proto],
+		list = append(list, Opening{
+			From: s.hostOf(c.From), Proto: c.Proto,
 			Src: netip.AddrPortFrom(sources[i%len(sources)], c.Sport), Dst: netip.AddrPortFrom(c.Dst.Addr, c.Port),
 		})
 	}
@@ -139,7 +137,7 @@ type check struct {
 // try makes the connections of flows and judges the results.
 func (s *stage) try(t *testing.T, checks []*check) {
 	t.Helper()
-	var openings []testenv.Opening
+	var openings []Opening
 	counts := make([]int, len(checks))
 	for i, k := range checks {
 		counts[i] = k.connections()
@@ -165,7 +163,7 @@ func (k *check) connections() int {
 }
 
 // judge returns an error unless the fates of the connections match an acceptable result.
-func (k *check) judge(fates []testenv.Fate) error {
+func (k *check) judge(fates []Fate) error {
 	var reasons []string
 	for i := range k.want {
 		reason := k.want[i].differs(fates, k.node)
@@ -223,7 +221,7 @@ func (e Expectation) String() string {
 
 // differs describes how the fates of connections differ from the expectation. It returns "" if they
 // do not differ.
-func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
+func (e *Expectation) differs(fates []Fate, node Node) string {
 	reached := map[netip.AddrPort]bool{}
 	for i := range fates {
 		f := &fates[i]
@@ -242,7 +240,7 @@ func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
 	return ""
 }
 
-func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
+func (e *Expectation) differsOne(f *Fate, node Node) string {
 	switch e.Verdict {
 	case Reject:
 		// A TCP reset refuses the client just as immediately.
@@ -285,7 +283,7 @@ func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 }
 
 // describe summarizes the fates of connections in one line.
-func describe(fates []testenv.Fate) string {
+func describe(fates []Fate) string {
 	counts := map[string]int{}
 	for i := range fates {
 		counts[describeOne(&fates[i])]++
@@ -297,7 +295,7 @@ func describe(fates []testenv.Fate) string {
 	return strings.Join(parts, "; ")
 }
 
-func describeOne(f *testenv.Fate) string {
+func describeOne(f *Fate) string {
 	switch {
 	case f.At != nil:
 		text := fmt.Sprintf("%s → %s arrives at %s as %s → %s", f.Src.Addr(), f.Dst, f.At.Name, f.SeenSrc.Addr(), f.SeenDst)

@@ -21,20 +21,20 @@ var (
 
 // fate returns the fate of an answered connection from 10.180.0.1 to 10.96.0.1:80 that arrived with
 // the given source and destination.
-func fate(src, dst string) testenv.Fate {
-	return testenv.Fate{
-		Opening: testenv.Opening{Src: netip.MustParseAddrPort("10.180.0.1:5000"), Dst: netip.MustParseAddrPort("10.96.0.1:80")},
+func fate(src, dst string) Fate {
+	return Fate{
+		Opening: Opening{Src: netip.MustParseAddrPort("10.180.0.1:5000"), Dst: netip.MustParseAddrPort("10.96.0.1:80")},
 		At:      edge, SeenSrc: netip.MustParseAddrPort(src), SeenDst: netip.MustParseAddrPort(dst), Answered: true,
 	}
 }
 
 // lost returns the fate of a connection that arrived nowhere.
-func lost() testenv.Fate {
+func lost() Fate {
 	f := fate("10.180.0.1:5000", "10.96.0.1:80")
-	return testenv.Fate{Opening: f.Opening}
+	return Fate{Opening: f.Opening}
 }
 
-func refused() testenv.Fate {
+func refused() Fate {
 	f := lost()
 	f.Refused, f.Denied = "ICMP port unreachable", unix.EPERM
 	return f
@@ -57,11 +57,11 @@ func TestJudge(t *testing.T) {
 	unanswered.Answered, reset.Answered, denied.Denied = false, true, unix.EPERM
 	unreachable := lost()
 	unreachable.Refused = "ICMP destination unreachable, code 1"
-	fates := func(list ...testenv.Fate) []testenv.Fate { return list }
+	fates := func(list ...Fate) []Fate { return list }
 	for _, test := range []struct {
 		name  string
 		want  Expectation
-		fates []testenv.Fate
+		fates []Fate
 		right bool
 	}{
 		{"a backend", backends(SourceKept, "10.180.0.9:80"), fates(kept, kept), true},
@@ -122,9 +122,9 @@ func TestExceptions(t *testing.T) {
 		flow: &Flow{}, node: testNode, want: []Expectation{{Verdict: Drop}},
 		exception: &exception{Reason: "because"}, excused: Expectation{Verdict: Reject},
 	}
-	require.NoError(t, k.judge([]testenv.Fate{refused()}))
-	require.ErrorContains(t, k.judge([]testenv.Fate{lost()}), "not needed any more (because)")
-	require.ErrorContains(t, k.judge([]testenv.Fate{fate("10.180.0.1:5000", "10.180.0.9:80")}), "not dropped in silence")
+	require.NoError(t, k.judge([]Fate{refused()}))
+	require.ErrorContains(t, k.judge([]Fate{lost()}), "not needed any more (because)")
+	require.ErrorContains(t, k.judge([]Fate{fate("10.180.0.1:5000", "10.180.0.9:80")}), "not dropped in silence")
 
 	cases, err := Load("testdata/scenarios")
 	require.NoError(t, err)

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/slicecast/slicecast/internal/testenv"
 )
 
 // checkSessions makes the connections of a step's sessions. Sessions with pauses run concurrently
@@ -67,7 +65,7 @@ func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrP
 		}
 		// The timeout is long, because each connection is answered and a slow machine may take a
 		// while for that.
-		fates, err := s.wire.Open(ctx, []testenv.Opening{o}, settleTimeout)
+		fates, err := s.wire.Open(ctx, []Opening{o}, settleTimeout)
 		if err != nil {
 			return nil, err
 		}

@@ -20,7 +20,7 @@ import (
 
 // stage is an API server, and a node with a subject and two other hosts: one for the node's pods
 // and one for everything outside the node. Together these receive packets for all addresses that
-// cases use; see testenv.Wire.
+// cases use; see Wire.
 type stage struct {
 	control *controlplane.ControlPlane
 	cluster *cluster
@@ -28,7 +28,7 @@ type stage struct {
 	node    *testenv.Node
 	pods    *testenv.Pod
 	outside *testenv.Client
-	wire    *testenv.Wire
+	wire    *Wire
 	subject subject
 	// canary is the number of changes of the canary so far.
 	canary int
@@ -67,7 +67,7 @@ func newStage(t *testing.T) *stage {
 	s.pods.Attract(s.node.PodCIDR4, s.node.PodCIDR6)
 	s.outside.Attract(everything...)
 	s.outside.RouteVia(s.node, everything...)
-	s.wire = testenv.NewWire(t, s.node, s.pods.Host, s.outside.Host)
+	s.wire = NewWire(t, s.node, s.pods.Host, s.outside.Host)
 	return s
 }
 

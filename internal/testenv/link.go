@@ -212,7 +212,7 @@ func (h *Host) addAddress(addr netip.Addr) error {
 // Attract makes the network deliver packets for any address of the given networks to a pod or a
 // client, instead of the host that received them before. A pod can attract networks in its node's
 // pod CIDRs. A client can attract any network, including all addresses that no host has. The host's
-// kernel does not have these addresses and ignores the packets; a [Wire] sees them.
+// kernel does not have these addresses and ignores the packets; a packet socket receives them.
 func (h *Host) Attract(networks ...netip.Prefix) {
 	h.t.Helper()
 	for _, network := range networks {

@@ -18,12 +18,10 @@ import (
 // Proto is a transport protocol.
 type Proto string
 
-// The transport protocols. Servers and probes support TCP and UDP. Only a [Wire] supports SCTP,
-// which the kernel may lack.
+// The transport protocols that servers and probes support.
 const (
-	TCP  Proto = "tcp"
-	UDP  Proto = "udp"
-	SCTP Proto = "sctp"
+	TCP Proto = "tcp"
+	UDP Proto = "udp"
 )
 
 // Reply is a server's answer to a line of text or a datagram, encoded as one line of JSON.

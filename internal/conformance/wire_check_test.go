@@ -1,9 +1,10 @@
 // These tests prove that a wire sees where a connection arrives, with which addresses, and how it
 // is refused, for every source, protocol and family.
-package testenv_test
+package conformance
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,12 +21,12 @@ var (
 // scene is a node between its pods and the rest of the world, in one IP family.
 type scene struct {
 	t       *testing.T
-	proto   testenv.Proto
+	proto   Proto
 	command string
 	node    *testenv.Node
 	pods    *testenv.Pod
 	outside *testenv.Client
-	wire    *testenv.Wire
+	wire    *Wire
 	// vip belongs to no host, backend to the pods. sources has a source address for connections
 	// from each host.
 	vip, backend netip.AddrPort
@@ -34,7 +35,7 @@ type scene struct {
 
 // eachScene runs a test for each protocol and family.
 func eachScene(t *testing.T, f func(s *scene)) {
-	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP, testenv.SCTP} {
+	for _, proto := range []Proto{TCP, UDP, SCTP} {
 		for name, ipv6 := range map[string]bool{"IPv4": false, "IPv6": true} {
 			t.Run(string(proto)+" "+name, func(t *testing.T) {
 				t.Parallel()
@@ -44,7 +45,7 @@ func eachScene(t *testing.T, f func(s *scene)) {
 	}
 }
 
-func newScene(t *testing.T, proto testenv.Proto, ipv6 bool) *scene {
+func newScene(t *testing.T, proto Proto, ipv6 bool) *scene {
 	t.Helper()
 	network := testenv.NewNetwork(t)
 	s := &scene{t: t, proto: proto, node: network.AddNode("node"), outside: network.AddClient("outside")}
@@ -52,7 +53,7 @@ func newScene(t *testing.T, proto testenv.Proto, ipv6 bool) *scene {
 	s.pods.Attract(s.node.PodCIDR4, s.node.PodCIDR6)
 	s.outside.Attract(anywhere4, anywhere6)
 	s.outside.RouteVia(s.node, anywhere4, anywhere6)
-	s.wire = testenv.NewWire(t, s.node, s.pods.Host, s.outside.Host)
+	s.wire = NewWire(t, s.node, s.pods.Host, s.outside.Host)
 	pod, client := "10.180.0.200", "198.51.100.77"
 	s.command, s.vip = "iptables", netip.MustParseAddrPort("10.96.0.10:80")
 	s.backend = netip.MustParseAddrPort("10.180.0.77:8080")
@@ -75,15 +76,15 @@ func (s *scene) rule(args ...string) {
 
 // each opens connections from every host to an address and calls check with each fate. For the
 // node, its own kernel chooses the source.
-func (s *scene) each(dst netip.AddrPort, check func(fate testenv.Fate)) {
+func (s *scene) each(dst netip.AddrPort, check func(fate Fate)) {
 	s.t.Helper()
-	var openings []testenv.Opening
+	var openings []Opening
 	for host, source := range s.sources {
 		if host == s.node.Host {
 			source = netip.Addr{}
 		}
 		for range 50 {
-			openings = append(openings, testenv.Opening{From: host, Proto: s.proto, Src: netip.AddrPortFrom(source, 0), Dst: dst})
+			openings = append(openings, Opening{From: host, Proto: s.proto, Src: netip.AddrPortFrom(source, 0), Dst: dst})
 		}
 	}
 	fates, err := s.wire.Open(s.t.Context(), openings, 300*time.Millisecond)
@@ -98,23 +99,23 @@ func (s *scene) each(dst netip.AddrPort, check func(fate testenv.Fate)) {
 
 func TestWireSeesWhereConnectionsArrive(t *testing.T) {
 	eachScene(t, func(s *scene) {
-		s.each(s.vip, func(f testenv.Fate) {
+		s.each(s.vip, func(f Fate) {
 			require.Equal(t, s.outside.Host, f.At)
 			require.Equal(t, []netip.AddrPort{f.Src, s.vip}, []netip.AddrPort{f.SeenSrc, f.SeenDst}, "the packet is translated")
 			require.True(t, f.Answered)
 		})
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
-			s.rule("-t", "nat", "-A", chain, "-d", s.vip.Addr().String(), "-p", string(s.proto), "--dport", "80",
+			s.rule("-t", "nat", "-A", chain, "-d", s.vip.Addr().String(), "-p", strings.ToLower(string(s.proto)), "--dport", "80",
 				"-j", "DNAT", "--to-destination", s.backend.String())
 		}
-		s.each(s.vip, func(f testenv.Fate) {
+		s.each(s.vip, func(f Fate) {
 			require.Equal(t, s.pods.Host, f.At)
 			require.Equal(t, s.backend, f.SeenDst)
 			require.Equal(t, f.Src.Addr(), f.SeenSrc.Addr())
 			require.True(t, f.Answered)
 		})
 		s.rule("-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
-		s.each(s.vip, func(f testenv.Fate) {
+		s.each(s.vip, func(f Fate) {
 			require.Equal(t, s.backend, f.SeenDst)
 			require.Equal(t, s.sources[s.node.Host], f.SeenSrc.Addr())
 			require.True(t, f.Answered)
@@ -125,27 +126,27 @@ func TestWireSeesWhereConnectionsArrive(t *testing.T) {
 func TestWireSeesWhatTheNodeDelivers(t *testing.T) {
 	eachScene(t, func(s *scene) {
 		own := netip.AddrPortFrom(s.sources[s.node.Host], 30000)
-		s.each(own, func(f testenv.Fate) {
+		s.each(own, func(f Fate) {
 			require.Equal(t, s.node.Host, f.At, f)
 			require.Equal(t, []netip.AddrPort{f.Src, own}, []netip.AddrPort{f.SeenSrc, f.SeenDst})
 		})
-		s.rule("-A", "INPUT", "-p", string(s.proto), "--dport", "30000", "-j", "DROP")
-		s.each(own, func(f testenv.Fate) { require.Nil(t, f.At) })
+		s.rule("-A", "INPUT", "-p", strings.ToLower(string(s.proto)), "--dport", "30000", "-j", "DROP")
+		s.each(own, func(f Fate) { require.Nil(t, f.At) })
 	})
 }
 
 func TestWireDistinguishesRefusalFromSilence(t *testing.T) {
 	eachScene(t, func(s *scene) {
 		for _, chain := range []string{"FORWARD", "OUTPUT"} {
-			s.rule("-A", chain, "-d", s.vip.Addr().String(), "-p", string(s.proto), "--dport", "80", "-j", "REJECT")
-			s.rule("-A", chain, "-d", s.vip.Addr().String(), "-p", string(s.proto), "--dport", "81", "-j", "DROP")
+			s.rule("-A", chain, "-d", s.vip.Addr().String(), "-p", strings.ToLower(string(s.proto)), "--dport", "80", "-j", "REJECT")
+			s.rule("-A", chain, "-d", s.vip.Addr().String(), "-p", strings.ToLower(string(s.proto)), "--dport", "81", "-j", "DROP")
 		}
-		s.each(s.vip, func(f testenv.Fate) {
+		s.each(s.vip, func(f Fate) {
 			require.True(t, f.PortUnreachable(), f)
 			require.Nil(t, f.At)
 			require.False(t, f.Answered)
 		})
-		s.each(netip.AddrPortFrom(s.vip.Addr(), 81), func(f testenv.Fate) {
+		s.each(netip.AddrPortFrom(s.vip.Addr(), 81), func(f Fate) {
 			require.Nil(t, f.At)
 			require.Empty(t, f.Refused)
 			require.False(t, f.Answered)
@@ -155,9 +156,9 @@ func TestWireDistinguishesRefusalFromSilence(t *testing.T) {
 }
 
 func TestWireSeesResets(t *testing.T) {
-	s := newScene(t, testenv.TCP, false)
+	s := newScene(t, TCP, false)
 	s.rule("-A", "FORWARD", "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
-	fates, err := s.wire.Open(t.Context(), []testenv.Opening{{
+	fates, err := s.wire.Open(t.Context(), []Opening{{
 		From: s.pods.Host, Proto: s.proto, Src: netip.AddrPortFrom(s.sources[s.pods.Host], 4444), Dst: s.vip,
 	}}, 300*time.Millisecond)
 	require.NoError(t, err)

@@ -1,4 +1,6 @@
-package testenv
+// This file holds the wire, which opens connections with crafted packets and observes what becomes
+// of them.
+package conformance
 
 import (
 	"context"
@@ -11,9 +13,12 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/testenv"
 )
 
 // Wire opens connections with crafted packets from any source address and observes what becomes of
@@ -23,11 +28,11 @@ import (
 // a second.
 //
 // A wire sees packets that reach its edges, which are pods and clients with the networks that they
-// [Host.Attract]. It also sees packets that its node delivers locally, after the node's rules for
+// [testenv.Host.Attract]. It also sees packets that its node delivers locally, after the node's rules for
 // input.
 type Wire struct {
-	node  *Host
-	hosts map[*Host]*station
+	node  *testenv.Host
+	hosts map[*testenv.Host]*station
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -39,7 +44,7 @@ type Wire struct {
 
 // station is a host at which a wire sends and receives.
 type station struct {
-	host *Host
+	host *testenv.Host
 	send [2]*os.File                  // raw sockets for IPv4 and IPv6
 	taps []interface{ Close() error } // all sockets of the station
 	done sync.WaitGroup
@@ -47,7 +52,7 @@ type station struct {
 
 // Opening describes a connection to open.
 type Opening struct {
-	From  *Host
+	From  *testenv.Host
 	Proto Proto
 	// Src may lack the address, the port or both. The wire fills in the address that From's kernel
 	// would choose, and a port that it has not used recently. Src may be an address that From does
@@ -61,7 +66,7 @@ type Fate struct {
 	Opening
 	// At is where the first packet arrived: an edge or the node. It is nil if the packet arrived
 	// nowhere.
-	At *Host
+	At *testenv.Host
 	// SeenSrc and SeenDst are the addresses of the first packet where it arrived.
 	SeenSrc, SeenDst netip.AddrPort
 	// Answered means that an answer came back from Dst to Src. The wire answers packets that arrive
@@ -88,15 +93,15 @@ type attempt struct {
 }
 
 // NewWire creates a wire with a node and edges, which t closes in the end.
-func NewWire(t TB, node *Node, edges ...*Host) *Wire {
+func NewWire(t testing.TB, node *testenv.Node, edges ...*testenv.Host) *Wire {
 	t.Helper()
 	w := &Wire{
-		node: node.Host, hosts: map[*Host]*station{}, attempts: map[uint32]*attempt{}, token: uint32(os.Getpid()) << 16, port: firstPort,
+		node: node.Host, hosts: map[*testenv.Host]*station{}, attempts: map[uint32]*attempt{}, token: uint32(os.Getpid()) << 16, port: firstPort,
 	}
 	t.Cleanup(w.Close)
 	for _, host := range append(slices.Clone(edges), node.Host) {
 		if err := w.addStation(host); err != nil {
-			t.Fatalf("testenv: tap %s: %v", host.Name, err)
+			t.Fatalf("tap %s: %v", host.Name, err)
 		}
 	}
 	return w
@@ -109,7 +114,7 @@ const (
 	lastPort  = 65000
 )
 
-func (w *Wire) addStation(host *Host) error {
+func (w *Wire) addStation(host *testenv.Host) error {
 	s := &station{host: host}
 	w.hosts[host] = s
 	return host.Do(func() error {
@@ -137,10 +142,14 @@ func (w *Wire) tapEdge(s *station) error {
 	}
 	tap := os.NewFile(uintptr(fd), "tap")
 	s.taps = append(s.taps, tap)
+	eth0, err := net.InterfaceByName("eth0")
+	if err != nil {
+		return err
+	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: every, Ifindex: s.host.eth0.Attrs().Index}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: every, Ifindex: eth0.Index}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
 	if err := enlarge(fd); err != nil {
@@ -180,10 +189,12 @@ func (w *Wire) tapNode(s *station) error {
 func (w *Wire) tapProtocol(s *station, network string, protocol byte) error {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
-		controlErr := raw.Control(func(fd uintptr) { err = enlarge(int(fd)) })
-		if network == "ip6" {
-			err = errors.Join(err, setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO))
-		}
+		controlErr := raw.Control(func(fd uintptr) {
+			err = enlarge(int(fd))
+			if network == "ip6" {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1))
+			}
+		})
 		return errors.Join(controlErr, err)
 	}}
 	packets, err := config.ListenPacket(context.Background(), network+":"+strconv.Itoa(int(protocol)), "")
@@ -208,8 +219,7 @@ func (w *Wire) tapProtocol(s *station, network string, protocol byte) error {
 				p, ok = decodeIP(data[:n])
 			} else {
 				src, _ := netip.AddrFromSlice(from.IP)
-				dst, _ := packetInfo(control[:controlLen])
-				p, ok = decodeSegment(protocol, src, dst, data[:n])
+				p, ok = decodeSegment(protocol, src, destination(control[:controlLen]), data[:n])
 			}
 			if ok {
 				w.see(s, p)
@@ -217,6 +227,20 @@ func (w *Wire) tapProtocol(s *station, network string, protocol byte) error {
 		}
 	})
 	return nil
+}
+
+// destination returns the destination address in the control data of an IPv6 packet.
+func destination(control []byte) netip.Addr {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return netip.Addr{}
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO {
+			return netip.AddrFrom16([16]byte(m.Data[:16]))
+		}
+	}
+	return netip.Addr{}
 }
 
 // enlarge increases a socket's receive buffer as far as the kernel allows it, for bursts.
@@ -265,15 +289,17 @@ func (w *Wire) see(s *station, p packet) {
 }
 
 func (s *station) transmit(p packet) error {
-	index := 0
+	index, to := 0, unix.Sockaddr(&unix.SockaddrInet6{Addr: p.dst.Addr().As16()})
 	if p.dst.Addr().Is6() {
 		index = 1
+	} else {
+		to = &unix.SockaddrInet4{Addr: p.dst.Addr().As4()}
 	}
 	raw, err := s.send[index].SyscallConn()
 	if err != nil {
 		return err
 	}
-	data, to := p.encode(), sockaddr(netip.AddrPortFrom(p.dst.Addr(), 0))
+	data := p.encode()
 	sendErr := error(nil)
 	err = raw.Control(func(fd uintptr) {
 		for range 10 {
@@ -346,7 +372,7 @@ func (w *Wire) register(openings []Opening, progress chan struct{}) ([]registere
 		src, port := o.Src.Addr(), o.Src.Port()
 		if !src.IsValid() {
 			var err error
-			if src, err = o.From.sourceFor(o.Dst); err != nil {
+			if src, err = sourceFor(o.From, o.Dst); err != nil {
 				return nil, err
 			}
 		}
@@ -402,8 +428,9 @@ func (w *Wire) fates(list []registered) []Fate {
 	return fates
 }
 
-// sourceFor returns the source address that the kernel chooses for an unbound connection to dst.
-func (h *Host) sourceFor(dst netip.AddrPort) (netip.Addr, error) {
+// sourceFor returns the source address that the kernel of a host chooses for an unbound connection
+// to dst.
+func sourceFor(h *testenv.Host, dst netip.AddrPort) (netip.Addr, error) {
 	var source netip.Addr
 	err := h.Do(func() error {
 		conn, err := net.Dial("udp", dst.String())
@@ -411,7 +438,7 @@ func (h *Host) sourceFor(dst netip.AddrPort) (netip.Addr, error) {
 			return err
 		}
 		defer conn.Close()
-		source = addrPort(conn.LocalAddr()).Addr()
+		source = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
 		return nil
 	})
 	if err != nil {

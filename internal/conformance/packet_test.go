@@ -1,4 +1,5 @@
-package testenv
+// This file encodes and decodes the crafted packets of a wire.
+package conformance
 
 import (
 	"encoding/binary"
@@ -9,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packet is a packet that a [Wire] sends or sees: the first packet of a connection, an answer to
+// packet is a packet that a wire sends or sees: the first packet of a connection, an answer to
 // one, or an ICMP error about one. All three carry the same token, which no translation of
 // addresses and ports changes.
 type packet struct {
@@ -31,9 +32,6 @@ const (
 
 // portUnreachable is the description of the ICMP error for a port on which no server listens.
 const portUnreachable = "ICMP port unreachable"
-
-// protocols maps protocols to their IP protocol numbers.
-var protocols = map[Proto]byte{TCP: unix.IPPROTO_TCP, UDP: unix.IPPROTO_UDP, SCTP: unix.IPPROTO_SCTP}
 
 // The lengths of IP headers without options, in bytes.
 const (
@@ -96,12 +94,12 @@ func (p packet) header(length int) []byte {
 		header = make([]byte, ipv4HeaderLen-8, 128)
 		header[0] = 4<<4 | ipv4HeaderLen/4
 		binary.BigEndian.PutUint16(header[2:], uint16(ipv4HeaderLen+length))
-		header[8], header[9] = 64, protocols[p.proto]
+		header[8], header[9] = 64, protocolNumbers[p.proto]
 	} else {
 		header = make([]byte, ipv6HeaderLen-32, 128)
 		header[0] = 6 << 4
 		binary.BigEndian.PutUint16(header[4:], uint16(length))
-		header[6], header[7] = protocols[p.proto], 64
+		header[6], header[7] = protocolNumbers[p.proto], 64
 	}
 	return append(append(header, src...), dst...)
 }
@@ -109,7 +107,7 @@ func (p packet) header(length int) []byte {
 // checksum returns the TCP or UDP checksum of a segment whose checksum field is zero.
 func (p packet) checksum(segment []byte) uint16 {
 	pseudo := append(p.src.Addr().AsSlice(), p.dst.Addr().AsSlice()...)
-	pseudo = append(pseudo, 0, protocols[p.proto])
+	pseudo = append(pseudo, 0, protocolNumbers[p.proto])
 	pseudo = binary.BigEndian.AppendUint16(pseudo, uint16(len(segment)))
 	sum := uint32(0)
 	for _, bytes := range [][]byte{pseudo, segment} {
@@ -130,7 +128,7 @@ func (p packet) checksum(segment []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// decodeIP decodes a packet, which may be truncated. It returns false if no [Wire] has sent or
+// decodeIP decodes a packet, which may be truncated. It returns false if no wire has sent or
 // caused the packet.
 func decodeIP(data []byte) (packet, bool) {
 	switch {

@@ -1,6 +1,6 @@
 // This test proves that a packet of a probe can be decoded again, and that only its beginning, as
 // ICMP errors return it, is never taken for another packet.
-package testenv
+package conformance
 
 import (
 	"net/netip"
@@ -11,7 +11,7 @@ import (
 
 func TestPacketsSurviveTruncation(t *testing.T) {
 	for _, addrs := range [][2]string{{"10.0.0.1:1", "10.0.0.2:65535"}, {"[fd00::1]:1", "[fd00::2]:65535"}} {
-		for proto := range protocols {
+		for proto := range protocolNumbers {
 			for _, kind := range []packetKind{opening, answer} {
 				want := packet{
 					kind: kind, proto: proto, token: 0x01020304,
