@@ -28,8 +28,8 @@ import (
 // a second.
 //
 // A wire sees packets that reach its edges, which are pods and clients with the networks that they
-// [testenv.Host.Attract]. It also sees packets that its node delivers locally, after the node's rules for
-// input.
+// [testenv.Host.Attract]. It also sees packets that its node delivers locally, after the node's
+// rules for input.
 type Wire struct {
 	node  *testenv.Host
 	hosts map[*testenv.Host]*station

@@ -31,6 +31,10 @@ const (
 	MaxEndpoints  = 1000   // endpoints of a slice
 	MaxSlicePorts = 20_000 // ports of a slice
 	MaxHints      = 8      // hints of an endpoint, of each kind
+	// MaxFrontends bounds the number of ports of a Service times the number of its addresses, in
+	// each IP family. Nodes program no more frontends than that, so sources keep no more ports,
+	// addresses or ranges in a list.
+	MaxFrontends = 10_000
 	// MaxAffinitySeconds bounds the duration of session affinity: one day, in seconds.
 	MaxAffinitySeconds = 86_400
 	// MaxNodeAddresses bounds the addresses of a Node. The API server has no bound; this one is a

@@ -242,15 +242,3 @@ func (r ResourceVersions) With(kind Kind, version uint64) ResourceVersions {
 	}
 	return r
 }
-
-// ResourceVersionOf returns the versions in which only the given kind has a version. It ignores
-// kinds other than Service and Slice.
-func ResourceVersionOf(kind Kind, version uint64) ResourceVersions {
-	switch kind {
-	case KindService:
-		return ResourceVersions{Services: version}
-	case KindSlice:
-		return ResourceVersions{Slices: version}
-	}
-	return ResourceVersions{}
-}

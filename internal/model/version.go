@@ -26,12 +26,9 @@ func (h *hasher) field(number byte, b []byte) {
 }
 
 func (h *hasher) str(number byte, s string) {
-	if s == "" {
-		return
+	if s != "" {
+		h.elem(number, s)
 	}
-	h.buf = append(h.buf, number)
-	h.buf = binary.AppendUvarint(h.buf, uint64(len(s)))
-	h.buf = append(h.buf, s...)
 }
 
 // elem encodes a string of a list. Unlike str, it encodes an empty string, too.
@@ -328,17 +325,9 @@ func (n *Node) Equal(o *Node) bool {
 	if n == nil || o == nil {
 		return n == o
 	}
-	if n.Name != o.Name || n.Deleting != o.Deleting || n.TaintedForDeletion != o.TaintedForDeletion ||
-		!slices.Equal(n.InternalIPs, o.InternalIPs) || !slices.Equal(n.PodCIDRs, o.PodCIDRs) ||
-		!slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) || len(n.Labels) != len(o.Labels) {
-		return false
-	}
-	for k, v := range n.Labels {
-		if ov, ok := o.Labels[k]; !ok || ov != v {
-			return false
-		}
-	}
-	return true
+	return n.Name == o.Name && n.Deleting == o.Deleting && n.TaintedForDeletion == o.TaintedForDeletion &&
+		slices.Equal(n.InternalIPs, o.InternalIPs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+		slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && maps.Equal(n.Labels, o.Labels)
 }
 
 // ComparePrefix orders prefixes by address, then by length.

@@ -264,7 +264,7 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 		p.reached = p.reached.With(kind, resourceVersion)
 		p.seen = p.seen.Min(p.reached)
 	} else {
-		p.reached = p.reached.Max(model.ResourceVersionOf(kind, resourceVersion))
+		p.reached = p.reached.Max(model.ResourceVersions{}.With(kind, resourceVersion))
 	}
 	s.signal()
 }
@@ -320,7 +320,7 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 // seenLocked raises the versions of a kind after a change.
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	p := &s.progress
-	p.seen = p.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
+	p.seen = p.seen.Max(model.ResourceVersions{}.With(kind, resourceVersion))
 	if !s.relayed {
 		p.reached = p.reached.Max(p.seen)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	agent "github.com/slicecast/slicecast/agent/app"
+	"github.com/slicecast/slicecast/internal/testca"
 	server "github.com/slicecast/slicecast/server/app"
 )
 
@@ -54,8 +55,7 @@ func run(args []string) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	files, err := makeFiles(dir)
-	if err != nil {
+	if err := makeFiles(dir); err != nil {
 		return err
 	}
 	var page strings.Builder
@@ -67,7 +67,7 @@ The server and the agent serve these metrics at /metrics of their --metrics-bind
 also serve client_golang's metrics of the process (process_*) and the Go runtime (go_*). The names of counters end with
 _total. A histogram has the series _bucket, _sum and _count.
 `)
-	for _, c := range []command{serverCommand(files), agentCommand(files)} {
+	for _, c := range []command{serverCommand(dir), agentCommand(dir)} {
 		metrics, err := c.metrics()
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
@@ -80,17 +80,18 @@ _total. A histogram has the series _bucket, _sum and _count.
 	return os.WriteFile(args[1], []byte(page.String()), 0o644)
 }
 
-func serverCommand(f *files) command {
-	fileSource := []string{"--source=file", "--manifests=" + f.manifests}
-	tls := []string{"--tls-cert-file=" + f.cert, "--tls-private-key-file=" + f.key, "--client-ca-file=" + f.ca}
+func serverCommand(dir string) command {
+	fileSource := []string{"--source=file", "--manifests=" + dir}
+	tls := []string{"--tls-cert-file=" + dir + "/server.crt", "--tls-private-key-file=" + dir + "/server.key", "--client-ca-file=" + dir + "/ca.crt"}
+	kubeconfig := "--kubeconfig=" + dir + "/kubeconfig"
 	return command{
 		name: "slicecast-server", about: "For operators and observers; see [server/auth](../server/auth/doc.go).",
 		variants: []variant{
 			{slices.Concat(fileSource, []string{"--insecure-plaintext"}), []string{"--source=file"}},
 			{slices.Concat(fileSource, tls), []string{"--source=file", "TLS"}},
-			{slices.Concat(fileSource, tls, []string{"--kubeconfig=" + f.kubeconfig, "--agent-service-account=a/b"}),
+			{slices.Concat(fileSource, tls, []string{kubeconfig, "--agent-service-account=a/b"}),
 				[]string{"--source=file", "TLS", "--agent-service-account"}},
-			{slices.Concat([]string{"--kubeconfig=" + f.kubeconfig}, tls), []string{"--source=kube", "TLS"}},
+			{slices.Concat([]string{kubeconfig}, tls), []string{"--source=kube", "TLS"}},
 			{slices.Concat([]string{"--source=upstream", "--upstream-servers=127.0.0.1:1", "--upstream-insecure-plaintext"}, tls),
 				[]string{"--source=upstream", "TLS"}},
 		},
@@ -109,20 +110,20 @@ func serverCommand(f *files) command {
 			if err != nil {
 				return err
 			}
-			return s.Run(ended()) // closes what New has opened
+			return s.Run(ended) // closes what New has opened
 		},
 	}
 }
 
-func agentCommand(f *files) command {
+func agentCommand(dir string) command {
 	servers := []string{"--servers=127.0.0.1:1", "--insecure-plaintext"}
 	return command{
 		name: "slicecast-agent", about: "For clients with a certificate of --metrics-client-ca-file.",
 		variants: []variant{
 			{servers, []string{"servers"}},
-			{slices.Concat(servers, []string{"--checkpoint=" + f.checkpoint}), []string{"servers", "--checkpoint"}},
-			{[]string{"--source=file", "--manifests=" + f.manifests}, []string{"--source=file"}},
-			{[]string{"--source=kube", "--kubeconfig=" + f.kubeconfig}, []string{"--source=kube"}},
+			{slices.Concat(servers, []string{"--checkpoint=" + dir + "/checkpoint"}), []string{"servers", "--checkpoint"}},
+			{[]string{"--source=file", "--manifests=" + dir}, []string{"--source=file"}},
+			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{"--source=kube"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := agent.Options{Registry: r}
@@ -132,17 +133,17 @@ func agentCommand(f *files) command {
 			if err := fs.Parse(append(args, "--programmer=printer")); err != nil {
 				return err
 			}
-			return agent.Run(ended(), o, slog.New(slog.DiscardHandler), io.Discard)
+			return agent.Run(ended, o, slog.New(slog.DiscardHandler), io.Discard)
 		},
 	}
 }
 
-// ended returns a context that has ended, so that what runs with it stops at once.
-func ended() context.Context {
+// ended is a context that has ended, so that what runs with it stops at once.
+var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
-}
+}()
 
 // documented is a metric with the description of the variants that have it.
 type documented struct {
@@ -161,7 +162,7 @@ func (m *documented) text() string {
 // metrics returns the metrics of all variants by name.
 func (c *command) metrics() ([]documented, error) {
 	all := make(map[string]documented)
-	has := make(map[string][]int) // the variants that have a metric
+	has := make(map[string]variants)
 	for i, v := range c.variants {
 		r := newRecorder()
 		if err := c.make(v.args, r); err != nil {
@@ -172,67 +173,59 @@ func (c *command) metrics() ([]documented, error) {
 			return nil, err
 		}
 		for _, m := range metrics {
-			all[m.name] = documented{metric: m}
-			has[m.name] = append(has[m.name], i)
+			has[m.name] |= 1 << i
+			all[m.name] = documented{m, c.only(has[m.name])}
 		}
 	}
-	var out []documented
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		m := all[name]
-		m.only = c.only(has[name])
-		out = append(out, m)
-	}
-	return out, nil
+	return slices.SortedFunc(maps.Values(all), func(a, b documented) int { return cmp.Compare(a.name, b.name) }), nil
 }
+
+// variants is a set of a command's variants, a bit for each.
+type variants uint
+
+func (v variants) contains(o variants) bool { return o&^v == 0 }
 
 // only returns the names of the properties that exactly these variants have, or "" if they are all
 // variants.
-func (c *command) only(variants []int) string {
-	if len(variants) == len(c.variants) {
+func (c *command) only(these variants) string {
+	if these == 1<<len(c.variants)-1 {
 		return ""
 	}
 	// A property describes the variants if no other variant has it. It is redundant if a property
 	// of more of these variants implies it.
-	having := make(map[string][]int)
+	having := make(map[string]variants)
 	for i, v := range c.variants {
-		for _, w := range v.with {
-			having[w] = append(having[w], i)
+		for _, name := range v.with {
+			having[name] |= 1 << i
 		}
 	}
-	subset := func(a, b []int) bool {
-		return !slices.ContainsFunc(a, func(i int) bool { return !slices.Contains(b, i) })
-	}
+	maps.DeleteFunc(having, func(_ string, in variants) bool { return !these.contains(in) })
 	var names []string
-	for name, in := range having {
-		if !subset(in, variants) {
-			continue
-		}
+	for _, name := range slices.Sorted(maps.Keys(having)) {
 		implied := false
-		for other, wider := range having {
-			implied = implied || other != name && subset(in, wider) && subset(wider, variants) && len(wider) > len(in)
+		for _, wider := range having {
+			implied = implied || wider != having[name] && wider.contains(having[name])
 		}
 		if !implied {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
 	return cmp.Or(strings.Join(names, " or "), "some configurations")
 }
 
-// files are the files that the commands' flags name.
-type files struct{ manifests, cert, key, ca, kubeconfig, checkpoint string }
-
-func makeFiles(dir string) (*files, error) {
-	f := &files{
-		manifests: filepath.Join(dir, "manifests"), kubeconfig: filepath.Join(dir, "kubeconfig"), checkpoint: filepath.Join(dir, "checkpoint"),
+// makeFiles writes the files that the commands' flags name. dir itself is the folder of manifests.
+func makeFiles(dir string) error {
+	ca, err := testca.New()
+	if err != nil {
+		return err
 	}
-	if err := os.Mkdir(f.manifests, 0o700); err != nil {
-		return nil, err
+	certificate, err := ca.Server("localhost")
+	if err != nil {
+		return err
 	}
-	if err := os.WriteFile(f.kubeconfig, []byte(kubeconfig), 0o600); err != nil {
-		return nil, err
-	}
-	return f, f.makeTLS(dir)
+	_, writeCA := ca.WriteCA(dir)
+	_, _, write := testca.Write(dir, "server", certificate)
+	return errors.Join(writeCA, write, os.WriteFile(filepath.Join(dir, "kubeconfig"), []byte(kubeconfig), 0o600))
 }
 
 // kubeconfig is for an API server that does not exist.

@@ -44,8 +44,8 @@ func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
 	}, got)
 	require.Equal(t, []string{"x", "y"}, metrics[1].labels)
 
-	require.Equal(t, "p", c.only([]int{0, 1}))
-	require.Equal(t, "some configurations", c.only([]int{0}))
+	require.Equal(t, "p", c.only(0b011))
+	require.Equal(t, "some configurations", c.only(0b001))
 }
 
 func TestUnknownCollectorsAreReported(t *testing.T) {

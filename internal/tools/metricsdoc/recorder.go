@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/slicecast/slicecast/internal/testca"
 )
 
 // metric is what is known about a metric before it has a value.
@@ -103,21 +101,4 @@ func parseDesc(s string) (m metric, err error) {
 		m.labels = strings.Split(parts[3], ",")
 	}
 	return m, nil
-}
-
-// makeTLS creates a CA and a server certificate.
-func (f *files) makeTLS(dir string) error {
-	ca, err := testca.New()
-	if err != nil {
-		return err
-	}
-	if f.ca, err = ca.WriteCA(dir); err != nil {
-		return err
-	}
-	certificate, err := ca.Server("localhost")
-	if err != nil {
-		return err
-	}
-	f.cert, f.key, err = testca.Write(dir, "server", certificate)
-	return err
 }

@@ -105,23 +105,3 @@ func (r *recording) encode() ([]byte, error) {
 	}
 	return out.Bytes(), err
 }
-
-// decode reads a recording that encode has written.
-func decode(content []byte) (*recording, error) {
-	var h header
-	d := json.NewDecoder(bytes.NewReader(content))
-	if err := d.Decode(&h); err != nil {
-		return nil, err
-	}
-	r := &recording{Command: h.Command}
-	for d.More() {
-		var l line
-		var code string
-		if err := d.Decode(&[]any{&l.At, &code, &l.Text}); err != nil {
-			return nil, err
-		}
-		l.Text = string(bytes.TrimSuffix([]byte(l.Text), []byte("\r\n")))
-		r.Lines = append(r.Lines, l)
-	}
-	return r, nil
-}

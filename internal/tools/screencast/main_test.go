@@ -3,6 +3,8 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +37,26 @@ func TestDrawingIsCurrent(t *testing.T) {
 	have, err := os.ReadFile(demo + ".svg")
 	require.NoError(t, err)
 	require.Equal(t, string(checkedIn(t).draw()), string(have), "docs/demo.svg does not match docs/demo.cast: run 'make screencast'")
+}
+
+// decode reads a recording that encode has written.
+func decode(content []byte) (*recording, error) {
+	var h header
+	d := json.NewDecoder(bytes.NewReader(content))
+	if err := d.Decode(&h); err != nil {
+		return nil, err
+	}
+	r := &recording{Command: h.Command}
+	for d.More() {
+		var l line
+		var code string
+		if err := d.Decode(&[]any{&l.At, &code, &l.Text}); err != nil {
+			return nil, err
+		}
+		l.Text = string(bytes.TrimSuffix([]byte(l.Text), []byte("\r\n")))
+		r.Lines = append(r.Lines, l)
+	}
+	return r, nil
 }
 
 // varying matches what differs from one run of the demo to the next: how many connections reached

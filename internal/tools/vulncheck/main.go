@@ -56,42 +56,30 @@ func run(ctx context.Context, w io.Writer, db, govulncheck, exceptionsFile strin
 	if err != nil {
 		return fmt.Errorf("nothing was checked: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
 	}
-	found, err := parse(out)
+	found, database, err := parse(out)
 	if err != nil {
 		return fmt.Errorf("nothing was checked: %w", err)
 	}
+	fmt.Fprintf(w, "checked against %s\n", database)
 	return found.report(w, accepted)
 }
 
-// exception is a vulnerability that is accepted although a vulnerable function is called.
-type exception struct {
-	// ID is the ID in the Go vulnerability database, such as GO-2026-1234.
-	ID string
-	// Reason says why the vulnerability is harmless here.
-	Reason string
-}
-
-// loadExceptions returns the reasons of the exceptions by ID.
+// loadExceptions returns the vulnerabilities that are accepted although a vulnerable function is
+// called, by ID in the Go vulnerability database, such as GO-2026-1234. The value says why the
+// vulnerability is harmless here.
 func loadExceptions(file string) (map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	var list []exception
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&list); err != nil && !errors.Is(err, io.EOF) {
+	var reasons map[string]string
+	if err := yaml.Unmarshal(text, &reasons); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	reasons := make(map[string]string)
-	for _, e := range list {
-		if e.ID == "" || strings.TrimSpace(e.Reason) == "" {
-			return nil, fmt.Errorf("%s: exception %q: both id and reason are needed", file, e.ID)
+	for id, reason := range reasons {
+		if strings.TrimSpace(reason) == "" {
+			return nil, fmt.Errorf("%s: exception %s has no reason", file, id)
 		}
-		if reasons[e.ID] != "" {
-			return nil, fmt.Errorf("%s: exception %q is listed twice", file, e.ID)
-		}
-		reasons[e.ID] = strings.TrimSpace(e.Reason)
 	}
 	return reasons, nil
 }
@@ -130,12 +118,8 @@ func (f frame) String() string {
 	return fmt.Sprintf("%s.(%s).%s", f.Package, f.Receiver, f.Function)
 }
 
-// findings are the results of govulncheck.
-type findings struct {
-	// database is the URL and the date of the vulnerability database.
-	database string
-	list     map[string]*vulnerability // by ID
-}
+// findings are the known vulnerabilities of modules in use, by ID.
+type findings map[string]*vulnerability
 
 // vulnerability is a known vulnerability of a module in use.
 type vulnerability struct {
@@ -145,19 +129,20 @@ type vulnerability struct {
 	calls []string
 }
 
-// parse parses govulncheck's output.
-func parse(out []byte) (*findings, error) {
-	found := &findings{list: make(map[string]*vulnerability)}
+// parse parses govulncheck's output. It also returns the URL and the date of the vulnerability
+// database.
+func parse(out []byte) (found findings, database string, err error) {
+	found = make(findings)
 	summaries := make(map[string]string)
 	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
 		var m message
 		if err := decoder.Decode(&m); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, fmt.Errorf("decode govulncheck's output: %w", err)
+			return nil, "", fmt.Errorf("decode govulncheck's output: %w", err)
 		}
 		if m.Config != nil {
-			found.database = m.Config.DB + " of " + m.Config.Modified
+			database = m.Config.DB + " of " + m.Config.Modified
 		}
 		if m.OSV != nil {
 			summaries[m.OSV.ID] = m.OSV.Summary
@@ -165,32 +150,28 @@ func parse(out []byte) (*findings, error) {
 		if m.Finding == nil || len(m.Finding.Trace) == 0 {
 			continue
 		}
-		v := found.list[m.Finding.OSV]
-		if v == nil {
-			v = &vulnerability{}
-			found.list[m.Finding.OSV] = v
-		}
+		v := cmp.Or(found[m.Finding.OSV], &vulnerability{})
+		found[m.Finding.OSV] = v
 		trace := m.Finding.Trace
 		v.module, v.fixed = trace[0].Module+" "+trace[0].Version, cmp.Or(m.Finding.FixedVersion, "no version yet")
 		if trace[0].Function != "" {
 			v.calls = append(v.calls, fmt.Sprintf("%s, from %s", trace[0], trace[len(trace)-1]))
 		}
 	}
-	if found.database == "" {
-		return nil, errors.New("govulncheck wrote no configuration")
+	if database == "" {
+		return nil, "", errors.New("govulncheck wrote no configuration")
 	}
-	for id, v := range found.list {
+	for id, v := range found {
 		v.summary = summaries[id]
 	}
-	return found, nil
+	return found, database, nil
 }
 
 // report writes the findings to w. It returns an error if something must be done.
-func (found *findings) report(w io.Writer, accepted map[string]string) error {
+func (found findings) report(w io.Writer, accepted map[string]string) error {
 	var open []string
-	fmt.Fprintf(w, "checked against %s\n", found.database)
-	for _, id := range slices.Sorted(maps.Keys(found.list)) {
-		v := found.list[id]
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		v := found[id]
 		state := "not called"
 		switch {
 		case len(v.calls) > 0 && accepted[id] != "":
@@ -210,7 +191,7 @@ func (found *findings) report(w io.Writer, accepted map[string]string) error {
 			strings.Join(open, ", ")))
 	}
 	for _, id := range slices.Sorted(maps.Keys(accepted)) {
-		if v := found.list[id]; v == nil || len(v.calls) == 0 {
+		if v := found[id]; v == nil || len(v.calls) == 0 {
 			errs = append(errs, fmt.Errorf("the exception %s is not needed: remove it", id))
 		}
 	}

@@ -18,7 +18,7 @@ func TestRun(t *testing.T) {
 	const (
 		recorded    = `cat testdata/govulncheck.json`
 		unreachable = `echo 'fetching vulnerabilities: no such host' >&2; cat testdata/govulncheck.json; exit 1`
-		calledFirst = "- {id: GO-2099-0001, reason: nobody can reach it}\n"
+		calledFirst = "GO-2099-0001: nobody can reach it\n"
 	)
 	for name, test := range map[string]struct {
 		govulncheck, exceptions string
@@ -26,7 +26,7 @@ func TestRun(t *testing.T) {
 		report, err []string
 	}{
 		"called": {
-			recorded, "[]",
+			recorded, "{}",
 			[]string{
 				"against https://vuln.example of 2026-11-01T00:00:00Z",
 				"GO-2099-0001: CALLED: Digests are not what they seem",
@@ -38,15 +38,15 @@ func TestRun(t *testing.T) {
 		},
 		"accepted":      {recorded, calledFirst, []string{"GO-2099-0001: accepted: nobody can reach it"}, nil},
 		"no exceptions": {`echo '{"config": {"db": "x"}}'`, "# none\n", []string{"checked against"}, nil},
-		"not needed":    {recorded, calledFirst + "- {id: GO-2099-0002, reason: old}\n", nil, []string{"GO-2099-0002 is not needed"}},
-		"unknown":       {recorded, calledFirst + "- {id: GO-2099-0003, reason: old}\n", nil, []string{"GO-2099-0003 is not needed"}},
-		"no reason":     {recorded, "- {id: GO-2099-0001, reason: ' '}\n", nil, []string{"both id and reason"}},
-		"twice":         {recorded, calledFirst + calledFirst, nil, []string{"is listed twice"}},
-		"unknown field": {recorded, "- {id: GO-2099-0001, reason: x, until: 2099}\n", nil, []string{"field until not found"}},
-		"no database":   {unreachable, "[]", nil, []string{"nothing was checked", "no such host"}},
-		"silent":        {"true", "[]", nil, []string{"nothing was checked", "no configuration"}},
-		"cut off":       {recorded + " | head -c 300", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
-		"nonsense":      {"echo nonsense", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
+		"not needed":    {recorded, calledFirst + "GO-2099-0002: old\n", nil, []string{"GO-2099-0002 is not needed"}},
+		"unknown":       {recorded, calledFirst + "GO-2099-0003: old\n", nil, []string{"GO-2099-0003 is not needed"}},
+		"no reason":     {recorded, "GO-2099-0001: ' '\n", nil, []string{"GO-2099-0001 has no reason"}},
+		"twice":         {recorded, calledFirst + calledFirst, nil, []string{"already defined"}},
+		"unknown field": {recorded, "GO-2099-0001: {reason: x, until: 2099}\n", nil, []string{"cannot unmarshal"}},
+		"no database":   {unreachable, "{}", nil, []string{"nothing was checked", "no such host"}},
+		"silent":        {"true", "{}", nil, []string{"nothing was checked", "no configuration"}},
+		"cut off":       {recorded + " | head -c 300", "{}", nil, []string{"nothing was checked", "govulncheck's output"}},
+		"nonsense":      {"echo nonsense", "{}", nil, []string{"nothing was checked", "govulncheck's output"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
