@@ -45,12 +45,11 @@ type Options struct {
 // follows their changes. If two files contain the same object, the file whose name sorts first
 // counts.
 type Source struct {
-	directory string
-	log       *slog.Logger
-	skips     *source.Skips
-	gauge     prometheus.Gauge
-	files     files
-	mirrors   mirrors
+	log     *slog.Logger
+	skips   *source.Skips
+	gauge   prometheus.Gauge
+	files   files
+	mirrors mirrors
 
 	held     map[model.Key]model.Keyed // what the sink holds
 	problems []problem                 // as last reported
@@ -64,9 +63,8 @@ func New(o Options) (*Source, error) {
 		return nil, fmt.Errorf("directory of manifests: %w; create it, or name one that this process may read", err)
 	}
 	return &Source{
-		directory: filepath.Clean(o.Directory),
-		log:       o.Log,
-		skips:     source.NewSkips(o.Log, o.Metrics),
+		log:   o.Log,
+		skips: source.NewSkips(o.Log, o.Metrics),
 		gauge: promauto.With(o.Metrics).NewGauge(prometheus.GaugeOpts{
 			Name: "slicecast_source_file_problems",
 			Help: "Number of current problems in manifests; the log names each with its file and line.",
@@ -87,7 +85,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	sink = source.WithServiceCIDRs(sink, s.skips)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch of directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.directory, err)
+		return fmt.Errorf("watch of directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
 	}
 	defer func() { _ = watcher.Close() }()
 
@@ -104,7 +102,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		case <-ctx.Done():
 			return nil
 		case err := <-watcher.Errors: // an overflow, for example: events are missing
-			s.log.Debug("File notifications failed, reading the directory", "directory", s.directory, "err", err)
+			s.log.Debug("File notifications failed, reading the directory", "directory", s.files.directory, "err", err)
 			wake(debounce)
 		case <-watcher.Events:
 			if time.Until(due) > debounce {
@@ -113,10 +111,10 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		case <-timer.C:
 			// The watch is renewed each time. That has no effect on the same directory, but the
 			// path may meanwhile be another one.
-			err := watcher.Add(s.directory)
+			err := watcher.Add(s.files.directory)
 			wait, settled := s.files.scan()
 			if err != nil && s.files.problem == nil {
-				s.files.problem = &problem{file: s.directory, detail: fmt.Sprintf(
+				s.files.problem = &problem{file: s.files.directory, detail: fmt.Sprintf(
 					"cannot be watched, so changes take effect late: %v; is the sysctl fs.inotify.max_user_watches too low?", err)}
 			}
 			now := s.assemble()

@@ -30,6 +30,7 @@ import (
 // object is one object of a file.
 type object struct {
 	id    objectID
+	file  string      // the name of the file
 	line  int         // the line in the file at which it begins, from 1
 	key   model.Key   // zero for Endpoints
 	model model.Keyed // nil for Endpoints, and for objects that nodes do not use
@@ -283,7 +284,7 @@ func (f *fileParser) object(v value, kind schema.GroupVersionKind) *object {
 		f.bad(v.lineOf("metadata.name"), "metadata.name is missing: name the object")
 		return nil
 	}
-	o := &object{line: v.lineOf(""), id: objectID{kind.Kind, meta.GetNamespace(), meta.GetName()}}
+	o := &object{file: f.name, line: v.lineOf(""), id: objectID{kind.Kind, meta.GetNamespace(), meta.GetName()}}
 	if kind.Kind == "Node" || kind.Kind == "ServiceCIDR" {
 		o.id.namespace = ""
 	} else {

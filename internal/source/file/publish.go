@@ -19,10 +19,9 @@ type state struct {
 
 var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode, model.KindServiceCIDR}
 
-// place is an object and the file that it is in.
-type place struct {
-	file string
-	*object
+// problem adds a problem with an object.
+func (st *state) problem(o *object, format string, args ...any) {
+	st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(format, args...)})
 }
 
 // assemble combines the content of the files. If an object occurs more than once, the first one
@@ -33,17 +32,16 @@ func (s *Source) assemble() state {
 		st.problems = append(st.problems, *s.files.problem)
 	}
 	st.problems = append(st.problems, s.files.strange...)
-	places := map[objectID]place{}
+	objects := map[objectID]*object{}
 	for _, name := range slices.Sorted(maps.Keys(s.files.known)) {
 		f := s.files.known[name]
 		st.problems = append(st.problems, f.problems...)
 		for _, o := range f.objects {
-			if first, ok := places[o.id]; ok {
-				st.problems = append(st.problems, problem{name, o.line, fmt.Sprintf(
-					"%s is already in %s:%d, which counts: remove one of them", o.id, first.file, first.line)})
+			if first := objects[o.id]; first != nil {
+				st.problem(o, "%s is already in %s:%d, which counts: remove one of them", o.id, first.file, first.line)
 				continue
 			}
-			places[o.id] = place{name, o}
+			objects[o.id] = o
 			if o.model != nil {
 				st.objects[o.model.Key()] = o.model
 			}
@@ -52,27 +50,25 @@ func (s *Source) assemble() state {
 			}
 		}
 	}
-	s.mirror(&st, places)
+	s.mirror(&st, objects)
 	return st
 }
 
 // mirror adds the slices of Endpoints objects whose Services have no selector.
-func (s *Source) mirror(st *state, places map[objectID]place) {
+func (s *Source) mirror(st *state, objects map[objectID]*object) {
 	mirrored := map[model.ServiceKey]bool{}
-	for _, id := range slices.SortedFunc(maps.Keys(places), func(a, b objectID) int { return cmp.Compare(a.String(), b.String()) }) {
-		o := places[id]
-		service, ok := places[objectID{model.KindService.String(), id.namespace, id.name}]
-		if o.endpoints == nil || o.endpoints.skip || !ok || service.hasSelector {
+	for _, id := range slices.SortedFunc(maps.Keys(objects), func(a, b objectID) int { return cmp.Compare(a.String(), b.String()) }) {
+		o, service := objects[id], objects[objectID{model.KindService.String(), id.namespace, id.name}]
+		if o.endpoints == nil || o.endpoints.skip || service == nil || service.hasSelector {
 			continue
 		}
 		key := model.ServiceKey{Namespace: id.namespace, Name: id.name}
 		mirrored[key] = true
 		for _, slice := range s.mirrors.slices(key, o.endpoints) {
 			if _, taken := st.objects[slice.Key()]; taken {
-				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(
-					"%s is mirrored to %s, which is also in a manifest: rename the one in the manifest", id, slice.Key())})
+				st.problem(o, "%s is mirrored to %s, which is also in a manifest: rename the one in the manifest", id, slice.Key())
 			} else if err := slice.Check(); err != nil {
-				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf("%s cannot be mirrored to %s: %v", id, slice.Key(), err)})
+				st.problem(o, "%s cannot be mirrored to %s: %v", id, slice.Key(), err)
 			} else {
 				st.objects[slice.Key()] = slice
 			}
@@ -115,12 +111,12 @@ func (s *Source) report(problems []problem) {
 	s.gauge.Set(float64(len(problems)))
 	for _, p := range problems {
 		if !slices.Contains(s.problems, p) {
-			s.log.Warn("Found a problem in a manifest", "problem", p.String(), "directory", s.directory)
+			s.log.Warn("Found a problem in a manifest", "problem", p.String(), "directory", s.files.directory)
 		}
 	}
 	for _, p := range s.problems {
 		if !slices.Contains(problems, p) {
-			s.log.Info("Problem in a manifest is solved", "problem", p.String(), "directory", s.directory)
+			s.log.Info("Problem in a manifest is solved", "problem", p.String(), "directory", s.files.directory)
 		}
 	}
 	s.problems = problems

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -42,9 +43,6 @@ type borrowed struct {
 	lent     string
 	listener net.Listener
 	serving  sync.WaitGroup
-
-	mu    sync.Mutex
-	conns map[net.Conn]struct{} // guarded by mu; nil once the control plane is given back
 }
 
 // taken holds the entries of LentVariable that this process uses. takenMu guards it.
@@ -79,66 +77,49 @@ func (cp *ControlPlane) borrow(lent string, options Options) error {
 		}
 		taken[one] = true
 		cp.pki, cp.endpoint = &pki{dir, ca}, listener.Addr().(*net.TCPAddr).AddrPort()
-		cp.borrowed = &borrowed{lent: one, listener: listener, conns: map[net.Conn]struct{}{}}
-		cp.borrowed.serving.Go(func() { cp.borrowed.serve(socket) })
+		b := &borrowed{lent: one, listener: listener}
+		ctx, cancel := context.WithCancel(context.Background())
+		b.serving.Go(func() {
+			defer cancel()
+			b.serve(ctx, socket)
+		})
+		cp.borrowed = b
 		cp.client, err = kubernetes.NewForConfig(cp.AdminConfig())
 		return err
 	}
 	return fmt.Errorf("all lent control planes are in use: %s", lent)
 }
 
-// serve forwards each connection to the API server.
-func (b *borrowed) serve(socket string) {
+// serve forwards each connection to the API server until the listener is closed. The end of ctx
+// closes the connections.
+func (b *borrowed) serve(ctx context.Context, socket string) {
 	for {
 		near, err := b.listener.Accept()
 		if err != nil {
 			return
 		}
 		b.serving.Go(func() {
+			defer near.Close()
 			far, err := net.Dial("unix", socket)
 			if err != nil {
-				_ = near.Close()
 				return
 			}
+			closeBoth := func() { _, _ = near.Close(), far.Close() }
+			defer context.AfterFunc(ctx, closeBoth)()
 			var both sync.WaitGroup
 			for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
-				if !b.hold(way[0]) {
-					_ = way[0].Close()
-				}
 				both.Go(func() {
 					_, _ = io.Copy(way[1], way[0]) // the ends of the connection handle errors
-					_ = way[1].Close()
+					closeBoth()
 				})
 			}
 			both.Wait()
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			delete(b.conns, near)
-			delete(b.conns, far)
 		})
 	}
 }
 
-// hold registers a connection to be closed when the control plane is given back. It returns false
-// if the control plane has been given back already.
-func (b *borrowed) hold(c net.Conn) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.conns == nil {
-		return false
-	}
-	b.conns[c] = struct{}{}
-	return true
-}
-
 func (b *borrowed) giveBack() error {
 	err := b.listener.Close()
-	b.mu.Lock()
-	for c := range b.conns {
-		_ = c.Close()
-	}
-	b.conns = nil
-	b.mu.Unlock()
 	b.serving.Wait()
 	takenMu.Lock()
 	defer takenMu.Unlock()

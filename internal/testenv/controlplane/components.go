@@ -88,7 +88,8 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 			"--unsafe-no-fsync",
 		}
 		cp.Etcd.ready = func(ctx context.Context) error {
-			return getOK(ctx, nil, cp.etcdURL+"/health")
+			_, err := get(ctx, nil, cp.etcdURL+"/health")
+			return err
 		}
 	})
 }
@@ -154,7 +155,7 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context, options Opti
 		return err
 	}
 	kubeconfig := filepath.Join(cp.dir, "kube-controller-manager.kubeconfig")
-	if err := writeKubeconfig(kubeconfig, cp.ConfigFor("system:kube-controller-manager", "system:masters")); err != nil {
+	if err := cp.WriteKubeconfig(kubeconfig, cp.ConfigFor("system:kube-controller-manager", "system:masters")); err != nil {
 		return err
 	}
 	cp.ControllerManager = cp.newProcess("kube-controller-manager", binary)
@@ -183,13 +184,9 @@ func (cp *ControlPlane) isReady(url string) func(context.Context) error {
 		if err != nil {
 			return err
 		}
-		return getOK(ctx, tlsConfig, url)
+		_, err = get(ctx, tlsConfig, url)
+		return err
 	}
-}
-
-func getOK(ctx context.Context, tlsConfig *tls.Config, url string) error {
-	_, err := get(ctx, tlsConfig, url)
-	return err
 }
 
 // get requests url over a new connection, so that the answer comes from the process that runs now.

@@ -87,7 +87,7 @@ func Start(t testing.TB, options Options) *ControlPlane {
 		if t.Failed() {
 			cp.logTails()
 		}
-		if err := cp.stop(); err != nil {
+		if err := cp.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -127,7 +127,7 @@ func (a around) Run() int {
 	if code != 0 {
 		cp.logTails()
 	}
-	if err := cp.stop(); err != nil {
+	if err := cp.Close(); err != nil {
 		logf("%v", err)
 		return 1
 	}
@@ -139,9 +139,6 @@ func Run(ctx context.Context, options Options) (*ControlPlane, error) {
 	return start(ctx, options, func(string, ...any) {})
 }
 
-// Close stops a control plane that Run has started and removes its files.
-func (cp *ControlPlane) Close() error { return cp.stop() }
-
 func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *ControlPlane, err error) {
 	began := time.Now()
 	if !options.Address.IsValid() {
@@ -150,7 +147,7 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 	cp := &ControlPlane{logf: logf, spawner: newSpawner()}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("control plane: %w", errors.Join(err, cp.stop()))
+			err = fmt.Errorf("control plane: %w", errors.Join(err, cp.Close()))
 		}
 	}()
 	if lent := os.Getenv(LentVariable); lent != "" {
@@ -180,8 +177,9 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 	return cp, nil
 }
 
-// stop kills all processes and removes the files. A graceful end would have no benefit.
-func (cp *ControlPlane) stop() error {
+// Close stops a control plane that Run has started, and removes its files. It kills all processes,
+// as a graceful end would have no benefit.
+func (cp *ControlPlane) Close() error {
 	var errs []error
 	for _, p := range cp.processes() {
 		if err := p.Kill(); err != nil && !errors.Is(err, errNotRunning) {
@@ -230,24 +228,9 @@ func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
 // groups. The client has the rights that RBAC grants them, and no rate limit.
 func (cp *ControlPlane) ConfigFor(user string, groups ...string) *rest.Config {
 	cert, key := cp.pki.client(user, groups)
-	config := cp.anonymousConfig()
-	config.CertData, config.KeyData = cert, key
-	return config
-}
-
-// ConfigForToken returns a configuration for a client that authenticates with a bearer token, such
-// as that of a ServiceAccount. It has no rate limit.
-func (cp *ControlPlane) ConfigForToken(token string) *rest.Config {
-	config := cp.anonymousConfig()
-	config.BearerToken = token
-	return config
-}
-
-func (cp *ControlPlane) anonymousConfig() *rest.Config {
 	return &rest.Config{
-		Host:            cp.URL(),
-		TLSClientConfig: rest.TLSClientConfig{CAData: cp.pki.ca.PEM(), ServerName: serverName},
-		QPS:             -1,
+		Host: cp.URL(), QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: cp.pki.ca.PEM(), ServerName: serverName, CertData: cert, KeyData: key},
 	}
 }
 
@@ -258,11 +241,6 @@ func (cp *ControlPlane) Kubeconfig(t testing.TB, config *rest.Config) string {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, cp.WriteKubeconfig(path, config))
 	return path
-}
-
-// WriteKubeconfig writes config as a kubeconfig file.
-func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error {
-	return writeKubeconfig(path, config)
 }
 
 // Namespace creates a namespace with a name derived from the test's. At the end of t it deletes the

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -199,7 +200,9 @@ func TestBoundTokenNamesItsNode(t *testing.T) {
 	require.Equal(t, []string{audience}, review.Status.Audiences)
 	require.Equal(t, authenticationv1.ExtraValue{node}, review.Status.User.Extra["authentication.kubernetes.io/node-name"])
 
-	client, err := kubernetes.NewForConfig(shared.ConfigForToken(request.Status.Token))
+	config := rest.AnonymousClientConfig(shared.AdminConfig())
+	config.BearerToken = request.Status.Token
+	client, err := kubernetes.NewForConfig(config)
 	require.NoError(t, err)
 	self, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	require.NoError(t, err)

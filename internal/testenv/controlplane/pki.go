@@ -97,7 +97,8 @@ func (p *pki) client(user string, groups []string) (cert, key []byte) {
 	return cert, key
 }
 
-func writeKubeconfig(path string, config *rest.Config) error {
+// WriteKubeconfig writes config as a kubeconfig file.
+func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error {
 	const name = "slicecast-test"
 	kubeconfig := clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{name: {
@@ -108,7 +109,6 @@ func writeKubeconfig(path string, config *rest.Config) error {
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{name: {
 			ClientCertificateData: config.CertData,
 			ClientKeyData:         config.KeyData,
-			Token:                 config.BearerToken,
 		}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name}},
 		CurrentContext: name,
