@@ -251,7 +251,6 @@ func (c *checker) prefixes(field string, list []netip.Prefix, most int) {
 	}
 }
 
-// port checks the name, protocol and number of a port.
 func (c *checker) port(name string, protocol Protocol, number uint16) {
 	c.want(name == "" || IsLabel(name), "ports.name", name, "port name")
 	if protocol < TCP || protocol > SCTP {

@@ -98,7 +98,6 @@ func (p *Proxy) accept() {
 	}
 }
 
-// connect connects to the target on behalf of client, and records both connections.
 func (p *Proxy) connect(client net.Conn) (net.Conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

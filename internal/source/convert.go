@@ -228,7 +228,6 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 	})
 }
 
-// portName reports whether a port's name is valid.
 func portName(name, field string, skips *skipList) bool {
 	if name != "" && !model.IsLabel(name) {
 		skips.add(InvalidText, field+".name", "%.80q is not a valid port name", name)
@@ -479,12 +478,10 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	return n, skips
 }
 
-// hasFamily reports whether an address of the family is among the addresses.
 func hasFamily(addrs []netip.Addr, family model.Family) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return model.FamilyOf(a) == family })
 }
 
-// nodeAddrs returns a Node's addresses of one type.
 func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
 	var out []netip.Addr
 	for i, address := range first(o.Status.Addresses, model.MaxNodeAddresses, "status.addresses", skips) {
@@ -499,7 +496,6 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 	return out
 }
 
-// port validates and converts a port of a Service or a slice.
 func port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
 	p, ok := ParseProtocol(protocol)
 	if !ok {

@@ -104,7 +104,6 @@ func (h *Host) dialTCP(ctx context.Context, dst, src netip.AddrPort) (net.Conn, 
 	return net.FileConn(file)
 }
 
-// connect starts to connect a socket.
 func connect(fd int, dst, src netip.AddrPort) error {
 	level, option := unix.SOL_SOCKET, unix.SO_REUSEADDR
 	if src.Port() == 0 {
@@ -124,7 +123,6 @@ func connect(fd int, dst, src netip.AddrPort) error {
 	return socketError(fd)
 }
 
-// awaitConnected waits until a socket is connected or has failed.
 func awaitConnected(ctx context.Context, file *os.File) error {
 	stop, err := limit(ctx, file)
 	if err != nil {

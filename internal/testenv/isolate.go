@@ -175,7 +175,6 @@ func prepareNamespaces() error {
 	return setSysctls(hostSysctls)
 }
 
-// startStage runs this binary again as the given stage.
 func startStage(stage string, attr *syscall.SysProcAttr) (*os.Process, error) {
 	return os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
 		Env:   append(os.Environ(), stageVariable+"="+stage),

@@ -88,7 +88,6 @@ func (n *Network) addNode(name string) (*Node, error) {
 	)
 }
 
-// routeTo adds a route through a node to the router.
 func (n *Network) routeTo(node *Node, dst netip.Prefix, table int) error {
 	via := node.IPv4
 	if dst.Addr().Is6() {

@@ -101,7 +101,6 @@ func (d *document) lineOf(path string) int {
 	return line
 }
 
-// steps splits a path into keys and indexes.
 func steps(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
 }

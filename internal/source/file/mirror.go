@@ -287,7 +287,6 @@ func (m *mirror) place(g group) {
 	}
 }
 
-// newPart adds a part with the lowest free number.
 func (m *mirror) newPart(group string) *part {
 	p := &part{number: 1, group: group, addresses: map[netip.Addr]bool{}}
 	for slices.ContainsFunc(m.parts, func(o *part) bool { return o.number == p.number }) {

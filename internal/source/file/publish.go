@@ -19,7 +19,6 @@ type state struct {
 
 var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode, model.KindServiceCIDR}
 
-// problem adds a problem with an object.
 func (st *state) problem(o *object, format string, args ...any) {
 	st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(format, args...)})
 }
@@ -77,7 +76,6 @@ func (s *Source) mirror(st *state, objects map[objectID]*object) {
 	maps.DeleteFunc(s.mirrors, func(key model.ServiceKey, _ *mirror) bool { return !mirrored[key] })
 }
 
-// fill passes everything to the sink.
 func (s *Source) fill(sink source.Sink, now state) {
 	for _, kind := range kinds {
 		var objects []model.Keyed
@@ -91,7 +89,6 @@ func (s *Source) fill(sink source.Sink, now state) {
 	s.held = now.objects
 }
 
-// follow passes what has changed to the sink.
 func (s *Source) follow(sink source.Sink, now state) {
 	for _, key := range slices.SortedFunc(maps.Keys(now.objects), model.Key.Compare) {
 		if s.held[key] != now.objects[key] {

@@ -55,7 +55,6 @@ func newPKI(dir string, address netip.Addr) (*pki, error) {
 	return p, p.newTokenKey()
 }
 
-// newTokenKey creates the key that signs ServiceAccount tokens.
 func (p *pki) newTokenKey() error {
 	tokens, err := p.ca.Client("service-accounts")
 	if err != nil {
@@ -85,7 +84,6 @@ func (cp *ControlPlane) RotateServiceAccountKey(keepOld bool) error {
 
 func (p *pki) file(name string) string { return filepath.Join(p.dir, name) }
 
-// client returns a certificate and its key in PEM for a user in groups.
 func (p *pki) client(user string, groups []string) (cert, key []byte) {
 	c, err := p.ca.Client(user, groups...)
 	if err == nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -217,21 +216,11 @@ func (p *Process) logPath() string { return filepath.Join(p.dir, p.name+".log") 
 
 // LogTail returns the end of the component's log, which covers all its runs.
 func (p *Process) LogTail() string {
-	log, err := os.Open(p.logPath())
+	log, err := os.ReadFile(p.logPath())
 	if err != nil {
 		return err.Error()
 	}
-	defer log.Close()
-	if info, err := log.Stat(); err == nil && info.Size() > logTailSize {
-		if _, err := log.Seek(-logTailSize, io.SeekEnd); err != nil {
-			return err.Error()
-		}
-	}
-	tail, err := io.ReadAll(log)
-	if err != nil {
-		return err.Error()
-	}
-	return string(bytes.TrimSpace(tail))
+	return string(bytes.TrimSpace(log[max(0, len(log)-logTailSize):]))
 }
 
 func (p *Process) portTaken() bool {

@@ -63,7 +63,6 @@ func findKernel(ctx context.Context, root string) (*kernel, error) {
 // plain returns a module's name as the kernel spells it. File names may have - in place of _.
 func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// readModule reads the description in a module's file.
 func readModule(path string) (*module, error) {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -85,7 +85,6 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 	return results, nil
 }
 
-// command returns the command that boots the machine.
 func (m *machine) command(ctx context.Context, ports []uint16, runs []spec.Run) (*exec.Cmd, error) {
 	files, err := m.kernel.firstFiles(m.guest, ports, runs)
 	if err != nil {

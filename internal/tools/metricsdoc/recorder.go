@@ -40,7 +40,6 @@ func (r *recorder) MustRegister(all ...prometheus.Collector) {
 	}
 }
 
-// metrics returns the registered metrics.
 func (r *recorder) metrics() (out []metric, err error) {
 	families, err := r.Gather()
 	if err != nil {

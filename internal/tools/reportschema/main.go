@@ -127,7 +127,6 @@ func (d describer) describe(t reflect.Type, s *jsonschema.Schema) error {
 	return nil
 }
 
-// comments returns the comments of the types in a package and of their fields.
 func (d describer) comments(pkg string) (map[string]string, error) {
 	if c, ok := d.packages[pkg]; ok {
 		return c, nil
@@ -166,5 +165,4 @@ func (d describer) comments(pkg string) (map[string]string, error) {
 	return out, nil
 }
 
-// line returns a comment as one line.
 func line(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }

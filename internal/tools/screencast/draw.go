@@ -29,7 +29,6 @@ text { font: %dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mo
 @keyframes print {
 `
 
-// columns returns the length of the longest line.
 func (r *recording) columns() int {
 	longest := len(r.prompt())
 	for _, l := range r.Lines {
@@ -40,7 +39,6 @@ func (r *recording) columns() int {
 
 func (r *recording) prompt() string { return "$ " + r.Command }
 
-// draw returns the recording as an SVG.
 func (r *recording) draw() []byte {
 	width, height := int(letter*float64(r.columns()))+2*margin, lineHeight*(len(r.Lines)+1)
 	duration := slower*r.Lines[len(r.Lines)-1].At + hold

@@ -58,7 +58,6 @@ type line struct {
 	Text string
 }
 
-// record runs a program and returns what it prints on standard output.
 func record(ctx context.Context, program *exec.Cmd) (*recording, error) {
 	var messages bytes.Buffer
 	program.Stderr = &messages

@@ -39,7 +39,6 @@ func main() {
 	}
 }
 
-// run checks the packages and writes a report to w.
 func run(ctx context.Context, w io.Writer, db, govulncheck, exceptionsFile string, patterns []string) error {
 	accepted, err := loadExceptions(exceptionsFile)
 	if err != nil {

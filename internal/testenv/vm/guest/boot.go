@@ -42,7 +42,6 @@ func mountAll(mounts ...mount) error {
 	return nil
 }
 
-// boot sets up the machine and executes all runs.
 func boot() error {
 	var s spec.Spec
 	text, err := os.ReadFile("/" + spec.File)
@@ -105,7 +104,6 @@ func mountRoot() error {
 	return nil
 }
 
-// runAll runs each program and reports to the host how it ended.
 func runAll(s spec.Spec) error {
 	ports, err := openPorts()
 	if err != nil {

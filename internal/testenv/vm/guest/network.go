@@ -12,7 +12,6 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// setUp adds addresses to an interface and sets it up.
 func setUp(name string, addresses ...string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -48,7 +47,6 @@ func openHost(ports []uint16) error {
 	return nil
 }
 
-// serve forwards each connection to address.
 func serve(listener net.Listener, address string) {
 	for {
 		near, err := listener.Accept()
