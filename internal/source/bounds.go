@@ -13,11 +13,11 @@ import (
 const maxDetail = 512
 
 // first returns the list up to a bound, and reports what it leaves out.
-func first[T any](list []T, most int, field string, skips *skipList) []T {
+func first[T any](list []T, most int, field string, skips *SkipList) []T {
 	if len(list) <= most {
 		return list
 	}
-	skips.add(TooMany, field, "has %d entries, and the first %d are used", len(list), most)
+	skips.Add(TooMany, field, "has %d entries, and the first %d are used", len(list), most)
 	return list[:most]
 }
 
@@ -25,7 +25,7 @@ func first[T any](list []T, most int, field string, skips *skipList) []T {
 // than nodes use.
 type unique[T comparable] struct {
 	field    string
-	skips    *skipList
+	skips    *SkipList
 	seen     map[T]struct{}
 	families [2]int // entries of IPv4 and of IPv6
 }
@@ -40,7 +40,7 @@ func (u *unique[T]) add(entry T, address netip.Addr) bool {
 		n = &u.families[1]
 	}
 	if *n == model.MaxFrontends {
-		u.skips.add(TooMany, u.field, "has more than %d entries of a family, and the first ones are used", model.MaxFrontends)
+		u.skips.Add(TooMany, u.field, "has more than %d entries of a family, and the first ones are used", model.MaxFrontends)
 		return false
 	}
 	*n++

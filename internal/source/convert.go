@@ -51,14 +51,14 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, model.Keyed, []Skip) {
 	case *corev1.Service:
 		key := model.Key{Kind: model.KindService, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromService(o)
-		return key, canonical(s, (*skipList)(&skips)), skips
+		return key, canonical(s, (*SkipList)(&skips)), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
-		return key, canonical(s, (*skipList)(&skips)), skips
+		return key, canonical(s, (*SkipList)(&skips)), skips
 	case *corev1.Node:
 		n, skips := c.FromNode(o)
-		return n.Key(), canonical(n, (*skipList)(&skips)), skips
+		return n.Key(), canonical(n, (*SkipList)(&skips)), skips
 	case *networkingv1.ServiceCIDR:
 		s, skips := c.FromServiceCIDR(o)
 		return s.Key(), s, skips
@@ -73,7 +73,7 @@ func canonical[T any, O interface {
 	*T
 	model.Keyed
 	Check() error
-}](o O, skips *skipList) model.Keyed {
+}](o O, skips *SkipList) model.Keyed {
 	if o == nil {
 		return nil
 	}
@@ -83,7 +83,7 @@ func canonical[T any, O interface {
 		reason, err = Invalid, o.Check()
 	}
 	if err != nil {
-		skips.add(reason, "metadata.name", "%v", err)
+		skips.Add(reason, "metadata.name", "%v", err)
 		return nil
 	}
 	return o
@@ -102,7 +102,7 @@ func ResourceVersion(o metav1.Object) uint64 {
 // headless, of type ExternalName, for another proxy, or invalid as a whole. Fields that do not
 // apply to the Service's type are left out, as the API server clears them.
 func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
-	var skips skipList
+	var skips SkipList
 	if !c.servesService(o, &skips) {
 		return nil, skips
 	}
@@ -114,7 +114,7 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	}
 	var ok bool
 	if s.Type, ok = serviceTypes[o.Spec.Type]; !ok {
-		skips.add(InvalidType, "spec.type", "%q is not one of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
+		skips.Add(InvalidType, "spec.type", "%q is not one of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
 		return nil, skips
 	}
 	s.ClusterIPs = clusterIPs(o, &skips)
@@ -134,10 +134,10 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	if d := ptr.Deref(o.Spec.TrafficDistribution, ""); d == "" || model.IsQualifiedName(d) {
 		s.TrafficDistribution = c.strings.Get(d)
 	} else {
-		skips.add(InvalidText, "spec.trafficDistribution", "%.80q is not a valid traffic distribution", d)
+		skips.Add(InvalidText, "spec.trafficDistribution", "%.80q is not a valid traffic distribution", d)
 	}
 	if name := o.Annotations[AnnotationIPVSScheduler]; !model.IsLabelValue(name) {
-		skips.add(InvalidAnnotation, "metadata.annotations", "%s is not a valid scheduler name", AnnotationIPVSScheduler)
+		skips.Add(InvalidAnnotation, "metadata.annotations", "%s is not a valid scheduler name", AnnotationIPVSScheduler)
 	} else {
 		s.IPVSScheduler = c.strings.Get(name)
 	}
@@ -156,36 +156,36 @@ var serviceTypes = map[corev1.ServiceType]model.ServiceType{
 }
 
 // servesService reports whether this proxy serves the Service, by kube-proxy's rules.
-func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
+func (c *Converter) servesService(o *corev1.Service, skips *SkipList) bool {
 	if name, ok := o.Labels[LabelServiceProxyName]; name != c.proxyName || ok != (c.proxyName != "") {
-		skips.add(OtherProxy, "metadata.labels", "%s is %q", LabelServiceProxyName, name)
+		skips.Add(OtherProxy, "metadata.labels", "%s is %q", LabelServiceProxyName, name)
 		return false
 	}
 	if o.Spec.Type == corev1.ServiceTypeExternalName {
-		skips.add(ExternalName, "spec.type", "is ExternalName")
+		skips.Add(ExternalName, "spec.type", "is ExternalName")
 		return false
 	}
 	if o.Spec.ClusterIP == corev1.ClusterIPNone || len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
-		skips.add(Headless, "spec.clusterIP", "is None")
+		skips.Add(Headless, "spec.clusterIP", "is None")
 		return false
 	}
 	return true
 }
 
 // clusterIPs returns the valid cluster IPs, at most one of each family.
-func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
+func clusterIPs(o *corev1.Service, skips *SkipList) []netip.Addr {
 	given, field := o.Spec.ClusterIPs, "spec.clusterIPs[%d]"
 	if len(given) == 0 && o.Spec.ClusterIP != "" {
 		given, field = []string{o.Spec.ClusterIP}, "spec.clusterIP"
 	}
 	if len(given) == 0 {
-		skips.add(NoClusterIP, "spec.clusterIP", "is missing")
+		skips.Add(NoClusterIP, "spec.clusterIP", "is missing")
 	}
 	var addrs []netip.Addr
 	for i, ip := range given {
-		a, ok := skips.address(ip, model.ForServices, field, i)
+		a, ok := skips.Address(ip, model.ForServices, field, i)
 		if ok && hasFamily(addrs, model.FamilyOf(a)) {
-			skips.add(WrongFamily, at(field, i), "%q is the second address of its family", ip)
+			skips.Add(WrongFamily, at(field, i), "%q is the second address of its family", ip)
 		} else if ok {
 			addrs = append(addrs, a)
 		}
@@ -194,28 +194,28 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 }
 
 // externalIPs returns the valid external IPs, each once.
-func externalIPs(o *corev1.Service, skips *skipList) (addrs []netip.Addr) {
+func externalIPs(o *corev1.Service, skips *SkipList) (addrs []netip.Addr) {
 	external := unique[netip.Addr]{field: "spec.externalIPs", skips: skips}
 	for i, ip := range o.Spec.ExternalIPs {
-		if a, ok := skips.address(ip, model.ForEndpoints, "spec.externalIPs[%d]", i); ok && external.add(a, a) {
+		if a, ok := skips.Address(ip, model.ForEndpoints, "spec.externalIPs[%d]", i); ok && external.add(a, a) {
 			addrs = append(addrs, a)
 		}
 	}
 	return addrs
 }
 
-func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *skipList) []model.ServicePort {
+func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *SkipList) []model.ServicePort {
 	given := first(o.Spec.Ports, model.MaxFrontends, "spec.ports", skips)
 	ports := make([]model.ServicePort, 0, len(given))
 	for i := range given {
 		p, field := &given[i], at("spec.ports[%d]", i)
-		protocol, number, ok := port(p.Protocol, p.Port, field, skips)
-		if !ok || !portName(p.Name, field, skips) {
+		protocol, number, ok := skips.Port(p.Protocol, p.Port, field)
+		if !ok || !skips.PortName(p.Name, field) {
 			continue
 		}
 		kept := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
 		if t != model.ClusterIP && p.NodePort != 0 {
-			kept.NodePort, _ = portNumber(p.NodePort, field+".nodePort", skips)
+			kept.NodePort, _ = skips.portNumber(p.NodePort, field+".nodePort")
 		}
 		ports = append(ports, kept)
 	}
@@ -228,14 +228,6 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 	})
 }
 
-func portName(name, field string, skips *skipList) bool {
-	if name != "" && !model.IsLabel(name) {
-		skips.add(InvalidText, field+".name", "%.80q is not a valid port name", name)
-		return false
-	}
-	return true
-}
-
 // portProperty is a property that two ports with the same protocol must not share.
 type portProperty struct {
 	kind, name string
@@ -245,7 +237,7 @@ type portProperty struct {
 
 // distinctPorts removes ports that share a property with an earlier port. The first property of a
 // port is its name.
-func distinctPorts[P any](ports []P, field string, skips *skipList, properties func(P) []portProperty) []P {
+func distinctPorts[P any](ports []P, field string, skips *SkipList, properties func(P) []portProperty) []P {
 	if len(ports) < 2 {
 		return ports
 	}
@@ -253,7 +245,7 @@ func distinctPorts[P any](ports []P, field string, skips *skipList, properties f
 	return slices.DeleteFunc(ports, func(p P) bool {
 		all := properties(p)
 		if i := slices.IndexFunc(all, func(property portProperty) bool { return seen[property] }); i >= 0 {
-			skips.add(Duplicate, field, "port %q has the %s of an earlier port with the same protocol", all[0].name, all[i].kind)
+			skips.Add(Duplicate, field, "port %q has the %s of an earlier port with the same protocol", all[0].name, all[i].kind)
 			return true
 		}
 		for _, property := range all {
@@ -263,7 +255,7 @@ func distinctPorts[P any](ports []P, field string, skips *skipList, properties f
 	})
 }
 
-func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
+func affinitySeconds(o *corev1.Service, skips *SkipList) uint32 {
 	if o.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return 0
 	}
@@ -274,20 +266,20 @@ func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
 	if t := *c.ClientIP.TimeoutSeconds; t > 0 && t <= model.MaxAffinitySeconds {
 		return uint32(t)
 	}
-	skips.add(InvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+	skips.Add(InvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
 		"%d is not within 1 to %d", *c.ClientIP.TimeoutSeconds, model.MaxAffinitySeconds)
 	return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 }
 
 // loadBalancer sets the fields that only Services of type LoadBalancer have.
-func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
+func loadBalancer(o *corev1.Service, s *model.Service, skips *SkipList) {
 	ranges := unique[netip.Prefix]{field: "spec.loadBalancerSourceRanges", skips: skips}
 	for i, r := range o.Spec.LoadBalancerSourceRanges {
 		let := nobody // a family without any range would be open to all
 		if p, ok := ParsePrefix(r); ok {
 			let = []netip.Prefix{p}
 		} else {
-			skips.add(InvalidRange, at("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR and admits no client", r)
+			skips.Add(InvalidRange, at("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR and admits no client", r)
 		}
 		for _, p := range let {
 			if ranges.add(p, p.Addr()) {
@@ -300,14 +292,14 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 		if ing.IP == "" {
 			continue // a host name, which only DNS uses
 		}
-		if a, ok := skips.address(ing.IP, model.ForServices, "status.loadBalancer.ingress[%d].ip", i); ok && ingress.add(a, a) {
+		if a, ok := skips.Address(ing.IP, model.ForServices, "status.loadBalancer.ingress[%d].ip", i); ok && ingress.add(a, a) {
 			s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
 				IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP,
 			})
 		}
 	}
 	if n := o.Spec.HealthCheckNodePort; s.ExternalTrafficPolicy == model.TrafficLocal && n != 0 {
-		s.HealthCheckNodePort, _ = portNumber(n, "spec.healthCheckNodePort", skips)
+		s.HealthCheckNodePort, _ = skips.portNumber(n, "spec.healthCheckNodePort")
 	}
 }
 
@@ -316,18 +308,18 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 // service.kubernetes.io/service-proxy-name has no effect here: on a slice it may be missing or come
 // late.
 func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slice, []Skip) {
-	var skips skipList
+	var skips SkipList
 	s := model.Slice{
 		Namespace: c.strings.Get(o.Namespace),
 		Name:      o.Name,
 		Service:   c.strings.Get(o.Labels[discoveryv1.LabelServiceName]),
 	}
 	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
-		skips.add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
+		skips.Add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
 		return nil, skips
 	}
 	if s.Service == "" {
-		skips.add(NoService, "metadata.labels", "has no %s", discoveryv1.LabelServiceName)
+		skips.Add(NoService, "metadata.labels", "has no %s", discoveryv1.LabelServiceName)
 		return nil, skips
 	}
 	switch o.AddressType {
@@ -336,10 +328,10 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 	case discoveryv1.AddressTypeIPv6:
 		s.Family = model.IPv6
 	case discoveryv1.AddressTypeFQDN:
-		skips.add(FQDN, "addressType", "is FQDN")
+		skips.Add(FQDN, "addressType", "is FQDN")
 		return nil, skips
 	default:
-		skips.add(InvalidType, "addressType", "%q is not one of IPv4, IPv6, FQDN", o.AddressType)
+		skips.Add(InvalidType, "addressType", "%q is not one of IPv4, IPv6, FQDN", o.AddressType)
 		return nil, skips
 	}
 
@@ -359,17 +351,17 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 	return model.NewSlice(s), skips
 }
 
-func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *skipList) []model.SlicePort {
+func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *SkipList) []model.SlicePort {
 	given := first(o.Ports, model.MaxSlicePorts, "ports", skips)
 	ports := make([]model.SlicePort, 0, len(given))
 	for i := range given {
 		p, field := &given[i], at("ports[%d]", i)
 		if p.Port == nil {
-			skips.add(PortWithoutNumber, field, "has no number")
+			skips.Add(PortWithoutNumber, field, "has no number")
 			continue
 		}
-		protocol, number, ok := port(ptr.Deref(p.Protocol, corev1.ProtocolTCP), *p.Port, field, skips)
-		if ok && portName(ptr.Deref(p.Name, ""), field, skips) {
+		protocol, number, ok := skips.Port(ptr.Deref(p.Protocol, corev1.ProtocolTCP), *p.Port, field)
+		if ok && skips.PortName(ptr.Deref(p.Name, ""), field) {
 			ports = append(ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
 		}
 	}
@@ -378,7 +370,7 @@ func (c *Converter) slicePorts(o *discoveryv1.EndpointSlice, skips *skipList) []
 	})
 }
 
-func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (model.Endpoint, bool) {
+func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family, skips *SkipList) (model.Endpoint, bool) {
 	a, ok := endpointAddress(o, i, family, skips)
 	if !ok {
 		return model.Endpoint{}, false
@@ -396,12 +388,12 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 	if name := ptr.Deref(o.NodeName, ""); name == "" || model.IsSubdomain(name) {
 		e.NodeName = c.strings.Get(name)
 	} else {
-		skips.add(InvalidText, at("endpoints[%d].nodeName", i), "%.80q is not a valid Node name", name)
+		skips.Add(InvalidText, at("endpoints[%d].nodeName", i), "%.80q is not a valid Node name", name)
 	}
 	if zone := ptr.Deref(o.Zone, ""); model.IsLabelValue(zone) {
 		e.Zone = c.strings.Get(zone)
 	} else {
-		skips.add(InvalidText, at("endpoints[%d].zone", i), "%.80q is not a valid zone name", zone)
+		skips.Add(InvalidText, at("endpoints[%d].zone", i), "%.80q is not a valid zone name", zone)
 	}
 	if o.Hints == nil {
 		return e, true
@@ -410,14 +402,14 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 		if model.IsLabelValue(z.Name) {
 			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
 		} else {
-			skips.add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid zone name", z.Name)
+			skips.Add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid zone name", z.Name)
 		}
 	}
 	for _, n := range first(o.Hints.ForNodes, model.MaxHints, "endpoints.hints.forNodes", skips) {
 		if model.IsSubdomain(n.Name) {
 			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
 		} else {
-			skips.add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid Node name", n.Name)
+			skips.Add(InvalidText, at("endpoints[%d].hints", i), "%.80q is not a valid Node name", n.Name)
 		}
 	}
 	return e, true
@@ -425,14 +417,14 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 
 // endpointAddress returns the first address of an endpoint, if it is valid and of the slice's
 // family. kube-proxy uses no other.
-func endpointAddress(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (netip.Addr, bool) {
+func endpointAddress(o *discoveryv1.Endpoint, i int, family model.Family, skips *SkipList) (netip.Addr, bool) {
 	if len(o.Addresses) == 0 {
-		skips.add(InvalidAddress, at("endpoints[%d].addresses", i), "is empty")
+		skips.Add(InvalidAddress, at("endpoints[%d].addresses", i), "is empty")
 		return netip.Addr{}, false
 	}
-	a, ok := skips.address(o.Addresses[0], model.ForEndpoints, "endpoints[%d].addresses[0]", i)
+	a, ok := skips.Address(o.Addresses[0], model.ForEndpoints, "endpoints[%d].addresses[0]", i)
 	if ok && model.FamilyOf(a) != family {
-		skips.add(WrongFamily, at("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
+		skips.Add(WrongFamily, at("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
 		ok = false
 	}
 	return a, ok
@@ -441,7 +433,7 @@ func endpointAddress(o *discoveryv1.Endpoint, i int, family model.Family, skips 
 // FromNode converts a Node. Its result is never nil, as every node may have an agent. It leaves out
 // labels, addresses and ranges that are invalid or duplicates.
 func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
-	var skips skipList
+	var skips SkipList
 	n := &model.Node{
 		Name:     c.strings.Get(o.Name),
 		Deleting: o.DeletionTimestamp != nil,
@@ -453,7 +445,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 		n.Labels = make(map[string]string, len(o.Labels))
 		for k, v := range o.Labels {
 			if !model.IsQualifiedName(k) || !model.IsLabelValue(v) {
-				skips.add(InvalidText, "metadata.labels", "%.80q is not a valid label key, or %.80q not a valid value", k, v)
+				skips.Add(InvalidText, "metadata.labels", "%.80q is not a valid label key, or %.80q not a valid value", k, v)
 				continue
 			}
 			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
@@ -482,48 +474,16 @@ func hasFamily(addrs []netip.Addr, family model.Family) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return model.FamilyOf(a) == family })
 }
 
-func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
+func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *SkipList) []netip.Addr {
 	var out []netip.Addr
 	for i, address := range first(o.Status.Addresses, model.MaxNodeAddresses, "status.addresses", skips) {
 		if address.Type != t {
 			continue
 		}
-		a, ok := skips.address(address.Address, model.ForNodes, "status.addresses[%d].address", i)
+		a, ok := skips.Address(address.Address, model.ForNodes, "status.addresses[%d].address", i)
 		if ok && !slices.Contains(out, a) {
 			out = append(out, a)
 		}
 	}
 	return out
-}
-
-func port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
-	p, ok := ParseProtocol(protocol)
-	if !ok {
-		skips.add(InvalidProtocol, field+".protocol", "%q is not one of TCP, UDP, SCTP", protocol)
-		return 0, 0, false
-	}
-	n, ok := portNumber(number, field+".port", skips)
-	return p, n, ok
-}
-
-// portNumber validates and converts the number of a port. It returns 0 if the number is not valid.
-func portNumber(number int32, field string, skips *skipList) (uint16, bool) {
-	if number < 1 || number > 65535 {
-		skips.add(InvalidPort, field, "%d is not within 1 to 65535", number)
-		return 0, false
-	}
-	return uint16(number), true
-}
-
-// ParseProtocol returns the protocol of a port, which is TCP if none is given.
-func ParseProtocol(p corev1.Protocol) (protocol model.Protocol, ok bool) {
-	switch p {
-	case corev1.ProtocolTCP, "":
-		return model.TCP, true
-	case corev1.ProtocolUDP:
-		return model.UDP, true
-	case corev1.ProtocolSCTP:
-		return model.SCTP, true
-	}
-	return 0, false
 }

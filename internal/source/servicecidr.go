@@ -22,7 +22,7 @@ func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindService
 // FromServiceCIDR converts a ServiceCIDR. Its result is never nil. As in kube-proxy, a ServiceCIDR
 // counts while it exists, whatever its conditions are, as Services may keep addresses in it.
 func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
-	var skips skipList
+	var skips SkipList
 	cidrs := skips.prefixes(o.Spec.CIDRs, "spec.cidrs")
 	return &ServiceCIDR{o.Name, cidrs}, skips
 }
@@ -153,9 +153,9 @@ func (s *nodeSink) bounded(all []netip.Prefix) []netip.Prefix {
 		counts[model.FamilyOf(p.Addr())]++
 		return counts[model.FamilyOf(p.Addr())] > model.MaxServiceCIDRs
 	})
-	var skips skipList
+	var skips SkipList
 	if left := len(all) - len(kept); left > 0 {
-		skips.add(TooMany, "spec.cidrs", "of all ServiceCIDRs together, %d ranges beyond %d of a family are left out", left, model.MaxServiceCIDRs)
+		skips.Add(TooMany, "spec.cidrs", "of all ServiceCIDRs together, %d ranges beyond %d of a family are left out", left, model.MaxServiceCIDRs)
 	}
 	s.skips.Set(model.Key{Kind: model.KindServiceCIDR, Name: allServiceCIDRs}, skips)
 	return kept

@@ -1,7 +1,6 @@
 package source
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -68,11 +68,12 @@ func (s Skip) Invalid() bool {
 	return true
 }
 
-// skipList collects an object's skips, one for each reason. A thousand bad addresses are reported
+// SkipList collects an object's skips, one for each reason. A thousand bad addresses are reported
 // once.
-type skipList []Skip
+type SkipList []Skip
 
-func (l *skipList) add(reason Reason, field, format string, args ...any) {
+// Add adds a skip, unless the list has one for the reason.
+func (l *SkipList) Add(reason Reason, field, format string, args ...any) {
 	if slices.ContainsFunc(*l, func(s Skip) bool { return s.Reason == reason }) {
 		return
 	}
@@ -83,27 +84,63 @@ func (l *skipList) add(reason Reason, field, format string, args ...any) {
 	*l = append(*l, Skip{reason, field, detail})
 }
 
-// address parses an address for a use. If the address is not valid, it adds a skip for entry i of a
+// Address parses an address for a use. If the address is not valid, it adds a skip for entry i of a
 // list in the field, a format such as "spec.externalIPs[%d]".
-func (l *skipList) address(s string, use model.AddressUse, field string, i int) (netip.Addr, bool) {
+func (l *SkipList) Address(s string, use model.AddressUse, field string, i int) (netip.Addr, bool) {
 	a, ok := ParseAddr(s)
 	if !ok {
-		l.add(InvalidAddress, at(field, i), "%q is not an IP address", s)
+		l.Add(InvalidAddress, at(field, i), "%q is not an IP address", s)
 	} else if err := model.CheckAddress(a, use); err != nil {
-		l.add(InvalidAddress, at(field, i), "%v", err)
+		l.Add(InvalidAddress, at(field, i), "%v", err)
 		ok = false
 	}
 	return a, ok
 }
 
+// Port validates and converts the protocol and the number of a port. An empty protocol is TCP. Port
+// adds a skip if one of them is not valid.
+func (l *SkipList) Port(protocol corev1.Protocol, number int32, field string) (p model.Protocol, n uint16, ok bool) {
+	switch protocol {
+	case corev1.ProtocolTCP, "":
+		p = model.TCP
+	case corev1.ProtocolUDP:
+		p = model.UDP
+	case corev1.ProtocolSCTP:
+		p = model.SCTP
+	default:
+		l.Add(InvalidProtocol, field+".protocol", "%q is not one of TCP, UDP, SCTP", protocol)
+		return 0, 0, false
+	}
+	n, ok = l.portNumber(number, field+".port")
+	return p, n, ok
+}
+
+// portNumber returns 0 and adds a skip if the number is not valid.
+func (l *SkipList) portNumber(number int32, field string) (uint16, bool) {
+	if number < 1 || number > 65535 {
+		l.Add(InvalidPort, field, "%d is not within 1 to 65535", number)
+		return 0, false
+	}
+	return uint16(number), true
+}
+
+// PortName reports whether the name of a port is valid. It adds a skip if it is not.
+func (l *SkipList) PortName(name, field string) bool {
+	if name != "" && !model.IsLabel(name) {
+		l.Add(InvalidText, field+".name", "%.80q is not a valid port name", name)
+		return false
+	}
+	return true
+}
+
 // prefixes parses the first model.MaxCIDRs ranges of a field. It adds skips for those that are not
 // valid.
-func (l *skipList) prefixes(list []string, field string) (out []netip.Prefix) {
+func (l *SkipList) prefixes(list []string, field string) (out []netip.Prefix) {
 	for i, s := range first(list, model.MaxCIDRs, field, l) {
 		if p, ok := ParsePrefix(s); ok {
 			out = append(out, p)
 		} else {
-			l.add(InvalidRange, at(field+"[%d]", i), "%q is not a CIDR", s)
+			l.Add(InvalidRange, at(field+"[%d]", i), "%q is not a CIDR", s)
 		}
 	}
 	return out
@@ -175,11 +212,12 @@ func (s *Skips) set(key model.Key, now []Skip) {
 		if slices.ContainsFunc(before, func(b Skip) bool { return b.Reason == n.Reason }) {
 			continue
 		}
-		level, message := slog.LevelDebug, "Nodes do not use the object, leaving it out"
+		log := s.log.With("object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
 		if n.Invalid() {
-			level, message = slog.LevelWarn, "Object has an invalid field, leaving the field out"
+			log.Warn("Object has an invalid field, leaving the field out")
+		} else {
+			log.Debug("Nodes do not use the object, leaving it out")
 		}
-		s.log.Log(context.Background(), level, message, "object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
 	}
 	if len(now) == 0 {
 		delete(s.objects, key)

@@ -52,15 +52,7 @@ func New() (*CA, error) {
 
 // Load reads a CA from PEM files.
 func Load(certFile, keyFile string) (*CA, error) {
-	cert, err := os.ReadFile(certFile)
-	if err != nil {
-		return nil, fmt.Errorf("CA: %w", err)
-	}
-	key, err := os.ReadFile(keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("key of CA %s: %w", certFile, err)
-	}
-	ca, err := Parse(cert, key)
+	ca, err := fromPair(tls.LoadX509KeyPair(certFile, keyFile))
 	if err != nil {
 		return nil, fmt.Errorf("CA %s with key %s: %w", certFile, keyFile, err)
 	}
@@ -68,8 +60,9 @@ func Load(certFile, keyFile string) (*CA, error) {
 }
 
 // Parse reads a CA from PEM.
-func Parse(cert, key []byte) (*CA, error) {
-	pair, err := tls.X509KeyPair(cert, key)
+func Parse(cert, key []byte) (*CA, error) { return fromPair(tls.X509KeyPair(cert, key)) }
+
+func fromPair(pair tls.Certificate, err error) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -44,85 +44,61 @@ func (g *group) key() string { return fmt.Sprint(g.family, g.ports) }
 
 // newEndpoints brings the subsets into canonical form, as the mirroring controller does. Ports with
 // the same addresses are joined. An address that is ready in one subset and not ready in another is
-// not ready. If the object is invalid, newEndpoints returns the field and what is wrong with it.
-func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
+// not ready. If there are skips, the object is invalid.
+func newEndpoints(o *corev1.Endpoints) (*endpoints, []source.Skip) {
 	_, electsLeader := o.Annotations[leaderAnnotation]
 	_, headless := o.Labels[corev1.IsHeadlessService]
 	e := &endpoints{skip: o.Labels[discoveryv1.LabelSkipMirror] == "true" || electsLeader || headless}
 
+	var skips source.SkipList
 	byPort := map[model.SlicePort]map[netip.Addr]model.Endpoint{}
 	for i, subset := range o.Subsets {
 		at := fmt.Sprintf("subsets[%d].", i)
-		ports, field, detail := subsetPorts(subset.Ports)
-		if field != "" {
-			return nil, at + field, detail
-		}
-		for _, list := range []struct {
-			name      string
-			addresses []corev1.EndpointAddress
-			ready     bool
-		}{{"addresses", subset.Addresses, true}, {"notReadyAddresses", subset.NotReadyAddresses, false}} {
-			for j, address := range list.addresses {
-				endpoint, field, detail := subsetEndpoint(address, list.ready)
-				if field != "" {
-					return nil, fmt.Sprintf("%s%s[%d].%s", at, list.name, j, field), detail
-				}
-				for _, p := range ports {
-					addresses := byPort[p]
-					if addresses == nil {
-						addresses = map[netip.Addr]model.Endpoint{}
-						byPort[p] = addresses
-					}
-					if seen, ok := addresses[endpoint.Address]; !ok || seen.Conditions.Ready && !list.ready {
-						addresses[endpoint.Address] = endpoint
-					}
+		ports := subsetPorts(subset.Ports, at, &skips)
+		endpoints := append(
+			subsetEndpoints(subset.Addresses, true, at+"addresses[%d]", &skips),
+			subsetEndpoints(subset.NotReadyAddresses, false, at+"notReadyAddresses[%d]", &skips)...)
+		for _, p := range ports {
+			if byPort[p] == nil {
+				byPort[p] = map[netip.Addr]model.Endpoint{}
+			}
+			for _, e := range endpoints {
+				if seen, ok := byPort[p][e.Address]; !ok || seen.Conditions.Ready && !e.Conditions.Ready {
+					byPort[p][e.Address] = e
 				}
 			}
 		}
 	}
 	e.groups = groups(byPort)
-	return e, "", ""
+	return e, skips
 }
 
-// subsetPorts returns the ports of a subset. A subset without ports has one empty port. If a port
-// is invalid, subsetPorts returns the field and what is wrong with it.
-func subsetPorts(given []corev1.EndpointPort) (ports []model.SlicePort, field, detail string) {
+// subsetPorts returns the ports of a subset. A subset without ports has one empty port.
+func subsetPorts(given []corev1.EndpointPort, at string, skips *source.SkipList) (ports []model.SlicePort) {
+	if len(given) == 0 {
+		return []model.SlicePort{{}}
+	}
 	for i, p := range given {
-		at := fmt.Sprintf("ports[%d]", i)
-		protocol, ok := source.ParseProtocol(p.Protocol)
-		if !ok {
-			return nil, at + ".protocol", fmt.Sprintf("%q is not one of TCP, UDP, SCTP", p.Protocol)
+		field := fmt.Sprintf("%sports[%d]", at, i)
+		if protocol, number, ok := skips.Port(p.Protocol, p.Port, field); ok && skips.PortName(p.Name, field) {
+			ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: number})
 		}
-		if p.Port < 1 || p.Port > 65535 {
-			return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
-		}
-		if p.Name != "" && !model.IsLabel(p.Name) {
-			return nil, at + ".name", fmt.Sprintf("%.80q is not a valid port name", p.Name)
-		}
-		ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
 	}
-	if len(ports) == 0 {
-		ports = []model.SlicePort{{}}
-	}
-	return ports, "", ""
+	return ports
 }
 
-// subsetEndpoint returns the endpoint with an address. If the address is invalid, subsetEndpoint
-// returns the field and what is wrong with it.
-func subsetEndpoint(address corev1.EndpointAddress, ready bool) (e model.Endpoint, field, detail string) {
-	a, ok := source.ParseAddr(address.IP)
-	if !ok {
-		return e, "ip", fmt.Sprintf("%q is not an IP address", address.IP)
+func subsetEndpoints(given []corev1.EndpointAddress, ready bool, at string, skips *source.SkipList) (out []model.Endpoint) {
+	for i, address := range given {
+		a, ok := skips.Address(address.IP, model.ForEndpoints, at+".ip", i)
+		name := ptr.Deref(address.NodeName, "")
+		if name != "" && !model.IsSubdomain(name) {
+			skips.Add(source.InvalidText, fmt.Sprintf(at+".nodeName", i), "%.80q is not a valid Node name", name)
+		} else if ok {
+			// Endpoints have no serving condition, and its default is true.
+			out = append(out, model.Endpoint{Address: a, Conditions: model.Conditions{Ready: ready, Serving: true}, NodeName: name})
+		}
 	}
-	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
-		return e, "ip", err.Error()
-	}
-	name := ptr.Deref(address.NodeName, "")
-	if name != "" && !model.IsSubdomain(name) {
-		return e, "nodeName", fmt.Sprintf("%.80q is not a valid Node name", name)
-	}
-	// Endpoints have no serving condition, and its default is true.
-	return model.Endpoint{Address: a, Conditions: model.Conditions{Ready: ready, Serving: true}, NodeName: name}, "", ""
+	return out
 }
 
 // groups joins ports that have the same addresses, limits the addresses, and splits them by family.

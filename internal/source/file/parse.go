@@ -297,10 +297,7 @@ func (f *fileParser) object(v value, kind schema.GroupVersionKind) *object {
 		f.bad(v.lineOf(field), "%s: %s: %s", o.id, field, detail)
 	}
 	if e, ok := into.(*corev1.Endpoints); ok {
-		var field, detail string
-		if o.endpoints, field, detail = newEndpoints(e); field != "" {
-			invalid(field, detail)
-		}
+		o.endpoints, o.skips = newEndpoints(e)
 	} else {
 		o.key, o.model, o.skips = f.converter.Convert(meta)
 	}

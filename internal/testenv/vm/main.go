@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -62,7 +63,8 @@ func runSelf() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if limit := timeout(os.Args[1:]); limit > 0 {
+	flag.Parse()
+	if limit := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit+patience)
 		defer cancel()
@@ -106,16 +108,4 @@ func insideFlags(args []string) []string {
 		}
 		return false
 	})
-}
-
-// timeout returns the time limit for the tests; 0 means that there is none.
-func timeout(args []string) time.Duration {
-	for _, arg := range args {
-		if value, ok := strings.CutPrefix(arg, "-test.timeout="); ok {
-			if d, err := time.ParseDuration(value); err == nil {
-				return d
-			}
-		}
-	}
-	return 0
 }
