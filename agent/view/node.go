@@ -132,7 +132,7 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	for _, p := range prefixes {
 		out = append(out, p.Masked())
 	}
-	slices.SortFunc(out, model.ComparePrefix)
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out)
 }
 

@@ -247,7 +247,7 @@ func (c *checker) prefixes(field string, list []netip.Prefix, most int) {
 	for i, p := range list {
 		c.prefix(field, p)
 		n.add(c, field, p.Addr(), most)
-		c.ascending(field, i, ComparePrefix(list[max(i-1, 0)], p))
+		c.ascending(field, i, list[max(i-1, 0)].Compare(p))
 	}
 }
 

@@ -72,7 +72,7 @@ func NewService(s Service) *Service {
 	slices.SortFunc(s.LoadBalancerIngress, func(a, b LoadBalancerIngress) int {
 		return cmp.Or(a.IP.Compare(b.IP), compareTrueFirst(a.ProxyMode, b.ProxyMode))
 	})
-	slices.SortFunc(s.LoadBalancerSourceRanges, ComparePrefix)
+	slices.SortFunc(s.LoadBalancerSourceRanges, netip.Prefix.Compare)
 	slices.SortFunc(s.Ports, func(a, b ServicePort) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
 			cmp.Compare(a.NodePort, b.NodePort))
@@ -327,9 +327,4 @@ func (n *Node) Equal(o *Node) bool {
 	return n.Name == o.Name && n.Deleting == o.Deleting && n.TaintedForDeletion == o.TaintedForDeletion &&
 		slices.Equal(n.InternalIPs, o.InternalIPs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && maps.Equal(n.Labels, o.Labels)
-}
-
-// ComparePrefix orders prefixes by address, then by length.
-func ComparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }

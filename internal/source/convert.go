@@ -63,7 +63,7 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, model.Keyed, []Skip) {
 		s, skips := c.FromServiceCIDR(o)
 		return s.Key(), s, skips
 	}
-	panic(fmt.Sprintf("no conversion of %T", o))
+	panic(fmt.Sprintf("cannot convert a %T", o))
 }
 
 // canonical returns the object if it is canonical. Otherwise, or if o is nil, it returns nil, as

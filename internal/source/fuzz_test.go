@@ -4,6 +4,7 @@ package source
 
 import (
 	"encoding/json"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -64,7 +65,7 @@ func checkConvert(t *testing.T, kind uint8, data []byte) {
 	require.Empty(t, modeltest.Diff(converted, again))
 	u := &model.Update{}
 	if s, ok := converted.(*ServiceCIDR); ok { // nodes receive it as part of a Node
-		slices.SortFunc(s.CIDRs, model.ComparePrefix)
+		slices.SortFunc(s.CIDRs, netip.Prefix.Compare)
 		converted = &model.Node{Name: "n", ServiceCIDRs: slices.Compact(s.CIDRs)}
 	}
 	if len(data) < 4<<10 { // too short for lists with too many entries

@@ -33,7 +33,7 @@ func SelectEndpointSlices() metav1.ListOptions {
 // a proxy.
 func ValidateProxyName(name string) error {
 	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
-		return fmt.Errorf("--service-proxy-name is %q, which no label has: %s", name, strings.Join(problems, "; "))
+		return fmt.Errorf("--service-proxy-name: %q is not a valid label value: %s", name, strings.Join(problems, "; "))
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	for _, r := range s.ranges {
 		all = append(all, r...)
 	}
-	slices.SortFunc(all, model.ComparePrefix)
+	slices.SortFunc(all, netip.Prefix.Compare)
 	all = slices.Compact(all)
 	all = s.bounded(all)
 	if slices.Equal(s.all, all) {

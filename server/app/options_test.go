@@ -58,7 +58,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"relay without a name", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c"}}, "no credentials for the servers"},
 		{"relay with half a certificate", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-client-cert-file=x"}}, "must be set together"},
 		{"relay in plaintext with TLS", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-ca-file=c", "--upstream-insecure-plaintext"}}, "excludes"},
-		{"name that is no label", [][]string{plain, {"--service-proxy-name=a,b=c"}}, `--service-proxy-name is "a,b=c", which no label has`},
+		{"name that is no label", [][]string{plain, {"--service-proxy-name=a,b=c"}}, `--service-proxy-name: "a,b=c" is not a valid label value`},
 		{"relay that selects", [][]string{plain, {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--service-proxy-name=x"}}, "--service-proxy-name"},
 		{"no relay with upstream flags", [][]string{plain, {"--upstream-servers=a:1"}}, "require --source=upstream"},
 		{"replicas", [][]string{plain, {"--advertise-servers=a:1,b:2"}}, ""},

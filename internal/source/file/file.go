@@ -60,7 +60,7 @@ var _ source.Source = (*Source)(nil)
 // New returns a Source. It returns an error if the directory cannot be read.
 func New(o Options) (*Source, error) {
 	if _, err := os.ReadDir(o.Directory); err != nil {
-		return nil, fmt.Errorf("directory of manifests: %w; create it, or name one that this process may read", err)
+		return nil, fmt.Errorf("read the directory of manifests: %w; create it, or set --manifests to another one", err)
 	}
 	return &Source{
 		log:   o.Log,
@@ -85,7 +85,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	sink = source.WithServiceCIDRs(sink, s.skips)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch of directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
+		return fmt.Errorf("watch directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
 	}
 	defer func() { _ = watcher.Close() }()
 

@@ -178,7 +178,7 @@ func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key
 	for i := range nodes.Items {
 		add(&nodes.Items[i])
 		key := model.Key{Kind: model.KindNode, Name: nodes.Items[i].Name}
-		objects[key].(*model.Node).ServiceCIDRs = slices.SortedFunc(maps.Keys(ranges), model.ComparePrefix)
+		objects[key].(*model.Node).ServiceCIDRs = slices.SortedFunc(maps.Keys(ranges), netip.Prefix.Compare)
 	}
 	return objects, nil
 }
