@@ -1,6 +1,5 @@
-// These tests check what people read in this module: Markdown, and the comments in Go, Protocol
-// Buffers, shell and YAML files and in Makefiles. CONTRIBUTING.md lists the rules. They also prove
-// which findings the check has in each kind of file, and which of them an acceptance removes.
+// These tests prove which findings the check of prose has in each kind of file, which of them an
+// acceptance removes, and which rules are not valid. The files are real, in a temporary folder.
 package prose
 
 import (
@@ -27,19 +26,6 @@ verbs: {gives: returns}
 // comment returns text as a comment whose lines begin with the marker.
 func comment(marker, text string) string {
 	return marker + " " + strings.ReplaceAll(text, "\n", "\n"+marker+" ") + "\n"
-}
-
-// TestTree checks all files of the module. Accept a finding in rules.yaml, with a reason, only if
-// the text is best as it is.
-func TestTree(t *testing.T) {
-	t.Parallel()
-	r, err := loadRules("rules.yaml")
-	require.NoError(t, err)
-	found, err := r.tree("../../..")
-	require.NoError(t, err)
-	for _, f := range found {
-		t.Error(f)
-	}
 }
 
 // findings checks files, given by name, and returns a line for each finding.

@@ -132,9 +132,10 @@ func (r *rules) document(file string, d *document) []finding {
 		if len(s) > sentenceWords {
 			found = append(found, finding{file, s[0].line, fmt.Sprintf("%d words", len(s)), s.String()})
 		}
+		text := s.String()
 		for _, b := range r.Banned {
-			if m := b.re.FindStringSubmatch(s.String()); m != nil {
-				found = append(found, finding{file, s[0].line, fmt.Sprintf("%q, write %q", m[2], b.Instead), s.String()})
+			if m := b.re.FindStringSubmatch(text); m != nil {
+				found = append(found, finding{file, s[0].line, fmt.Sprintf("%q, write %q", m[2], b.Instead), text})
 			}
 		}
 	}
