@@ -220,7 +220,9 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 		ports = append(ports, kept)
 	}
 	return distinctPorts(ports, "spec.ports", skips, func(p model.ServicePort) []portProperty {
-		properties := []portProperty{{kind: "name", name: p.Name, protocol: p.Protocol}, {kind: "port", number: p.Port, protocol: p.Protocol}}
+		properties := []portProperty{
+			{kind: "name", name: p.Name, protocol: p.Protocol}, {kind: "port", number: p.Port, protocol: p.Protocol},
+		}
 		if p.NodePort != 0 {
 			properties = append(properties, portProperty{kind: "nodePort", number: p.NodePort, protocol: p.Protocol})
 		}
@@ -292,7 +294,8 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *SkipList) {
 		if ing.IP == "" {
 			continue // a host name, which only DNS uses
 		}
-		if a, ok := skips.Address(ing.IP, model.ForServices, "status.loadBalancer.ingress[%d].ip", i); ok && ingress.add(a, a) {
+		a, ok := skips.Address(ing.IP, model.ForServices, "status.loadBalancer.ingress[%d].ip", i)
+		if ok && ingress.add(a, a) {
 			s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
 				IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP,
 			})

@@ -85,7 +85,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	sink = source.WithServiceCIDRs(sink, s.skips)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
+		return fmt.Errorf("watch %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
 	}
 	defer func() { _ = watcher.Close() }()
 

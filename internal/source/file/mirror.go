@@ -87,7 +87,9 @@ func subsetPorts(given []corev1.EndpointPort, at string, skips *source.SkipList)
 	return ports
 }
 
-func subsetEndpoints(given []corev1.EndpointAddress, ready bool, at string, skips *source.SkipList) (out []model.Endpoint) {
+func subsetEndpoints(
+	given []corev1.EndpointAddress, ready bool, at string, skips *source.SkipList,
+) (out []model.Endpoint) {
 	for i, address := range given {
 		a, ok := skips.Address(address.IP, model.ForEndpoints, at+".ip", i)
 		name := ptr.Deref(address.NodeName, "")
@@ -95,7 +97,8 @@ func subsetEndpoints(given []corev1.EndpointAddress, ready bool, at string, skip
 			skips.Add(source.InvalidText, fmt.Sprintf(at+".nodeName", i), "%.80q is not a valid Node name", name)
 		} else if ok {
 			// Endpoints have no serving condition, and its default is true.
-			out = append(out, model.Endpoint{Address: a, Conditions: model.Conditions{Ready: ready, Serving: true}, NodeName: name})
+			conditions := model.Conditions{Ready: ready, Serving: true}
+			out = append(out, model.Endpoint{Address: a, Conditions: conditions, NodeName: name})
 		}
 	}
 	return out

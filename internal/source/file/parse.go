@@ -128,7 +128,8 @@ func (f *fileParser) jsonStream(text []byte) {
 			f.bad(lineAt(at), "%v: correct the JSON", err)
 			return
 		}
-		f.item(value{raw: raw, document: &document{text: raw, line: lineAt(int(decoder.InputOffset()) - len(raw))}}, metav1.TypeMeta{})
+		d := &document{text: raw, line: lineAt(int(decoder.InputOffset()) - len(raw))}
+		f.item(value{raw: raw, document: d}, metav1.TypeMeta{})
 	}
 }
 

@@ -56,7 +56,8 @@ func (s *Source) assemble() state {
 // mirror adds the slices of Endpoints objects whose Services have no selector.
 func (s *Source) mirror(st *state, objects map[objectID]*object) {
 	mirrored := map[model.ServiceKey]bool{}
-	for _, id := range slices.SortedFunc(maps.Keys(objects), func(a, b objectID) int { return cmp.Compare(a.String(), b.String()) }) {
+	byName := func(a, b objectID) int { return cmp.Compare(a.String(), b.String()) }
+	for _, id := range slices.SortedFunc(maps.Keys(objects), byName) {
 		o, service := objects[id], objects[objectID{model.KindService.String(), id.namespace, id.name}]
 		if o.endpoints == nil || o.endpoints.skip || service == nil || service.hasSelector {
 			continue

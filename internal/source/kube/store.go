@@ -78,7 +78,8 @@ func (r *resource) Bookmark(resourceVersion string) error {
 func (r *resource) Replace(list []any, resourceVersion string) error {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv == 0 {
-		return r.refuse(fmt.Errorf("list has the invalid resourceVersion %q: is there a proxy in front of the API server?", resourceVersion))
+		return r.refuse(fmt.Errorf(
+			"list has the invalid resourceVersion %q: is there a proxy in front of the API server?", resourceVersion))
 	}
 	if rv < r.highest {
 		// The API server answers with a list at least as new as what was last seen, unless that
@@ -86,7 +87,8 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 		// cases, a second list confirms the first.
 		if !r.doubted {
 			r.doubted = true
-			return r.refuse(fmt.Errorf("list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
+			return r.refuse(fmt.Errorf(
+				"list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
 		}
 		r.log.Warn("Cluster state went back in time, following it: was etcd restored from a backup?",
 			"from", r.highest, "to", rv)

@@ -82,7 +82,10 @@ _total. A histogram has the series _bucket, _sum and _count.
 
 func serverCommand(dir string) command {
 	fileSource := []string{"--source=file", "--manifests=" + dir}
-	tls := []string{"--tls-cert-file=" + dir + "/server.crt", "--tls-private-key-file=" + dir + "/server.key", "--client-ca-file=" + dir + "/ca.crt"}
+	tls := []string{
+		"--tls-cert-file=" + dir + "/server.crt", "--tls-private-key-file=" + dir + "/server.key",
+		"--client-ca-file=" + dir + "/ca.crt",
+	}
 	kubeconfig := "--kubeconfig=" + dir + "/kubeconfig"
 	return command{
 		name: "slicecast-server", about: "For operators and observers; see [server/auth](../server/auth/doc.go).",
