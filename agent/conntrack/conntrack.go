@@ -118,7 +118,8 @@ func New(o Options) *Cleaner {
 			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10),
 		}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
-		frontends: make(map[frontend]*view.ServicePort), gone: make(map[frontend]struct{}), pending: make(map[model.Family]bool),
+		frontends: make(map[frontend]*view.ServicePort), gone: make(map[frontend]struct{}),
+		pending: make(map[model.Family]bool),
 	}
 }
 
@@ -187,15 +188,14 @@ func (c *Cleaner) Run(ctx context.Context) {
 		case err != nil:
 			c.failures.Inc()
 			if retry == 0 {
-				c.logger.Warn("Can't remove stale UDP flows; some clients may go on sending to endpoints that are gone. "+
-					"It is tried again. "+
-					"The agent needs the capability NET_ADMIN, and the kernel the module nf_conntrack_netlink", "err", err)
+				c.logger.Warn("Cannot remove stale UDP flows, trying again; the agent needs the capability NET_ADMIN and the "+
+					"kernel module nf_conntrack_netlink", "err", err)
 			}
 			retry = min(max(2*retry, minRetry), maxRetry)
 			pause = retry
 			c.alarm()
 		case retry > 0:
-			c.logger.Info("Stale UDP flows are removed again")
+			c.logger.Info("Removing stale UDP flows works again")
 			retry = 0
 		}
 		select {

@@ -98,16 +98,15 @@ func (k sysctls) set(name string, value int, least bool) error {
 		return err
 	}
 	if info.Mode().Perm()&0o200 == 0 {
-		k.log.Debug("A sysctl is not this network namespace's to set",
+		k.log.Debug("Cannot set a sysctl from this network namespace",
 			"sysctl", "net.netfilter."+name, "value", now, "wanted", value)
 		return nil
 	}
 	if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0); err != nil {
-		return fmt.Errorf("set the sysctl net.netfilter.%s to %d, it is %d: %w", name, value, now, err)
+		return fmt.Errorf("set the sysctl net.netfilter.%s from %d to %d: %w", name, now, value, err)
 	}
 	if value < now && name == "nf_conntrack_max" {
-		k.log.Warn("The connection tracking table may hold less than it might before; "+
-			"--conntrack-max-per-core=0 leaves its size as it is",
+		k.log.Warn("Reduced the size of the connection tracking table; --conntrack-max-per-core=0 leaves it as it is",
 			"sysctl", "net.netfilter."+name, "from", now, "to", value)
 		return nil
 	}

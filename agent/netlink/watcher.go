@@ -223,10 +223,10 @@ func (w *Watcher) listen(ctx context.Context, loss func(Message) string, lost fu
 			return ctx.Err()
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if w.resume() {
-				lost("others may have changed something while that could not be heard")
+				lost("changes by other processes may have been missed")
 			}
 		case errors.Is(err, unix.ENOBUFS):
-			lost("others changed more than could be told")
+			lost("other processes changed more than the notification socket holds")
 		case err != nil:
 			return err
 		default:

@@ -188,7 +188,7 @@ func foreign(m netlink.Message, tables []Table) string {
 			continue
 		}
 		if did := operation(m); did != "" {
-			return fmt.Sprintf("another process did this to the %v table: %s", t.IP, did)
+			return fmt.Sprintf("another process changed the %v table: %s", t.IP, did)
 		}
 	}
 	return ""
@@ -201,7 +201,7 @@ func (c *Conn) Generation() (generation uint32, err error) {
 		generation = netlink.BigUint32(netlink.Attribute(m.Attributes(genLen), unix.NFTA_GEN_ID))
 	})
 	if err != nil {
-		return 0, fmt.Errorf("generation of nf_tables: %w", err)
+		return 0, fmt.Errorf("read the generation of nf_tables: %w", err)
 	}
 	return generation, nil
 }

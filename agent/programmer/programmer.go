@@ -56,6 +56,9 @@ type Monitor interface {
 // attempt removes it, once those connections have ended.
 var ErrDraining = errors.New("connections are still open")
 
+// ErrOrdinary reports that the kernel refuses the Ordinary Service port, so its IP family has failed.
+var ErrOrdinary = errors.New("the kernel refuses even an ordinary Service port")
+
 // errNoPrimary is the reason of the FamilyError of CheckPrimary.
 var errNoPrimary = errors.New("it is the node's primary IP family, that of the Node's first InternalIP, but this " +
 	"machine does not support it: install what the agent's log reports as missing at the start, and restart the agent")

@@ -88,7 +88,7 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 		delete(f.draining, k)
 	}
 	f.known = true
-	f.options.Log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart),
+	f.options.Log.Debug("Programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart),
 		"commands", commands, "duration", time.Since(start))
 	return errors.Join(x.errs...)
 }
@@ -108,13 +108,10 @@ func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 	}
 }
 
-// errNotOrdinary is the error of a check that used an ordinary Service port.
-const errNotOrdinary = "an ordinary Service port, tried by itself, can't be programmed either: %w"
-
 // checkOrdinary returns an error if IPVS refuses the backends of an ordinary Service port.
 func (f *family) checkOrdinary() error {
 	if err := f.ipvs.try(f.family, f.options.Scheduler, programmer.Ordinary(f.family).Cluster); err != nil {
-		return fmt.Errorf(errNotOrdinary, err)
+		return fmt.Errorf("%w: %w", programmer.ErrOrdinary, err)
 	}
 	return nil
 }
@@ -129,7 +126,7 @@ func (f *family) checkOrdinaryAddress() error {
 	}
 	refused, err := f.device.addAddresses([]netip.Addr{address})
 	if err = cmp.Or(err, refused[address]); err != nil {
-		return fmt.Errorf(errNotOrdinary, err)
+		return fmt.Errorf("%w: %w", programmer.ErrOrdinary, err)
 	}
 	return f.device.removeAddresses([]netip.Addr{address})
 }

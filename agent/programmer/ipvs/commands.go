@@ -71,7 +71,7 @@ func (c *command) drains() bool  { return c.kind == commandSetBackend && c.weigh
 func (c *command) String() string {
 	switch c.kind {
 	case commandNewService, commandSetService:
-		return fmt.Sprintf("make IPVS' virtual service %v with the scheduler %s", c.service, c.virtual.scheduler)
+		return fmt.Sprintf("create the IPVS virtual service %v with scheduler %s", c.service, c.virtual.scheduler)
 	case commandDelService:
 		return fmt.Sprintf("remove IPVS' virtual service %v", c.service)
 	case commandDelBackend:
@@ -181,7 +181,7 @@ func (f *family) remedy(x *change, c *command, refusal *netlink.Error) (retry bo
 		c.kind = commandNewBackend
 		return true, err
 	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != f.options.Scheduler:
-		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
+		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), using the default: %w",
 			c.virtual.scheduler, c.virtual.scheduler, refusal), true)
 		f.lacking[c.virtual.scheduler] = true
 		plain := *c.virtual

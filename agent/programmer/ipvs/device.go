@@ -65,7 +65,7 @@ func findLink(links *vnetlink.Handle, name string) (vnetlink.Link, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find the device %s: %w", name, err)
+		return nil, fmt.Errorf("find device %s: %w", name, err)
 	}
 	return link, nil
 }
@@ -88,16 +88,16 @@ func (d *device) index() int {
 func (d *device) ensure() error {
 	err := d.links.LinkAdd(&vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: Device}})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("make the dummy device %s: %w", Device, err)
+		return fmt.Errorf("create the dummy device %s: %w", Device, err)
 	}
 	if exists, err := d.find(); !exists {
 		return cmp.Or(err, fmt.Errorf("another process has removed the device %s", Device))
 	}
 	if d.link.Type() != "dummy" {
-		return fmt.Errorf("there is a device %s that is no dummy device but of type %s: remove it", Device, d.link.Type())
+		return fmt.Errorf("device %s is of type %s, not dummy: remove it", Device, d.link.Type())
 	}
 	if err := d.links.LinkSetUp(d.link); err != nil {
-		return fmt.Errorf("set the device %s up: %w", Device, err)
+		return fmt.Errorf("set device %s up: %w", Device, err)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (d *device) remove() error {
 		return err
 	}
 	if err := d.links.LinkDel(d.link); err != nil {
-		return fmt.Errorf("remove the device %s: %w", Device, err)
+		return fmt.Errorf("remove device %s: %w", Device, err)
 	}
 	return nil
 }
@@ -244,10 +244,10 @@ func (d *device) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, 
 	err = d.change(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
 		advice := ""
 		if errno == unix.EACCES && a.Is6() {
-			advice = "; IPv6 is off there, set the sysctl net.ipv6.conf." + Device + ".disable_ipv6 to 0"
+			advice = "; IPv6 is disabled there, set the sysctl net.ipv6.conf." + Device + ".disable_ipv6 to 0"
 		}
 		if errno != unix.EEXIST {
-			refused[a] = fmt.Errorf("give %s the address %v: %w%s", Device, a, errno, advice)
+			refused[a] = fmt.Errorf("add address %v to device %s: %w%s", a, Device, errno, advice)
 		}
 		return nil
 	})
@@ -259,7 +259,7 @@ func (d *device) removeAddresses(list []netip.Addr) error {
 		if errno == unix.EADDRNOTAVAIL {
 			return nil
 		}
-		return fmt.Errorf("take the address %v from %s: %w", a, Device, errno)
+		return fmt.Errorf("remove address %v from device %s: %w", a, Device, errno)
 	})
 }
 

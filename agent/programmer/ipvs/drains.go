@@ -51,7 +51,7 @@ func (f *family) endDrains(now time.Time) {
 	for k, draining := range f.draining {
 		var err error
 		if held, err = f.ipvs.readBackends(held[:0], k); err != nil {
-			f.options.Log.Warn("backends that get no new connections stay in IPVS for now", "err", err)
+			f.options.Log.Warn("Cannot read draining backends, keeping them in IPVS for now", "err", err)
 			continue
 		}
 		left := map[netip.AddrPort]time.Time{}
@@ -70,6 +70,6 @@ func (f *family) endDrains(now time.Time) {
 		}
 	}
 	if err := f.run(newChange(), ended); err != nil {
-		f.options.Log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "err", err)
+		f.options.Log.Warn("Cannot remove drained backends, which get no new connections", "err", err)
 	}
 }

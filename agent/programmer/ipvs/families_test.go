@@ -209,7 +209,7 @@ func TestOrdinaryServicePort(t *testing.T) {
 	scheduler := c.options.Scheduler
 	c.options.Scheduler = "best" // from now on, no virtual service can be created
 	err := c.Apply(t.Context(), []view.Change{{Before: web, After: &bad}})
-	c.requireFailed(t, err, model.IPv4, "an ordinary Service port, tried by itself, can't be programmed either")
+	c.requireFailed(t, err, model.IPv4, programmer.ErrOrdinary.Error())
 	for _, family := range families {
 		c.requireServed(t, family, 1, "pod0")
 	}

@@ -193,7 +193,7 @@ func (f *family) recognize(held found, left estate, port *view.ServicePort) *pro
 func (f *family) settle(x *change, now *programmed) {
 	f.ports[now.port.ID] = now
 	for _, k := range f.theirsOf(now.port) {
-		err := fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k)
+		err := fmt.Errorf("another process owns the IPVS virtual service %v, and --ipvs-exclude-cidrs covers it", k)
 		x.blame(now.port.ID, err, true)
 	}
 	if now.port.Affinity > 0 {
@@ -260,7 +260,7 @@ func (f *family) replaceBackends(x *change, v *virtual, held []heldBackend) {
 // apply is Apply for the changes of one IP family.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	if !f.known {
-		return errors.New("it is not known what the kernel holds: call Replace first")
+		return errors.New("the state of the kernel is unknown: call Replace first")
 	}
 	f.known = false // until everything has succeeded
 	x := newChange()

@@ -269,7 +269,7 @@ func (p *Programmer) setSysctls() error {
 		return err
 	}
 	if p.unset != err.Error() {
-		p.options.Log.Error("Settings of the kernel can't be made; Services are programmed without them", "err", err)
+		p.options.Log.Error("Cannot set sysctls, programming Services without them", "err", err)
 	}
 	p.unset = err.Error()
 	return nil

@@ -100,7 +100,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 		}
 	}
 	if err := m.device.links.LinkDel(link); err != nil {
-		return fmt.Errorf("remove the device %s: %w", KubeProxyDevice, err)
+		return fmt.Errorf("remove device %s: %w", KubeProxyDevice, err)
 	}
 	return nil
 }

@@ -281,11 +281,11 @@ func TestInterrupted(t *testing.T) {
 		delete(c.state.Ports, serviceID("held", model.TCP, model.IPv4))
 	}
 	departs := func() {
-		interrupted("give "+Device+" the address", view.Change{Before: c.state.Ports[serviceID("held", model.TCP, model.IPv4)]},
+		interrupted("to device "+Device, view.Change{Before: c.state.Ports[serviceID("held", model.TCP, model.IPv4)]},
 			view.Change{After: sticky("new", 3)})
 	}
 	arrives := func() {
-		interrupted("take the address", view.Change{Before: plain}, view.Change{After: sticky("new", 3)})
+		interrupted("remove address", view.Change{Before: plain}, view.Change{After: sticky("new", 3)})
 	}
 	for name, interrupt := range map[string]func(){"after": departs, "before": arrives} {
 		for _, again := range []*inHost{c.inHost, newInHost(t, c.a.Host, Options{})} {
@@ -536,7 +536,7 @@ func TestSchedulers(t *testing.T) {
 		require.Equal(t, lacking.ID, ports[0].ID)
 		require.True(t, ports[0].Lasting, "nobody is to try all again")
 		require.Empty(t, c.schedulerFound())
-		require.ErrorContains(t, ports[0], "no IPVS scheduler best (kernel module ip_vs_best), the default serves it")
+		require.ErrorContains(t, ports[0], "no IPVS scheduler best (kernel module ip_vs_best), using the default")
 		require.Equal(t, "lc", scheduler(own.ID))
 		require.Equal(t, DefaultScheduler, scheduler(lacking.ID))
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 3), servicePort), 2, patient)

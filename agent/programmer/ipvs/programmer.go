@@ -70,10 +70,10 @@ func (o *Options) complete() error {
 	o.DrainLimit = cmp.Or(o.DrainLimit, DefaultDrainLimit)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	if !slices.Contains(Schedulers(), o.Scheduler) {
-		return fmt.Errorf("IPVS scheduler %q: it must be one of %s", o.Scheduler, strings.Join(Schedulers(), ", "))
+		return fmt.Errorf("IPVS scheduler is %q: use one of %s", o.Scheduler, strings.Join(Schedulers(), ", "))
 	}
 	if bits.OnesCount32(o.MasqueradeMark) != 1 {
-		return fmt.Errorf("masquerade mark 0x%x: it must be one bit", o.MasqueradeMark)
+		return fmt.Errorf("masquerade mark is 0x%x: use a single bit", o.MasqueradeMark)
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	if err := p.nft.Watcher.Open(); err != nil { // before anything is read
 		// Watch tries again and logs a warning.
-		p.options.Log.Debug("changes of nftables by others can't be seen yet", "err", err)
+		p.options.Log.Debug("Cannot watch nftables for changes by other processes yet", "err", err)
 	}
 	p.nft.Watcher.Forget()
 	services, err := p.ipvs.GetServices()

@@ -100,7 +100,7 @@ func TestSchedulersTables(t *testing.T) {
 		require.True(t, ok, "%v", err)
 		require.Len(t, ports, 1)
 		require.Equal(t, large.ID, ports[0].ID)
-		require.ErrorContains(t, ports[0], "mh takes 4093 backends at most, and there are 4094: rr serves it")
+		require.ErrorContains(t, ports[0], "mh supports at most 4093 backends, and there are 4094: using rr")
 	}
 	scheduler := func() string {
 		s, err := c.ipvs.GetService(c.virtuals(large.ID)[0].serviceKey.moby())

@@ -412,7 +412,7 @@ func (m *machine) scheduler(port *view.ServicePort, backends int) (name string, 
 	if name = m.options.Scheduler; name == "mh" {
 		name = DefaultScheduler
 	}
-	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it",
+	return name, fmt.Errorf("the IPVS scheduler mh supports at most %d backends, and there are %d: using %s",
 		mhTable, backends, name)
 }
 

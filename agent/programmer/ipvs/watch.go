@@ -38,7 +38,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	defer wg.Wait()
 	failed := func(of string) func(error) {
 		return func(err error) {
-			p.options.Log.Warn("changes that others make can't be seen; trying again in a minute", "of", of, "err", err)
+			p.options.Log.Warn("Cannot watch for changes by other processes, trying again in a minute", "of", of, "err", err)
 		}
 	}
 	wg.Go(func() {
@@ -54,7 +54,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 }
 
 // addressesLost is what Watch says about changes of addresses.
-const addressesLost = "others changed the addresses of " + Device + " or of the node"
+const addressesLost = "another process changed the addresses of " + Device + " or of the node"
 
 // look checks what the kernel does not report, until ctx ends, and ends drains.
 func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
@@ -65,13 +65,13 @@ func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
 			return
 		case <-look:
 			if k, owner, ok := p.serviceLost(); ok {
-				lost(fmt.Sprintf("others have changed or removed IPVS' virtual service %v of %v", k, owner))
+				lost(fmt.Sprintf("another process changed or removed the IPVS virtual service %v of %v", k, owner))
 			}
 		case now := <-drain:
 			p.endDrains(now)
 		case <-try:
 			if name := p.schedulerFound(); name != "" {
-				lost("the node has the IPVS scheduler " + name + " now")
+				lost("the IPVS scheduler " + name + " has become available")
 			}
 		}
 	}

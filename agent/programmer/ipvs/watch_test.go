@@ -45,8 +45,8 @@ func TestWatch(t *testing.T) {
 		c.watchInHost(ctx, func(reason string) { lost <- reason })
 	}()
 	require.ElementsMatch(t, []string{
-		"another process did this to the IPv4 table: remove elements of set addresses", addressesLost,
-		"others may have changed something while that could not be heard",
+		"another process changed the IPv4 table: remove elements of set addresses", addressesLost,
+		"changes by other processes may have been missed",
 	}, []string{await(t, lost), await(t, lost), await(t, lost)})
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
@@ -217,7 +217,7 @@ func (c *cluster) requireNothingHeard(t *testing.T) {
 		heard = cmp.Or(heard, reason)
 		cancel()
 	}, func(err error) { require.NoError(t, err) })
-	require.Equal(t, "another process did this to the IPv4 table: add chain marker", heard)
+	require.Equal(t, "another process changed the IPv4 table: add chain marker", heard)
 }
 
 // await returns the next reason with which lost was called.

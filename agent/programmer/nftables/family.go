@@ -85,7 +85,7 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	c, err := f.read()
 	switch {
 	case errors.Is(err, netlink.ErrInterrupted):
-		f.log.Warn("the nftables table can't be read, as something changes the ruleset all the time", "family", f.IP)
+		f.log.Warn("Cannot read the nftables table, because the ruleset keeps changing", "family", f.IP)
 		c = &content{foreign: true}
 	case err != nil:
 		return err
@@ -99,10 +99,10 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 			}
 			return err
 		}
-		if k := (*netlink.Error)(nil); !errors.As(err, &k) || errors.Is(err, errNoServicePort) {
+		if k := (*netlink.Error)(nil); !errors.As(err, &k) || errors.Is(err, programmer.ErrOrdinary) {
 			return err
 		}
-		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.IP, "err", err)
+		f.log.Warn("Cannot update the nftables table", "family", f.IP, "err", err)
 	}
 	return f.anew(ctx, state)
 }
@@ -114,7 +114,7 @@ func (f *family) beside(table string) *family {
 
 // anew removes the table and creates it with a state, without using anything that it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
-	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.IP)
+	f.log.Warn("Recreating the nftables table, client affinity is lost", "family", f.IP)
 	f.lastNumber = 0
 	// A packet that is between two lookups when the table is removed would find nothing. So another
 	// table stands in meanwhile.
@@ -127,7 +127,7 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 	standIn.lastNumber = held.lastNumber
 	errStandIn := standIn.replaceFrom(ctx, held, state)
 	if _, ok := programmer.PortErrors(errStandIn); !ok {
-		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.IP, "err", errStandIn)
+		f.log.Warn("New connections may fail while the nftables table is recreated", "family", f.IP, "err", errStandIn)
 	} else if _, err := f.conn.RemoveRules(f.Table); err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (f *family) adoptChains(c *content, wanted map[string][]nft.Rule, unknown m
 	}
 }
 
-var errReplaceFirst = errors.New("what the table holds is not known: Replace must come first")
+var errReplaceFirst = errors.New("the state of the table is unknown: call Replace first")
 
 // apply moves the table by changes of Service ports.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
@@ -288,7 +288,7 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 	}
 	// The kernel refuses something. First find out whether single Service ports can be at fault.
 	if err := f.checkOrdinary(); err != nil {
-		return fmt.Errorf("%w: %w", errNoServicePort, err)
+		return fmt.Errorf("%w: %w", programmer.ErrOrdinary, err)
 	}
 	// The prefix must work in any case.
 	if err := f.attempt(ctx, nil, nil); err != nil {
@@ -315,8 +315,6 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 	}
 	return errors.Join(all...)
 }
-
-var errNoServicePort = errors.New("an ordinary Service port, tried by itself, can't be programmed either")
 
 // checkOrdinary returns an error if the kernel refuses a table with an ordinary Service port and
 // nothing else. It does not change anything.

@@ -253,7 +253,7 @@ func TestOtherLayout(t *testing.T) {
 		var log bytes.Buffer
 		c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 		c.replace(t)
-		require.Equal(t, 2, strings.Count(log.String(), "made anew"), &log)
+		require.Equal(t, 2, strings.Count(log.String(), "Recreating the nftables table"), &log)
 		for _, f := range c.inHost.families {
 			f.holds(t)
 		}
@@ -434,7 +434,7 @@ func TestForeignSets(t *testing.T) {
 			c.nft(t, command)
 			c.replace(t)
 			require.Equal(t, wanted, c.inHost.families[0].holds(t))
-			require.NotContains(t, log.String(), "made anew")
+			require.NotContains(t, log.String(), "Recreating the nftables table")
 		})
 	}
 }

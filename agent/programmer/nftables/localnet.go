@@ -18,8 +18,8 @@ func (p *Programmer) routeLocalnet(node view.Node) {
 		return
 	}
 	if err := nodeport.SetRouteLocalnet(); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work; "+
-			"run the agent once with --init-only in a privileged container before", "err", err)
+		p.log.Error("NodePorts on loopback addresses do not work; run the agent with --init-only in a privileged "+
+			"init container", "err", err)
 	}
 }
 
@@ -50,7 +50,7 @@ func RouteLocalnet(options Options) error {
 	m.AddChain(guardChain, hooks[guardChain])
 	m.SetRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true})[guardChain])
 	if err := p.conn.Commit(m.Batch()); err != nil {
-		return fmt.Errorf("nftables: keep others from loopback addresses: %w", err)
+		return fmt.Errorf("nftables: guard loopback addresses: %w", err)
 	}
 	return nodeport.SetRouteLocalnet()
 }

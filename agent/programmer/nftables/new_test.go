@@ -22,7 +22,7 @@ import (
 func TestNew(t *testing.T) {
 	t.Parallel()
 	_, err := New(Options{MasqueradeMark: 3})
-	require.ErrorContains(t, err, "it must be one bit")
+	require.ErrorContains(t, err, "use a single bit")
 	node := testenv.NewNetwork(t).AddNode("a")
 	require.NoError(t, node.Do(func() error { // on a thread of its own
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -43,7 +43,7 @@ func TestNew(t *testing.T) {
 	require.NoError(t, node.Do(func() error {
 		_, err := New(Options{})
 		require.ErrorContains(t, err, "nftables for IPv6")
-		require.ErrorContains(t, err, "choose another programmer")
+		require.ErrorContains(t, err, "or another programmer")
 		return nil
 	}))
 	// The node lacks the IP family.
@@ -63,7 +63,7 @@ func TestNew(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Close()
 	require.Len(t, p.families, 1)
-	require.Contains(t, log.String(), "this node does not have it")
+	require.Contains(t, log.String(), "does not support an IP family")
 	require.Contains(t, log.String(), "family=IPv6")
 	_, err = node.Run(t.Context(), "nft", "delete table ip6 slicecast-check")
 	require.NoError(t, err)

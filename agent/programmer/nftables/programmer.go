@@ -52,19 +52,19 @@ func New(options Options) (*Programmer, error) {
 		options.MasqueradeMark = DefaultMasqueradeMark
 	}
 	if bits.OnesCount32(options.MasqueradeMark) != 1 {
-		return nil, fmt.Errorf("masquerade mark 0x%x: it must be one bit", options.MasqueradeMark)
+		return nil, fmt.Errorf("masquerade mark is 0x%x: use a single bit", options.MasqueradeMark)
 	}
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
 	c, err := nft.Dial()
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or choose another programmer", err)
+		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or use another programmer", err)
 	}
 	p := &Programmer{conn: c, log: options.Log}
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
 		if !has(name) {
-			options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", name)
+			options.Log.Warn("This node does not support an IP family, its Services are not programmed", "family", name)
 			continue
 		}
 		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
@@ -74,8 +74,7 @@ func New(options Options) (*Programmer, error) {
 			continue
 		}
 		p.Close()
-		advice := "a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: " +
-			"choose another programmer"
+		advice := "use Linux 5.10 or newer with the nft modules nat, masq, fib, ct, numgen and reject, or another programmer"
 		if errors.Is(err, unix.EPERM) {
 			advice = "run as root with CAP_NET_ADMIN"
 		}
@@ -146,7 +145,7 @@ func (p *Programmer) Families() []model.Family {
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.conn.Watcher.Open(); err != nil { // before anything is read
 		// Watch tries again and logs a warning
-		p.log.Debug("changes of nftables by others can't be seen yet", "err", err)
+		p.log.Debug("Cannot watch nftables for changes by other processes yet", "err", err)
 	}
 	p.conn.Watcher.Forget()
 	errs := []error{programmer.CheckPrimary(state.Node, p.Families())}
@@ -229,6 +228,6 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 		tables = append(tables, f.Table)
 	}
 	p.conn.Watch(ctx, time.Minute, tables, lost, func(err error) {
-		p.log.Warn("changes of nftables by others can't be seen; trying again in a minute", "err", err)
+		p.log.Warn("Cannot watch nftables for changes by other processes, trying again in a minute", "err", err)
 	})
 }

@@ -60,8 +60,8 @@ func (x *transaction) end() {
 }
 
 var (
-	errNoID            = errors.New("there are too many Service ports for the table: more than a million")
-	errTooManyBackends = fmt.Errorf("it has too many backends for the table: more than %d", maxBackends)
+	errNoID            = errors.New("the table has more than a million Service ports")
+	errTooManyBackends = fmt.Errorf("the Service port has more than %d backends", maxBackends)
 )
 
 // change adds the step of a Service port.

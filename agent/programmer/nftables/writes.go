@@ -149,4 +149,4 @@ func (s *script) commitParts(conn *nft.Conn, prefix *nft.Messages) error {
 }
 
 // errPartly reports that some transactions of a large change were committed and others were not.
-var errPartly = errors.New("a large change was not completed")
+var errPartly = errors.New("a large change was committed in part")
