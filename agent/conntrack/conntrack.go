@@ -30,6 +30,7 @@ package conntrack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -98,12 +99,9 @@ type flows interface {
 
 // New returns a Cleaner.
 func New(o Options) *Cleaner {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
 	f := promauto.With(o.Registerer)
 	return &Cleaner{
-		logger: o.Logger, open: func() (flows, error) { return openTable() },
+		logger: cmp.Or(o.Logger, slog.Default()), open: func() (flows, error) { return openTable() },
 		removed: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
 			Help: "Stale UDP flows removed from the kernel's connection tracking table.",

@@ -55,10 +55,9 @@ type Batch struct {
 	Messages
 }
 
-// NewBatch begins a transaction that changes a table, and reuses buf for it.
-func NewBatch(t Table, buf []byte) *Batch {
+// NewBatch begins a transaction that changes a table.
+func NewBatch(t Table) *Batch {
 	b := &Batch{}
-	b.Buf = buf
 	b.Reset(t)
 	return b
 }
@@ -82,7 +81,7 @@ func (c *Conn) Fits(b *Batch) bool { return len(b.Buf)+headerLen <= c.Limit }
 // CommitParts commits messages that need not take effect at once, in as few transactions as the
 // kernel accepts.
 func (c *Conn) CommitParts(m *Messages) error {
-	b, rest := NewBatch(m.Table, nil), m.Buf
+	b, rest := NewBatch(m.Table), m.Buf
 	for len(rest) > 0 {
 		length := int(binary.NativeEndian.Uint32(rest))
 		if len(b.Buf) > headerLen && len(b.Buf)+length+headerLen > c.Limit {

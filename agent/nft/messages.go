@@ -27,7 +27,7 @@ func (m *Messages) Append(others ...*Messages) {
 
 // Batch returns a transaction with the messages.
 func (m *Messages) Batch() *Batch {
-	b := NewBatch(m.Table, nil)
+	b := NewBatch(m.Table)
 	b.Append(m)
 	return b
 }

@@ -3,10 +3,14 @@
 package programmer
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -99,6 +103,15 @@ func (e *FamilyError) Error() string {
 // Unwrap returns the reason.
 func (e *FamilyError) Unwrap() error { return e.Err }
 
+// OfFamily returns what an operation on one IP family reports: err itself if it consists of
+// PortErrors, and otherwise a FamilyError with err as the reason.
+func OfFamily(family model.Family, err error) error {
+	if _, programmed := PortErrors(err); programmed {
+		return err
+	}
+	return &FamilyError{Family: family, Err: err}
+}
+
 // CheckPrimary returns a FamilyError if the node's primary IP family is not among families, which
 // are those that a programmer serves. A node that lacks its primary family does have Services in
 // it: most likely a kernel module or a program is missing. kube-proxy does not start on such a
@@ -109,6 +122,27 @@ func CheckPrimary(node view.Node, families []model.Family) error {
 		return nil
 	}
 	return &FamilyError{Family: node.Primary, Err: errNoPrimary}
+}
+
+// DefaultMasqueradeMark is the bit that kube-proxy uses.
+const DefaultMasqueradeMark = 1 << 14
+
+// MasqueradeMark returns a mark that a programmer was configured with, or DefaultMasqueradeMark for
+// 0. It returns an error if the mark is not a single bit.
+func MasqueradeMark(mark uint32) (uint32, error) {
+	mark = cmp.Or(mark, DefaultMasqueradeMark)
+	if bits.OnesCount32(mark) != 1 {
+		return 0, fmt.Errorf("masquerade mark is 0x%x: use a single bit", mark)
+	}
+	return mark, nil
+}
+
+// TCPIsLiberal reports whether conntrack accepts TCP segments outside of the window as valid. Then
+// some packets of a connection may bypass conntrack, and the administrator wants none of them
+// dropped for that.
+func TCPIsLiberal() bool {
+	liberal, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && string(bytes.TrimSpace(liberal)) == "1"
 }
 
 // Ordinary returns a Service port of the plainest kind: TCP, a cluster IP and two backends. Its

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/xtables"
 )
@@ -38,7 +39,7 @@ func Retire(ctx context.Context, options Options) error {
 	if !mayBeLeft() && !mayDrop() {
 		return nil
 	}
-	mark := cmp.Or(options.MasqueradeMark, DefaultMasqueradeMark)
+	mark := cmp.Or(options.MasqueradeMark, programmer.DefaultMasqueradeMark)
 	var kept []string
 	err := eachProgram(func(family model.Family, name string) error {
 		keeps, err := cleanup(ctx, name, runCommand, newDialect(family, mark, false))

@@ -1,12 +1,11 @@
 package iptables
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -41,10 +40,7 @@ func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect 
 // setNode sets the fields that depend on the node.
 func (d *dialect) setNode(node view.Node) {
 	d.pods, d.nodePorts, d.localnet = nil, nil, false
-	// With this sysctl, some packets of a connection may bypass conntrack, and the administrator wants
-	// none of them dropped for that.
-	liberal, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-	d.liberal = string(bytes.TrimSpace(liberal)) == "1"
+	d.liberal = programmer.TCPIsLiberal()
 	switch {
 	case node.Pods.Interface != "":
 		d.pods = []match{{in: "-i " + node.Pods.Interface}}

@@ -1,12 +1,12 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/bits"
 	"os/exec"
 	"slices"
 	"sync"
@@ -30,14 +30,11 @@ const (
 	Legacy Variant = "legacy"
 )
 
-// DefaultMasqueradeMark is the bit that kube-proxy uses.
-const DefaultMasqueradeMark = 1 << 14
-
 // Options are the options for New. The zero value is usable.
 type Options struct {
 	Variant Variant
 	// MasqueradeMark is the single bit of the packet mark that is set when a Service is looked up,
-	// until the packet is masqueraded. 0 means DefaultMasqueradeMark.
+	// until the packet is masqueraded. 0 means programmer.DefaultMasqueradeMark.
 	MasqueradeMark uint32
 	// Log receives what this machine lacks and, at level debug, each write. nil means slog.Default().
 	Log *slog.Logger
@@ -72,21 +69,17 @@ func New(options Options) (*Programmer, error) {
 }
 
 func newProgrammer(options Options, run runner) (*Programmer, error) {
-	if options.MasqueradeMark == 0 {
-		options.MasqueradeMark = DefaultMasqueradeMark
-	}
-	if bits.OnesCount32(options.MasqueradeMark) != 1 {
-		return nil, fmt.Errorf("masquerade mark is 0x%x: use a single bit", options.MasqueradeMark)
+	mark, err := programmer.MasqueradeMark(options.MasqueradeMark)
+	if err != nil {
+		return nil, err
 	}
 	switch options.Variant {
 	case DefaultVariant, NFT, Legacy:
 	default:
 		return nil, fmt.Errorf("iptables variant is %q: use %q, %q or the empty string", options.Variant, NFT, Legacy)
 	}
-	if options.Log == nil {
-		options.Log = slog.Default()
-	}
-	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run, log: options.Log}
+	log := cmp.Or(options.Log, slog.Default())
+	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run, log: log}
 	var missing []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t, err := newTool(programName(family, options.Variant), run)
@@ -94,7 +87,7 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			_, err = t.save(context.Background(), "-t", nat.String())
 		}
 		if absent(err) {
-			options.Log.Warn("This node does not support an IP family, its Services are not programmed",
+			log.Warn("This node does not support an IP family, its Services are not programmed",
 				"family", family, "err", err)
 			missing = append(missing, fmt.Errorf("no iptables for %v: %w", family, err))
 			continue
@@ -105,12 +98,12 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 				family, err)
 		}
 		p.families[family] = &kernelFamily{
-			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
+			dialect: newDialect(family, mark, t.modern()),
 			tool:    t,
-			log:     options.Log,
+			log:     log,
 			refused: map[view.ServicePortID]bool{},
 		}
-		options.Log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
+		log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
 		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or use another programmer or variant",
@@ -180,11 +173,7 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 	commits := 0
 	for family, f := range p.families {
 		f.tool.commits = 0
-		err := change(family, f)
-		if _, programmed := programmer.PortErrors(err); !programmed {
-			err = &programmer.FamilyError{Family: family, Err: err}
-		}
-		errs = append(errs, err)
+		errs = append(errs, programmer.OfFamily(family, change(family, f)))
 		commits += f.tool.commits
 	}
 	p.watch.operated(before, p.stamp(), commits)

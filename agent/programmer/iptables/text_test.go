@@ -20,6 +20,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -50,7 +51,7 @@ func rulesOf(chains []portChain) string {
 // TestExactlyUniform computes the probability of each backend from the rules, for a Service port
 // that has chains for its backends and for one whose rules are in the tree because they are few.
 func TestExactlyUniform(t *testing.T) {
-	d := newDialect(model.IPv4, DefaultMasqueradeMark, true)
+	d := newDialect(model.IPv4, programmer.DefaultMasqueradeMark, true)
 	for _, n := range []int{1, 2, 3, 7, 10, maxPlain, maxPlain + 1, 100, 1000, 5000} {
 		for _, frontends := range []int{1, 3} {
 			port := somePort(n)
@@ -92,7 +93,7 @@ func TestExactlyUniform(t *testing.T) {
 
 // TestTreeShape asserts that the chains depend on the entries alone, and that no chain is long.
 func TestTreeShape(t *testing.T) {
-	d := newDialect(model.IPv4, DefaultMasqueradeMark, true)
+	d := newDialect(model.IPv4, programmer.DefaultMasqueradeMark, true)
 	build := func() *tree[netip.Addr, frontend] {
 		return newTree(nat, vipsChain, addressBit, d.matchAddress, netip.Addr.Compare, natWeight, d.natRules)
 	}
@@ -159,7 +160,7 @@ func TestTreeShape(t *testing.T) {
 
 // newFamily returns a family without a kernel.
 func newFamily(node view.Node) *kernelFamily {
-	f := &kernelFamily{dialect: newDialect(model.IPv4, DefaultMasqueradeMark, true), held: &saved{chains: newChainHashes()}}
+	f := &kernelFamily{dialect: newDialect(model.IPv4, programmer.DefaultMasqueradeMark, true), held: &saved{chains: newChainHashes()}}
 	f.reset(node)
 	return f
 }

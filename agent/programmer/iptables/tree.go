@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 )
 
@@ -153,9 +154,7 @@ func (t *tree[K, E]) removeFrom(n *node[K, E], path string, key K, e E) *node[K,
 // gather moves the entries of n and of the nodes below it to the leaf.
 func (t *tree[K, E]) gather(n *node[K, E], path string, leaf *node[K, E]) {
 	t.dirty[path] = true
-	for k, e := range n.entries {
-		leaf.entries[k] = e
-	}
+	maps.Copy(leaf.entries, n.entries)
 	if n.children == nil {
 		return
 	}
@@ -252,12 +251,7 @@ func (t *tree[K, E]) writeNode(x *transaction, n *node[K, E], path string) {
 		for below := range n.next(path) {
 			w.WriteString(t.match(below).rule(name, "-g "+t.chain(below)))
 		}
-		keys := make([]K, 0, len(n.entries))
-		for k := range n.entries {
-			keys = append(keys, k)
-		}
-		slices.SortFunc(keys, t.compare)
-		for _, k := range keys {
+		for _, k := range slices.SortedFunc(maps.Keys(n.entries), t.compare) {
 			t.rules(w, name, n.entries[k])
 		}
 	})

@@ -83,20 +83,6 @@ func (m *machine) close() {
 	}
 }
 
-// MissingError reports something that this machine lacks, so that it cannot be programmed with
-// IPVS.
-type MissingError struct {
-	// What names the missing thing and says how to get it.
-	What string
-	Err  error
-}
-
-func (e *MissingError) Error() string {
-	return fmt.Sprintf("this node has no %s: %v", e.What, e.Err)
-}
-
-func (e *MissingError) Unwrap() error { return e.Err }
-
 // probe asks the kernel for one thing that this package needs.
 type probe struct {
 	what string
@@ -106,8 +92,8 @@ type probe struct {
 	ask    func() error
 }
 
-// find runs the probes, and loads a module if a probe fails without it. It returns a MissingError
-// for each probe that still fails.
+// find runs the probes, and loads a module if a probe fails without it. It returns an
+// error for each probe that still fails.
 func find(probes []probe, load func(module string) error) error {
 	var missing []error
 	for _, probe := range probes {
@@ -116,7 +102,7 @@ func find(probes []probe, load func(module string) error) error {
 			err = probe.ask()
 		}
 		if err != nil {
-			missing = append(missing, &MissingError{fmt.Sprintf("%s (kernel module %s)", probe.what, probe.module), err})
+			missing = append(missing, fmt.Errorf("this node has no %s (kernel module %s): %w", probe.what, probe.module, err))
 		}
 	}
 	return errors.Join(missing...)
@@ -157,7 +143,7 @@ func (m *machine) tryIPVS(family model.Family) error {
 }
 
 // New checks for everything that this package needs, lets the kernel load it if possible, and
-// leaves nothing behind. It returns MissingErrors for what is missing. It is enough if the machine
+// leaves nothing behind. Its error names everything that is missing. It is enough if the machine
 // has IPv4. If it has IPv6 and IPVS cannot serve it, New fails, because IPv6 Services would be
 // lost.
 func New(options Options) (*Programmer, error) {

@@ -197,7 +197,7 @@ func (c *cluster) occupyTable(t *testing.T, family model.Family) *nft.Conn {
 		other, err = nft.Dial()
 		return err
 	}))
-	b := nft.NewBatch(tableOf(family), nil)
+	b := nft.NewBatch(tableOf(family))
 	at := b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE)
 	b.Buf = append(b.Buf, b.Number, unix.NFNETLINK_V0, 0, 0)
 	b.Text(unix.NFTA_TABLE_NAME, Table)
@@ -374,7 +374,6 @@ func TestLacking(t *testing.T) {
 	require.NoError(t, host.Do(func() error {
 		_, err := New(Options{Log: slog.New(slog.DiscardHandler)})
 		require.ErrorContains(t, err, "this node has no nftables with all that is needed (kernel module nf_tables)")
-		require.ErrorAs(t, err, new(*MissingError))
 		out, err := host.Run(t.Context(), "nft", "list", "ruleset")
 		require.Empty(t, out)
 		return err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,21 +27,16 @@ func Schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "sed", "nq", "dh", "sh", "mh", "lblc", "lblcr"}
 }
 
-// Default values of Options.
-const (
-	// DefaultMasqueradeMark is the bit that kube-proxy uses, although kube-proxy uses it in the
-	// packet's mark.
-	DefaultMasqueradeMark = 1 << 14
-	// DefaultDrainLimit is how long connections to a backend that was removed may last.
-	DefaultDrainLimit = 15 * time.Minute
-)
+// DefaultDrainLimit is how long connections to a backend that was removed may last by default.
+const DefaultDrainLimit = 15 * time.Minute
 
 // Options are the options for New. The zero value is usable.
 type Options struct {
 	// Scheduler chooses the backends of all Services. Empty means DefaultScheduler.
 	Scheduler string
 	// MasqueradeMark is the single bit of conntrack's mark that says that a connection is to be
-	// masqueraded. 0 means DefaultMasqueradeMark.
+	// masqueraded. 0 means programmer.DefaultMasqueradeMark, which kube-proxy uses in the packet's
+	// mark.
 	MasqueradeMark uint32
 	// DrainLimit is how long TCP connections to a backend that was removed may last. 0 means
 	// DefaultDrainLimit.
@@ -64,18 +58,15 @@ type Options struct {
 }
 
 // complete checks the options and sets defaults.
-func (o *Options) complete() error {
+func (o *Options) complete() (err error) {
 	o.Scheduler = cmp.Or(o.Scheduler, DefaultScheduler)
-	o.MasqueradeMark = cmp.Or(o.MasqueradeMark, DefaultMasqueradeMark)
 	o.DrainLimit = cmp.Or(o.DrainLimit, DefaultDrainLimit)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	if !slices.Contains(Schedulers(), o.Scheduler) {
 		return fmt.Errorf("IPVS scheduler is %q: use one of %s", o.Scheduler, strings.Join(Schedulers(), ", "))
 	}
-	if bits.OnesCount32(o.MasqueradeMark) != 1 {
-		return fmt.Errorf("masquerade mark is 0x%x: use a single bit", o.MasqueradeMark)
-	}
-	return nil
+	o.MasqueradeMark, err = programmer.MasqueradeMark(o.MasqueradeMark)
+	return err
 }
 
 // Programmer is the programmer for IPVS.
@@ -116,11 +107,7 @@ func (p *Programmer) family(name model.Family) *family {
 func (p *Programmer) each(do func(*family) error) error {
 	var errs []error
 	for _, f := range p.families {
-		err := do(f)
-		if _, programmed := programmer.PortErrors(err); !programmed {
-			err = &programmer.FamilyError{Family: f.family, Err: err}
-		}
-		errs = append(errs, err)
+		errs = append(errs, programmer.OfFamily(f.family, do(f)))
 	}
 	return errors.Join(errs...)
 }

@@ -151,7 +151,7 @@ func (m *machine) readElements(l *layout) (elements, error) {
 
 // writeTable makes the table hold the wanted elements, in one transaction.
 func (f *family) writeTable(x *change) error {
-	b := nft.NewBatch(f.layout.Table, nil)
+	b := nft.NewBatch(f.layout.Table)
 	switch {
 	case !x.rules:
 	case x.held == nil:
@@ -232,7 +232,7 @@ func (m *machine) tryTable(family model.Family) error {
 		Pods: view.PodDetector{Prefixes: some, Interface: "lo", InterfacePrefix: "lo"}, NodePorts: some, ServiceCIDRs: some,
 	}, m.options.MasqueradeMark)
 	l.Name += "-check"
-	b := nft.NewBatch(l.Table, nil)
+	b := nft.NewBatch(l.Table)
 	l.create(&b.Messages)
 	return m.nft.Check(b)
 }

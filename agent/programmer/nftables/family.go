@@ -79,9 +79,7 @@ func (f *family) lengths(by map[ref]int) []int {
 func (f *family) replace(ctx context.Context, state view.State) error {
 	f.known = false
 	f.node = state.Node
-	// With this sysctl, some packets of a connection may bypass conntrack, and the administrator wants
-	// none of them dropped for that.
-	f.liberal = isOne("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	f.liberal = programmer.TCPIsLiberal()
 	c, err := f.read()
 	switch {
 	case errors.Is(err, netlink.ErrInterrupted):

@@ -1,14 +1,12 @@
 package nftables
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"net/netip"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,13 +17,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// DefaultMasqueradeMark is the bit that kube-proxy uses.
-const DefaultMasqueradeMark = 1 << 14
-
 // Options are the options for New. The zero value is usable.
 type Options struct {
 	// MasqueradeMark is the single bit of the packet mark that is set when a Service is looked up,
-	// until the packet is masqueraded. 0 means DefaultMasqueradeMark.
+	// until the packet is masqueraded. 0 means programmer.DefaultMasqueradeMark.
 	MasqueradeMark uint32
 	// Log receives what this machine lacks, and when a table has to be created again. nil means
 	// slog.Default().
@@ -48,26 +43,22 @@ var _ programmer.Monitor = (*Programmer)(nil)
 // family's Service ports are left out. The Programmer works in the network namespace in which New
 // was called, until Close.
 func New(options Options) (*Programmer, error) {
-	if options.MasqueradeMark == 0 {
-		options.MasqueradeMark = DefaultMasqueradeMark
+	mark, err := programmer.MasqueradeMark(options.MasqueradeMark)
+	if err != nil {
+		return nil, err
 	}
-	if bits.OnesCount32(options.MasqueradeMark) != 1 {
-		return nil, fmt.Errorf("masquerade mark is 0x%x: use a single bit", options.MasqueradeMark)
-	}
-	if options.Log == nil {
-		options.Log = slog.Default()
-	}
+	log := cmp.Or(options.Log, slog.Default())
 	c, err := nft.Dial()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or use another programmer", err)
 	}
-	p := &Programmer{conn: c, log: options.Log}
+	p := &Programmer{conn: c, log: log}
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
 		if !has(name) {
-			options.Log.Warn("This node does not support an IP family, its Services are not programmed", "family", name)
+			log.Warn("This node does not support an IP family, its Services are not programmed", "family", name)
 			continue
 		}
-		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
+		f := &family{dialect: newDialect(name, mark), conn: c, log: log, partSize: partSize}
 		err := f.try()
 		if err == nil {
 			p.families = append(p.families, f)
@@ -150,11 +141,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.conn.Watcher.Forget()
 	errs := []error{programmer.CheckPrimary(state.Node, p.Families())}
 	for _, f := range p.families {
-		err := f.replace(ctx, state)
-		if _, programmed := programmer.PortErrors(err); !programmed {
-			err = f.failure(err)
-		}
-		errs = append(errs, err)
+		errs = append(errs, programmer.OfFamily(f.IP, f.replace(ctx, state)))
 	}
 	p.routeLocalnet(state.Node)
 	return errors.Join(errs...)
@@ -164,24 +151,9 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	var errs []error
 	for _, f := range p.families {
-		err := f.apply(ctx, changes)
-		if _, programmed := programmer.PortErrors(err); !programmed {
-			err = f.failure(err)
-		}
-		errs = append(errs, err)
+		errs = append(errs, programmer.OfFamily(f.IP, f.apply(ctx, changes)))
 	}
 	return errors.Join(errs...)
-}
-
-// failure returns a FamilyError with this reason.
-func (f *family) failure(err error) error {
-	return &programmer.FamilyError{Family: f.IP, Err: fmt.Errorf("nftables: %w", err)}
-}
-
-// isOne reports whether a sysctl exists and is 1.
-func isOne(path string) bool {
-	is, err := os.ReadFile(path)
-	return err == nil && string(bytes.TrimSpace(is)) == "1"
 }
 
 // Cleanup calls the function Cleanup's removeTables on the Programmer's own socket.

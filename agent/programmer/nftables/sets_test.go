@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/programmer"
 )
 
 // TestSetsKeepTheirForm asserts that each set's name keeps its definition. If a set had another
@@ -18,7 +20,7 @@ import (
 func TestSetsKeepTheirForm(t *testing.T) {
 	var lines []string
 	for _, family := range families {
-		d := newDialect(family, DefaultMasqueradeMark)
+		d := newDialect(family, programmer.DefaultMasqueradeMark)
 		for s := range setCount {
 			if s > sources { // all sets of sources have one definition
 				break
