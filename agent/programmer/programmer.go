@@ -60,7 +60,8 @@ type Monitor interface {
 // attempt removes it, once those connections have ended.
 var ErrDraining = errors.New("connections are still open")
 
-// ErrOrdinary reports that the kernel refuses the Ordinary Service port, so its IP family has failed.
+// ErrOrdinary reports that the kernel refuses the Ordinary Service port, so its IP family has
+// failed.
 var ErrOrdinary = errors.New("the kernel refuses even an ordinary Service port")
 
 // errNoPrimary is the reason of the FamilyError of CheckPrimary.

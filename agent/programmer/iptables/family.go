@@ -452,7 +452,7 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports servicePorts) ([]
 // checkOrdinary returns an error if the kernel refuses an ordinary Service port.
 func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	if err := f.check(ctx, []*view.ServicePort{programmer.Ordinary(f.family)}); err != nil {
-		return fmt.Errorf("the kernel refuses even an ordinary Service port: %w", err)
+		return fmt.Errorf("%w: %w", programmer.ErrOrdinary, err)
 	}
 	return nil
 }
