@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -30,7 +31,9 @@ func openCheckpoint(t *testing.T, path string) (held *Cache, save func()) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		k.Run(ctx) // it saves when it ends
+		begin := time.Now()
+		k.Run(ctx) // it starts a save when it ends, and does not wait long for a slow disk
+		require.Eventually(t, func() bool { return k.Saved().After(begin) }, patience, tick)
 		require.Zero(t, metric(t, registry, "checkpoint_errors_total"))
 	}
 }
