@@ -290,13 +290,13 @@ func TestLostOrOutOfReach(t *testing.T) {
 	stop()
 	var ends []string
 	for line := range strings.Lines(log.String()) {
-		for _, end := range []string{"Can't reach the server", "Lost the server"} {
+		for _, end := range []string{"Cannot reach the server", "Lost the connection to the server"} {
 			if strings.Contains(line, end) {
 				ends = append(ends, end)
 			}
 		}
 	}
-	require.Equal(t, []string{"Can't reach the server", "Lost the server", "Can't reach the server"}, ends[:3])
+	require.Equal(t, []string{"Cannot reach the server", "Lost the connection to the server", "Cannot reach the server"}, ends[:3])
 }
 
 // TestExpiredCredentials checks that a client whose credentials have expired returns to the same

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -16,11 +15,11 @@ type TokenFile string
 func (f TokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
 	b, err := os.ReadFile(string(f))
 	if err != nil {
-		return nil, fmt.Errorf("token: %w", err)
+		return nil, fmt.Errorf("read the token: %w", err)
 	}
 	token := strings.TrimSpace(string(b))
 	if token == "" {
-		return nil, errors.New("token: " + string(f) + " is empty")
+		return nil, fmt.Errorf("read the token: %s is empty", string(f))
 	}
 	return map[string]string{"authorization": "Bearer " + token}, nil
 }

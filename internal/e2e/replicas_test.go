@@ -219,12 +219,12 @@ func TestReplicasComeAndGo(t *testing.T) {
 
 	third := r.start(c.a, preferred(c.a, second))
 	r.awaitAt(c.a, third)
-	require.Contains(t, c.a.agent.Log(), "Moving to the server that is this node's by hashing")
+	require.Contains(t, c.a.agent.Log(), "Moving to the preferred server")
 	c.SetReady(pods[0], false)
 	c.RequireAnswers(web, 80, pods[1:]...)
 	for _, n := range c.nodes() {
 		n.requireResumed(t)
-		require.LessOrEqual(t, strings.Count(n.agent.Log(), "Lost the server"), 1, "moving counts as losing the server")
+		require.LessOrEqual(t, strings.Count(n.agent.Log(), "Lost the connection to the server"), 1, "moving counts as losing the server")
 	}
 	require.Len(t, r.questions(), 2, "the agents asked the API server although servers name each other")
 
@@ -233,7 +233,7 @@ func TestReplicasComeAndGo(t *testing.T) {
 	c.SetReady(second.pod, false)
 	c.SetReady(third.pod, false)
 	for _, n := range c.nodes() {
-		n.agent.AwaitLine("Can't reach the server; what was programmed stays")
+		n.agent.AwaitLine("Cannot reach the server, trying again; the rules in the kernel stay")
 	}
 	c.SetReady(pods[0], true)
 	fourth := r.start(c.b)

@@ -101,7 +101,7 @@ func TestRestarts(t *testing.T) {
 	c.AwaitAPI(web, 80, ready)
 	for _, n := range c.nodes() {
 		n.agent.Start()
-		n.agent.AwaitLine("Can't reach the server")
+		n.agent.AwaitLine("Cannot reach the server")
 	}
 	requireKept()
 	c.server.Start()

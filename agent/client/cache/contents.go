@@ -111,7 +111,7 @@ func (s *cacheShard) fill(u *model.Update, shards uint32) error {
 		s.setSlice(slice)
 	}
 	if n := u.Len() - s.len(); n > 0 {
-		return fmt.Errorf("it names %d objects more than once", n)
+		return fmt.Errorf("%d objects are named more than once", n)
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func Open(o Options) (*Checkpoint, error) {
 		return prometheus.Opts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help}
 	}
 	f.NewGaugeFunc(prometheus.GaugeOpts(opts("stale",
-		"1 while the node is programmed by a checkpoint that no server has confirmed since the agent started, "+
+		"1 while the node is programmed from a checkpoint that no server has confirmed since the agent started, "+
 			"0 otherwise.")), func() float64 {
 		if o.Cache.Stale() {
 			return 1
@@ -108,11 +108,11 @@ func Open(o Options) (*Checkpoint, error) {
 	p := &Checkpoint{
 		options: o, log: o.Logger, encoder: newEncoder(),
 		errors: f.NewCounter(prometheus.CounterOpts(opts("checkpoint_errors_total",
-			"Checkpoints that could not be written."))),
+			"Number of checkpoints that could not be written."))),
 		bytes: f.NewGauge(prometheus.GaugeOpts(opts("checkpoint_bytes",
-			"Size of the checkpoint that was written last."))),
+			"Size of the last checkpoint written, in bytes."))),
 		saved: f.NewGauge(prometheus.GaugeOpts(opts("checkpoint_timestamp_seconds",
-			"Time when the last checkpoint was written, in seconds since 1970; 0: none yet."))),
+			"Time of the last checkpoint written, in seconds since 1970, or 0 if none was."))),
 	}
 	if err := p.restore(); err != nil {
 		return nil, err
@@ -127,14 +127,13 @@ func (p *Checkpoint) restore() error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
-			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: "+
-				"make it, or give --checkpoint another path", "path", path)
+			p.log.Warn("Cannot keep a checkpoint, its directory does not exist; create it or change --checkpoint", "path", path)
 		} else {
-			p.log.Info("There is no checkpoint yet", "path", path)
+			p.log.Info("No checkpoint yet, starting without it", "path", path)
 		}
 		return nil
 	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("checkpoint %s is no regular file: give the path of a file, in a directory that is there", path)
+		return fmt.Errorf("%s is not a regular file: use the path of a file in an existing directory", path)
 	}
 	contents, written, err := readFile(path, p.options.NodeName)
 	if err == nil {
@@ -144,8 +143,8 @@ func (p *Checkpoint) restore() error {
 		if set := os.Rename(path, path+rejectedSuffix); set != nil {
 			err = errors.Join(err, set)
 		}
-		p.log.Warn("The checkpoint can't be used and is set aside; this node gets everything from the server", "path", path,
-			"aside", path+rejectedSuffix, "reason", err)
+		p.log.Warn("Cannot use the checkpoint, set it aside; the server will send a snapshot", "path", path,
+			"aside", path+rejectedSuffix, "err", err)
 		return nil
 	}
 	p.restored, p.written = true, written
@@ -165,7 +164,7 @@ func readFile(path, node string) (contents *cache.Contents, written time.Time, e
 	case err != nil:
 		return nil, written, err
 	case len(file) > maxFile:
-		return nil, written, fmt.Errorf("it is larger than %d bytes", maxFile)
+		return nil, written, fmt.Errorf("file is larger than %d bytes", maxFile)
 	}
 	return decode(file, node)
 }
@@ -183,7 +182,7 @@ func (p *Checkpoint) Saved() time.Time {
 // not a regular file, it removes nothing and returns an error.
 func Remove(path string) error {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no regular file: give the one that the agent writes", path)
+		return fmt.Errorf("%s is not a regular file: use the path that the agent writes to", path)
 	}
 	var errs []error
 	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
@@ -217,7 +216,7 @@ func (p *Checkpoint) Run(ctx context.Context) {
 	select {
 	case <-ended:
 	case <-last.Done():
-		p.log.Warn("The last checkpoint was not written in time; the one before stays",
+		p.log.Warn("Cannot write the last checkpoint in time, the previous one stays",
 			"path", p.options.Path, "within", lastSave)
 	}
 }
@@ -235,7 +234,7 @@ func (p *Checkpoint) follow(ctx context.Context, saves chan<- struct{}) {
 			return
 		case <-grace:
 			if p.options.Cache.UseRestored() {
-				p.log.Warn("No server has brought this node in sync: programming it by the checkpoint, which may be out of date",
+				p.log.Warn("No server has synced this node yet, programming it from the checkpoint, which may be out of date",
 					"age", time.Since(p.written).Round(time.Second), "written", p.written, "path", p.options.Path)
 			}
 		case <-tick.C:
@@ -255,13 +254,13 @@ func (p *Checkpoint) save() {
 		p.errors.Inc()
 		if err.Error() != p.lastError {
 			p.lastError = err.Error()
-			p.log.Error("Can't write the checkpoint; the one before stays, and it is tried again", "path", p.options.Path,
-				"every", interval, "err", err)
+			p.log.Error("Cannot write the checkpoint, trying again; the previous one stays", "path", p.options.Path,
+				"interval", interval, "err", err)
 		}
 	case size > 0:
 		if p.lastError != "" {
 			p.lastError = ""
-			p.log.Info("The checkpoint is written again", "path", p.options.Path)
+			p.log.Info("Checkpoint is written again", "path", p.options.Path)
 		}
 		now := time.Now()
 		p.lastSaved.Store(&now)
@@ -285,7 +284,7 @@ func (p *Checkpoint) write() (size int, err error) {
 		size += len(s)
 	}
 	if size > maxFile-fileHeader-checksumSize {
-		return 0, fmt.Errorf("it would have more than %d bytes", maxFile)
+		return 0, fmt.Errorf("checkpoint would be larger than %d bytes", maxFile)
 	}
 	size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeFile(w, time.Now(), sections) })
 	if err == nil {

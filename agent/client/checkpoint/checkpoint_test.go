@@ -265,25 +265,25 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 		file []byte
 		says string
 	}{
-		"something else":   {[]byte(strings.Repeat("a file of another program ", 3)), "no checkpoint"},
+		"something else":   {[]byte(strings.Repeat("a file of another program ", 3)), "not a checkpoint file"},
 		"another format":   {reseal(file(same, node, whole), func(b []byte) { b[len(fileMagic)+3] = 99 }), "format 99"},
-		"another node":     {file(func(h *pb.Hello) { h.NodeName = "node-2" }, node, whole), `of the node "node-2", and this is "node-1"`},
+		"another node":     {file(func(h *pb.Hello) { h.NodeName = "node-2" }, node, whole), `for node "node-2", but this node is "node-1"`},
 		"no epoch":         {file(func(h *pb.Hello) { h.Epoch = 0 }, node, whole), "epoch 0"},
 		"no shards":        {file(func(h *pb.Hello) { h.Sequences = nil }, node), "0 sequences"},
 		"three shards":     {file(func(h *pb.Hello) { h.Sequences = make([]uint64, 3) }, node), "3 sequences"},
 		"no sections":      {seal(), "hello"},
 		"a shard less":     {file(same, node), "4 sections"},
 		"a shard more":     {file(same, node, whole, whole), "6 sections"},
-		"bytes at the end": {reseal(append(file(same, node, whole), make([]byte, 8)...), func(b []byte) {}), "follow its last section"},
+		"bytes at the end": {reseal(append(file(same, node, whole), make([]byte, 8)...), func(b []byte) {}), "follow the last section"},
 		"many servers":     {seal(marshal(t, good()), marshal(t, manyServers), nil, node, whole), "1025 servers"},
 		"servers without names": {seal(marshal(t, good()), marshal(t, &pb.Servers{Servers: []*pb.Server{{Address: "10.0.0.1:1"}}}), nil, node, whole),
 			"1 servers and 0 names"},
 		"no node":         {file(same, whole, whole), "no Node"},
-		"no shard":        {file(same, node, node), "not all of a shard"},
-		"another shard":   {file(same, node, frame(t, &model.Update{Shard: 1, Full: true})), "not all of a shard"},
-		"part of a shard": {file(same, node, frame(t, &model.Update{Services: []*model.Service{service}})), "not all of a shard"},
+		"no shard":        {file(same, node, node), "not part of a whole shard"},
+		"another shard":   {file(same, node, frame(t, &model.Update{Shard: 1, Full: true})), "not part of a whole shard"},
+		"part of a shard": {file(same, node, frame(t, &model.Update{Services: []*model.Service{service}})), "not part of a whole shard"},
 		"one object twice": {file(same, node, frame(t, &model.Update{Full: true, Services: []*model.Service{service, service}})),
-			"1 objects more than once"},
+			"1 objects are named more than once"},
 		"an object that is not whole": {file(same, node, broken), "no version"},
 		"no frame":                    {file(same, node, []byte("\xff\xff")), "decode"},
 		"an object in a wrong shard": {file(func(h *pb.Hello) { h.Sequences = make([]uint64, 2) }, node,
@@ -291,7 +291,7 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 			frame(t, &model.Update{Shard: 1, Full: true, Services: []*model.Service{service}})), "belongs to shard"},
 		"a section that says it is huge": {reseal(file(same, node, whole), func(b []byte) {
 			binary.BigEndian.PutUint32(b[fileHeader:], 1<<31)
-		}), "are said to hold"},
+		}), "claims"},
 		"a section that is larger than it says":  {reseal(file(same, node, whole), func(b []byte) { b[fileHeader+3]-- }), "hello"},
 		"a section that is smaller than it says": {reseal(file(same, node, whole), func(b []byte) { b[fileHeader+3]++ }), "hello"},
 		"a section without an end": {reseal(file(same, node, whole), func(b []byte) {
@@ -365,7 +365,7 @@ func TestABadCheckpointIsSetAside(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, good[:len(good)-1], aside)
 	require.Equal(t, 1, strings.Count(k.logs.String(), "\n"), k.logs)
-	for _, says := range []string{"level=WARN", "set aside", path, "torn"} {
+	for _, says := range []string{"level=WARN", "set it aside", path, "checksum mismatch"} {
 		require.Contains(t, k.logs.String(), says)
 	}
 	require.Empty(t, k.cache.Services())
@@ -384,13 +384,13 @@ func TestRemove(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries)
-	require.ErrorContains(t, Remove(dir), "no regular file")
+	require.ErrorContains(t, Remove(dir), "not a regular file")
 	require.DirExists(t, dir)
 }
 
 func TestACheckpointMustBeAFile(t *testing.T) {
 	_, err := Open(Options{Path: t.TempDir(), NodeName: "node-1", Cache: cache.New()})
-	require.ErrorContains(t, err, "no regular file")
+	require.ErrorContains(t, err, "not a regular file")
 }
 
 func TestSave(t *testing.T) {
@@ -463,13 +463,13 @@ func TestOnlyWhatHasChangedIsCompressedAgain(t *testing.T) {
 func TestAFailingDiskIsReportedOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	k := open(t, filepath.Join(dir, "checkpoint"), cache.New())
-	require.Contains(t, k.logs.String(), "There is no directory for the checkpoint")
+	require.Contains(t, k.logs.String(), "Cannot keep a checkpoint, its directory does not exist")
 	fillSmall(t, k.cache)
 	for range 3 {
 		k.save()
 	}
 	require.EqualValues(t, 3, k.metric(t, "slicecast_agent_checkpoint_errors_total"))
-	require.Equal(t, 1, strings.Count(k.logs.String(), "Can't write the checkpoint"), k.logs)
+	require.Equal(t, 1, strings.Count(k.logs.String(), "Cannot write the checkpoint"), k.logs)
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	k.save()
 	require.Contains(t, k.logs.String(), "written again")
@@ -524,7 +524,7 @@ func TestStaleAfterGrace(t *testing.T) {
 		require.True(t, changes.Node)
 		require.Empty(t, changes.Positions, "nothing that no server has confirmed is acked")
 		require.EqualValues(t, 1, k.metric(t, "slicecast_agent_stale"))
-		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has brought this node in sync"), k.logs)
+		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has synced this node yet, programming it from the checkpoint"), k.logs)
 		require.Contains(t, k.logs.String(), "age=")
 
 		// Another server holds the same state, so no Service is touched and all positions can be
@@ -593,7 +593,7 @@ func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 	start := time.Now()
 	k.run()()
 	require.Less(t, time.Since(start), patience)
-	require.Contains(t, k.logs.String(), "not written in time")
+	require.Contains(t, k.logs.String(), "Cannot write the last checkpoint in time")
 	reader, err := os.OpenFile(path+newSuffix, os.O_RDONLY, 0)
 	require.NoError(t, err)
 	_, err = io.Copy(io.Discard, reader)

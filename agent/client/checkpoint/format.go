@@ -212,9 +212,9 @@ func decode(file []byte, node string) (out *cache.Contents, written time.Time, e
 	}
 	switch {
 	case r.read != r.sections:
-		return nil, written, fmt.Errorf("it has %d sections, and its last shard ends with the %dth", r.sections, r.read)
+		return nil, written, fmt.Errorf("file has %d sections, but its last shard ends with section %d", r.sections, r.read)
 	case len(r.rest) > 0:
-		return nil, written, fmt.Errorf("%d bytes follow its last section", len(r.rest))
+		return nil, written, fmt.Errorf("%d bytes follow the last section", len(r.rest))
 	}
 	return out, written, nil
 }
@@ -232,17 +232,17 @@ type sectionReader struct {
 func openFile(file []byte) (r *sectionReader, written time.Time, err error) {
 	switch {
 	case len(file) < fileHeader+checksumSize:
-		return nil, written, fmt.Errorf("it is torn: it has %d bytes", len(file))
+		return nil, written, fmt.Errorf("file is truncated: it has %d bytes", len(file))
 	case !bytes.HasPrefix(file, []byte(fileMagic)):
-		return nil, written, errors.New("it is no checkpoint")
+		return nil, written, errors.New("not a checkpoint file")
 	}
 	header := file[len(fileMagic):]
 	if format := binary.BigEndian.Uint32(header); format != fileFormat {
-		return nil, written, fmt.Errorf("it has the format %d, and this version reads %d", format, fileFormat)
+		return nil, written, fmt.Errorf("file has format %d, but this version reads only format %d", format, fileFormat)
 	}
 	body, sum := file[:len(file)-checksumSize], binary.BigEndian.Uint64(file[len(file)-checksumSize:])
 	if xxhash.Sum64(body) != sum {
-		return nil, written, errors.New("it is torn or damaged: its checksum does not fit")
+		return nil, written, errors.New("checksum mismatch")
 	}
 	// content bounds the size of what is decompressed.
 	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true))
@@ -265,14 +265,14 @@ func (r *sectionReader) content() ([]byte, error) {
 	case uint64(stored) > uint64(len(r.rest)):
 		return nil, io.ErrUnexpectedEOF
 	case size > wire.MaxFrame:
-		return nil, fmt.Errorf("%d bytes are said to hold %d", stored, size)
+		return nil, fmt.Errorf("section of %d bytes claims %d uncompressed bytes", stored, size)
 	}
 	content, err := r.zstd.DecodeAll(r.rest[:stored], make([]byte, 0, size))
 	if err != nil {
 		return nil, err
 	}
 	if len(content) != int(size) {
-		return nil, fmt.Errorf("it holds %d bytes instead of %d", len(content), size)
+		return nil, fmt.Errorf("section has %d uncompressed bytes, not %d", len(content), size)
 	}
 	r.rest = r.rest[stored:]
 	return content, nil
@@ -323,7 +323,7 @@ func (r *sectionReader) head(node string) (*cache.Contents, error) {
 		return nil, err
 	}
 	if n := len(servers.GetServers()); n > maxServers || n != len(names.GetServers()) {
-		return nil, fmt.Errorf("it has %d servers and %d names of them, of %d at most",
+		return nil, fmt.Errorf("file has %d servers and %d names, at most %d are allowed",
 			n, len(names.GetServers()), maxServers)
 	}
 	update, err := r.response()
@@ -331,7 +331,7 @@ func (r *sectionReader) head(node string) (*cache.Contents, error) {
 	case err != nil:
 		return nil, fmt.Errorf("node: %w", err)
 	case update.Node == nil:
-		return nil, errors.New("node: it is no Node")
+		return nil, errors.New("node: section has no Node")
 	}
 	out := &cache.Contents{
 		Epoch: hello.GetEpoch(), Sequences: hello.GetSequences(),
@@ -350,11 +350,11 @@ func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 	shards := len(h.GetSequences())
 	switch {
 	case h.GetNodeName() != node:
-		return fmt.Errorf("it is of the node %q, and this is %q", h.GetNodeName(), node)
+		return fmt.Errorf("file is for node %q, but this node is %q", h.GetNodeName(), node)
 	case h.GetEpoch() == 0 || !cache.ValidShards(shards):
-		return fmt.Errorf("it has the epoch %d and %d sequences", h.GetEpoch(), shards)
+		return fmt.Errorf("file has epoch %d and %d sequences", h.GetEpoch(), shards)
 	case r.sections < uint32(sectionShards+shards):
-		return fmt.Errorf("it has %d sections for %d shards", r.sections, shards)
+		return fmt.Errorf("file has %d sections for %d shards", r.sections, shards)
 	}
 	return nil
 }
@@ -369,7 +369,7 @@ func (r *sectionReader) shard(shard uint32) (*model.Update, error) {
 		}
 		u := response.Update
 		if u == nil || u.Shard != shard || !u.Full || len(u.Deltas) > 0 || len(u.Removed) > 0 {
-			return nil, errors.New("it is not all of a shard and nothing else")
+			return nil, errors.New("section is not part of a whole shard")
 		}
 		whole.Services = append(whole.Services, u.Services...)
 		whole.Slices = append(whole.Slices, u.Slices...)

@@ -86,7 +86,7 @@ func (c *comparison) diverged(m *pb.Digests, held *cache.Cache) (shards []uint32
 // compareShards asks the server for the differences in the shards whose digests differ.
 func (s *stream) compareShards(m *pb.Digests) error {
 	for _, shard := range s.digests.diverged(m, s.options.Cache.Cache) {
-		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
+		s.log.Warn("State differs from the server's, requesting the differences", "shard", shard)
 		if err := s.repair(shard, "digest", "the digest differs"); err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (s *stream) repair(shard uint32, label, reason string) error {
 func (s *stream) bucketResync(shard uint32, label, reason string) (*pb.Resync, error) {
 	digests, ok := s.options.Cache.BucketDigests(shard)
 	if !ok {
-		return nil, fmt.Errorf("%w: a question for the buckets of shard %d, which is not there", cache.ErrProtocol, shard)
+		return nil, fmt.Errorf("%w: bucket_query for shard %d, which does not exist", cache.ErrProtocol, shard)
 	}
 	s.metrics.resyncs.WithLabelValues(label).Inc()
 	return &pb.Resync{Shard: shard, BucketDigests: model.JoinDigests(digests), Reason: reason}, nil
@@ -129,7 +129,7 @@ func (s *stream) answerDigests() error {
 func (s *stream) answerBuckets(q *pb.BucketQuery) error {
 	for _, shard := range q.GetShards() {
 		if _, again := s.questions.buckets[shard]; again {
-			return fmt.Errorf("%w: a second question for the buckets of shard %d", cache.ErrProtocol, shard)
+			return fmt.Errorf("%w: a second bucket_query for shard %d", cache.ErrProtocol, shard)
 		}
 		answer, err := s.bucketResync(shard, "resume", "resuming with another digest")
 		if err != nil {

@@ -26,15 +26,17 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 	return &metrics{
 		connected: f.NewGauge(prometheus.GaugeOpts(opts("connected",
 			"1 while a stream is open and in sync, 0 otherwise."))),
-		received:      counter("received_frames_total", "Frames received."),
-		receivedBytes: counter("received_bytes_total", "Bytes of frames received, before TLS and HTTP/2."),
-		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
+		received:      counter("received_frames_total", "Number of frames received."),
+		receivedBytes: counter("received_bytes_total", "Number of bytes of frames received, before TLS and HTTP/2."),
+		nacks: counter("nacks_total",
+			"Number of objects that could not be programmed or decoded, counted once for each reason."),
 		resyncs: f.NewCounterVec(prometheus.CounterOpts(opts("resyncs_total",
-			"State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), "+
-				"unreadable (what did not decode has changed), delta (a change did not decode), "+
-				"software (the server before was of another version), "+
+			"Number of requests for state to be sent again, by reason: base (a delta did not fit), "+
+				"digest (a heartbeat's digest differed), "+
+				"unreadable (an object that did not decode has changed), delta (a change did not decode), "+
+				"software (the previous server had another version), "+
 				"resume (the server asked for the digests of a shard's buckets).")), []string{"reason"}),
 		server: f.NewGaugeVec(prometheus.GaugeOpts(opts("server_info",
-			"1 for the server that the last stream was with.")), []string{"address", "name", "version"}),
+			"Always 1, with the server of the last stream as labels.")), []string{"address", "name", "version"}),
 	}
 }

@@ -97,7 +97,7 @@ func (s *stream) reach(ctx context.Context) {
 	if err != nil {
 		now := time.Now()
 		s.move.failed.Store(&now)
-		s.log.Info("The server that is this node's by hashing can't be reached; staying",
+		s.log.Info("Cannot reach the preferred server, staying with the current one",
 			"server", target.Address, "err", err)
 		s.move.timer.Reset(s.options.Choice.ReturnDelay())
 		return
@@ -117,7 +117,7 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn) error {
 		case state == connectivity.Ready:
 			return nil
 		case state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state):
-			return errors.Join(fmt.Errorf("no connection: %v", state), conn.Close())
+			return errors.Join(fmt.Errorf("connection state is %v", state), conn.Close())
 		}
 	}
 }

@@ -115,7 +115,7 @@ func causeOf(ctx context.Context, err error) error {
 		return cause
 	}
 	if errors.Is(err, io.EOF) {
-		return errors.New("the server closed the stream")
+		return errors.New("server closed the stream")
 	}
 	return err
 }
@@ -173,7 +173,7 @@ func (s *stream) receive(f wire.Frame) error {
 	s.metrics.receivedBytes.Add(float64(len(f)))
 	for _, p := range r.Problems {
 		s.unreadableLogged.Do(func() {
-			s.log.Warn("An object does not decode and is left as it was", "object", p.Key, "err", p.Err)
+			s.log.Warn("Cannot decode an object, keeping its last state", "object", p.Key, "err", p.Err)
 		})
 	}
 	if err := s.handle(r); err != nil {
@@ -310,7 +310,7 @@ func (s *stream) heartbeat(m *pb.Heartbeat) {
 
 func (s *stream) drain(m *pb.Drain) {
 	if s.drained == 0 {
-		s.log.Info("The server drains", "server", s.server.Address)
+		s.log.Info("Server is draining", "server", s.server.Address)
 	}
 	s.drained = max(min(time.Duration(m.GetReconnectWithinMs())*time.Millisecond, discovery.MaxRetryDelay), 1)
 }
@@ -321,7 +321,7 @@ func (s *stream) node(n *wire.NodeUpdate) error {
 	}
 	if !n.Unreadable && s.options.Cache.SetNode(n.Node) {
 		s.nodeLogged.Do(func() {
-			s.log.Warn("The cluster has no Node object for this node any more; what it last said still holds", "node", n.Name)
+			s.log.Warn("Node object was deleted, keeping its last state", "node", n.Name)
 		})
 	}
 	return nil

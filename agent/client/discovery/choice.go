@@ -149,7 +149,7 @@ func (c *Choice) find(ctx context.Context, to Connector) []Server {
 	servers, err := c.options.Find(ctx)
 	if err != nil && ctx.Err() == nil {
 		to.Failed(err)
-		c.options.Logger.Error("Can't find a server; what was programmed stays", "err", err)
+		c.options.Logger.Error("Cannot find a server, trying again; the rules in the kernel stay", "err", err)
 	}
 	if len(servers) > 0 {
 		c.mu.Lock()

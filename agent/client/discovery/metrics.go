@@ -14,9 +14,9 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 		})
 	}
 	return &metrics{
-		disconnects: counter("disconnects_total", "Streams that ended, and attempts that failed."),
-		moves:       counter("moves_total", "Streams that were left for the server that is this node's by hashing."),
+		disconnects: counter("disconnects_total", "Number of streams that ended and of attempts to connect that failed."),
+		moves:       counter("moves_total", "Number of moves to the preferred server."),
 		retryHints: counter("retry_hints_total",
-			"Attempts that were answered with a time before which the server is not to be tried again."),
+			"Number of attempts that a server answered with a time to wait before the next one."),
 	}
 }

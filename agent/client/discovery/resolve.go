@@ -66,7 +66,7 @@ func (r *resolver) servers(ctx context.Context) ([]Server, error) {
 		case err == nil:
 			r.known[address] = found
 		case len(r.known[address]) > 0:
-			r.log.Warn("Using the addresses that were found before", "server", address, "err", err)
+			r.log.Warn("Cannot look up the server, using the addresses of the last lookup", "server", address, "err", err)
 		default:
 			errs = append(errs, fmt.Errorf("server %s: %w", address, err))
 		}

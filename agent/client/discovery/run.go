@@ -118,18 +118,17 @@ func (c *Choice) try(ctx context.Context, server Server, to Connector) bool {
 	settled := end.Welcomed && time.Since(start) >= times.Settled
 	switch {
 	case end.Moved:
-		log.Info("Moving to the server that is this node's by hashing", "from", server.Address)
+		log.Info("Moving to the preferred server", "from", server.Address)
 		c.metrics.moves.Inc()
 		c.moved, c.lost = time.Now(), ""
 		return true
 	case end.Drained > 0:
-		log.Info("The server has drained", "server", server.Address, "err", end.Err)
+		log.Info("Server drained the stream", "server", server.Address, "err", end.Err)
 		c.rest(server.Address, max(rand.N(end.Drained), times.MinBackoff))
 		c.lost = ""
 		return end.Welcomed
 	case settled && status.Code(end.Err) == codes.Unauthenticated:
-		log.Info("The credentials that the stream began with have expired; coming back with those of now",
-			"server", server.Address)
+		log.Info("Credentials of the stream expired, reconnecting with the current ones", "server", server.Address)
 		return true
 	}
 	c.logEnd(server.Address, end)
@@ -146,11 +145,11 @@ func (c *Choice) logEnd(server string, end End) {
 	log := c.options.Logger.With("server", server, "err", end.Err)
 	switch code := status.Code(end.Err); {
 	case code == codes.Unauthenticated || code == codes.PermissionDenied:
-		log.Error("The server refuses this node; check its credentials. What was programmed stays")
+		log.Error("Server refuses this node, check its credentials; the rules in the kernel stay")
 	case !end.Welcomed:
-		log.Warn("Can't reach the server; what was programmed stays")
+		log.Warn("Cannot reach the server, trying again; the rules in the kernel stay")
 	default:
-		log.Warn("Lost the server; what was programmed stays")
+		log.Warn("Lost the connection to the server, reconnecting; the rules in the kernel stay")
 	}
 }
 
