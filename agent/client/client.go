@@ -50,16 +50,11 @@ package client
 import (
 	"context"
 	"log/slog"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/agent/client/connection"
 	"github.com/slicecast/slicecast/agent/client/discovery"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -71,6 +66,8 @@ type (
 	Applied = cache.Applied
 	// Server is a server that a client can connect to.
 	Server = discovery.Server
+	// Options configure a Client.
+	Options = connection.Options
 	// Connection is the state of a client's connection to its servers.
 	Connection = connection.Status
 	// Relay holds the callbacks of a client that feeds a relay's store.
@@ -100,61 +97,6 @@ func Static(addresses ...string) discovery.Finder {
 		servers = append(servers, Server{Address: address})
 	}
 	return func(context.Context) ([]Server, error) { return servers, nil }
-}
-
-// Resolve returns a function for Options.Servers that looks up these addresses (host:port) on each
-// call. A host name with several IP addresses becomes as many servers. Their certificates must have
-// that host name.
-func Resolve(addresses []string, log *slog.Logger) discovery.Finder {
-	return discovery.Resolve(addresses, log)
-}
-
-// ServerName returns the name that the certificates of all servers must have, for
-// Options.ServerName. That is the configured name or else the host name that all addresses share.
-// It returns "" if there is neither.
-func ServerName(configured string, addresses []string) string {
-	return discovery.ServerName(configured, addresses)
-}
-
-// Options configure a Client.
-type Options struct {
-	// Servers returns the servers to start with. It is required. The client calls it in each round
-	// of attempts in which the first servers known from streams do not answer.
-	Servers func(context.Context) ([]Server, error)
-	// ServerName is the name that every server's certificate must have, including servers learned
-	// from a stream. Empty means that each Server's own Name applies.
-	ServerName string
-	// NodeName is the name of the Node that this client serves. Empty means that it serves none.
-	NodeName string
-	// Kind is the kind of client. It is ignored if Relay is set. If unspecified, it is agent with a
-	// NodeName and observer without one.
-	Kind pb.ClientKind
-	// Version and Programmer are sent to the server, which shows them to its operators.
-	Version, Programmer string
-	// DialOptions must hold the transport credentials.
-	DialOptions []grpc.DialOption
-	// Cache is the cache to keep up to date. It is required.
-	Cache *Cache
-	// Subscription selects what the client follows, and so all that its cache holds. nil means
-	// everything.
-	Subscription *pb.Subscription
-	// Relay, if set, receives the callbacks that a relay needs.
-	Relay *Relay
-	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode. A process
-	// with many clients may share the results, which are immutable.
-	Decode func(wire.Frame) (*wire.Response, error)
-	// Apply applies a delta to a slice. nil means model.SliceDelta.Apply. A process with many
-	// clients may share the results, which are immutable.
-	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
-	// Observe, if set, is called with each response after it was applied, and with the response's
-	// size in bytes before TLS and HTTP/2. It must return quickly.
-	Observe func(r *wire.Response, size int)
-	// MaxBackoff bounds the pause after all servers have been tried. 0 means 30 seconds.
-	MaxBackoff time.Duration
-	// Logger is the client's log. nil means slog.Default.
-	Logger *slog.Logger
-	// Registerer registers the client's metrics. nil means that they are not registered.
-	Registerer prometheus.Registerer
 }
 
 // Client keeps a Cache up to date from one server at a time. Its Outbox has the methods that report
@@ -193,12 +135,7 @@ func newClient(o Options, times discovery.Times) *Client {
 		Find: o.Servers, ServerName: o.ServerName, NodeName: o.NodeName, Cache: o.Cache, Times: times,
 		Logger: o.Logger, Registerer: o.Registerer, Subsystem: subsystem,
 	})
-	c := connection.New(connection.Options{
-		NodeName: o.NodeName, Kind: o.Kind, Version: o.Version, Programmer: o.Programmer, Subscription: o.Subscription,
-		ServerName: o.ServerName, DialOptions: o.DialOptions, Choice: choice, Relay: o.Relay,
-		Cache:  &cache.Writer{Cache: o.Cache, ApplyDelta: o.Apply, Relay: o.Relay != nil},
-		Decode: o.Decode, Observe: o.Observe, Logger: o.Logger, Registerer: o.Registerer, Subsystem: subsystem,
-	})
+	c := connection.New(o, choice, subsystem)
 	return &Client{Outbox: c.Outbox, choice: choice, connection: c}
 }
 

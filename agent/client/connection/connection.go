@@ -27,6 +27,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/agent/client/discovery"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -48,35 +49,45 @@ const (
 	window = 1 << 20
 )
 
-// Options configure a Connection. Cache, Choice and Logger are required.
+// Options configure a client.
 type Options struct {
-	// NodeName, Kind, Version and Programmer are for the Hello.
-	NodeName, Version, Programmer string
-	Kind                          pb.ClientKind
-	// Subscription selects what the client follows. nil means everything. Outbox.Subscribe changes
-	// it.
-	Subscription *pb.Subscription
-	// ServerName is the name that every server's certificate must have. Empty means that each
-	// Server's own Name applies.
+	// Servers returns the servers to start with. It is required. The client calls it in each round
+	// of attempts in which the first servers known from streams do not answer.
+	Servers discovery.Finder
+	// ServerName is the name that every server's certificate must have, including servers learned
+	// from a stream. Empty means that each Server's own Name applies.
 	ServerName string
+	// NodeName is the name of the Node that this client serves. Empty means that it serves none.
+	NodeName string
+	// Kind is the kind of client. It is ignored if Relay is set. If unspecified, it is agent with a
+	// NodeName and observer without one.
+	Kind pb.ClientKind
+	// Version and Programmer are sent to the server, which shows them to its operators.
+	Version, Programmer string
 	// DialOptions must hold the transport credentials.
 	DialOptions []grpc.DialOption
-	// Cache is the cache to keep up to date.
-	Cache *cache.Writer
-	// Choice decides which server is preferred.
-	Choice *discovery.Choice
+	// Cache is the cache to keep up to date. It is required.
+	Cache *cache.Cache
+	// Subscription selects what the client follows, and so all that its cache holds. nil means
+	// everything.
+	Subscription *pb.Subscription
 	// Relay, if set, receives the callbacks that a relay needs.
 	Relay *Relay
-	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode.
+	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode. A process
+	// with many clients may share the results, which are immutable.
 	Decode func(wire.Frame) (*wire.Response, error)
+	// Apply applies a delta to a slice. nil means model.SliceDelta.Apply. A process with many
+	// clients may share the results, which are immutable.
+	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
 	// Observe, if set, is called with each response after it was applied, and with the response's
-	// size in bytes.
+	// size in bytes before TLS and HTTP/2. It must return quickly.
 	Observe func(r *wire.Response, size int)
-	// Logger is the log.
+	// MaxBackoff bounds the pause after all servers have been tried. 0 means 30 seconds.
+	MaxBackoff time.Duration
+	// Logger is the client's log. nil means slog.Default.
 	Logger *slog.Logger
-	// Registerer registers the metrics, in Subsystem. nil means that they are not registered.
+	// Registerer registers the client's metrics. nil means that they are not registered.
 	Registerer prometheus.Registerer
-	Subsystem  string
 }
 
 // Connection is what outlives a client's streams, except for the cache. There is at most one stream
@@ -92,6 +103,8 @@ type Connection struct {
 	Outbox *Outbox
 
 	options  Options
+	cache    *cache.Writer
+	choice   *discovery.Choice
 	log      *slog.Logger
 	metrics  *metrics
 	status   status
@@ -103,15 +116,17 @@ type Connection struct {
 	unreadableLogged, nodeLogged rate.Sometimes
 }
 
-// New returns a Connection without a stream.
-func New(o Options) *Connection {
+// New returns a Connection without a stream. choice decides which server is preferred. The metrics
+// are registered in subsystem.
+func New(o Options, choice *discovery.Choice, subsystem string) *Connection {
 	if o.Decode == nil {
 		o.Decode = wire.Decode
 	}
-	m := newMetrics(o.Registerer, o.Subsystem)
+	m := newMetrics(o.Registerer, subsystem)
+	w := &cache.Writer{Cache: o.Cache, ApplyDelta: o.Apply, Relay: o.Relay != nil}
 	return &Connection{
-		Outbox:  newOutbox(o.Cache, o.NodeName, o.Subscription, m.nacks),
-		options: o, log: o.Logger, metrics: m,
+		Outbox:  newOutbox(w, o.NodeName, o.Subscription, m.nacks),
+		options: o, cache: w, choice: choice, log: o.Logger, metrics: m,
 		status:           status{now: Status{Since: time.Now()}},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
@@ -176,8 +191,8 @@ func (c *Connection) dial(server discovery.Server) (*grpc.ClientConn, error) {
 // hello begins a stream: it drops what was meant for the previous one and returns the Hello.
 func (c *Connection) hello() *pb.Hello {
 	subscription := c.Outbox.newStream()
-	c.options.Cache.Subscribe(cache.Subscription(wire.SubscriptionKey(subscription)))
-	held := c.options.Cache.Hello()
+	c.cache.Subscribe(cache.Subscription(wire.SubscriptionKey(subscription)))
+	held := c.cache.Hello()
 	h := &pb.Hello{
 		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: subscription,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,

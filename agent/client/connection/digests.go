@@ -85,7 +85,7 @@ func (c *comparison) diverged(m *pb.Digests, held *cache.Cache) (shards []uint32
 
 // compareShards asks the server for the differences in the shards whose digests differ.
 func (s *stream) compareShards(m *pb.Digests) error {
-	for _, shard := range s.digests.diverged(m, s.options.Cache.Cache) {
+	for _, shard := range s.digests.diverged(m, s.cache.Cache) {
 		s.log.Warn("State differs from the server's, requesting the differences", "shard", shard)
 		if err := s.repair(shard, "digest", "the digest differs"); err != nil {
 			return err
@@ -105,7 +105,7 @@ func (s *stream) repair(shard uint32, label, reason string) error {
 
 // bucketResync returns a request for the differences in a shard, by its bucket digests.
 func (s *stream) bucketResync(shard uint32, label, reason string) (*pb.Resync, error) {
-	digests, ok := s.options.Cache.BucketDigests(shard)
+	digests, ok := s.cache.BucketDigests(shard)
 	if !ok {
 		return nil, fmt.Errorf("%w: bucket_query for shard %d, which does not exist", cache.ErrProtocol, shard)
 	}
@@ -119,7 +119,7 @@ func (s *stream) answerDigests() error {
 		return fmt.Errorf("%w: a second digest_query", cache.ErrProtocol)
 	}
 	s.questions.digests = true
-	_, digests := s.options.Cache.Digests()
+	_, digests := s.cache.Digests()
 	answer := &pb.Digests{Digests: model.JoinDigests(digests)}
 	s.Outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: answer}})
 	return nil

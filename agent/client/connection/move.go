@@ -52,11 +52,11 @@ func (s *stream) learn(m *pb.Servers) {
 	for _, server := range m.GetServers() {
 		addresses = append(addresses, server.GetAddress())
 	}
-	named := s.options.Choice.Named(addresses, s.server)
-	if slices.Equal(named, s.options.Cache.Servers()) {
+	named := s.choice.Named(addresses, s.server)
+	if slices.Equal(named, s.cache.Servers()) {
 		return
 	}
-	s.options.Cache.SetServers(named)
+	s.cache.SetServers(named)
 	s.serversChanged = true
 	if s.synced {
 		s.planMove()
@@ -65,7 +65,7 @@ func (s *stream) learn(m *pb.Servers) {
 
 // planMove decides whether and when the client moves to the server that it prefers.
 func (s *stream) planMove() {
-	preferred, ok := s.options.Choice.Preferred(s.server)
+	preferred, ok := s.choice.Preferred(s.server)
 	if !ok || s.drained > 0 {
 		s.move.target.Store(nil)
 		s.move.timer.Stop()
@@ -79,7 +79,7 @@ func (s *stream) planMove() {
 		failed = *t
 	}
 	s.move.target.Store(&preferred)
-	s.move.timer.Reset(s.options.Choice.MoveDelay(preferred, s.serversChanged, failed))
+	s.move.timer.Reset(s.choice.MoveDelay(preferred, s.serversChanged, failed))
 }
 
 // reach connects to the preferred server and then ends the stream. If it cannot connect, the stream
@@ -99,7 +99,7 @@ func (s *stream) reach(ctx context.Context) {
 		s.move.failed.Store(&now)
 		s.log.Info("Cannot reach the preferred server, staying with the current one",
 			"server", target.Address, "err", err)
-		s.move.timer.Reset(s.options.Choice.ReturnDelay())
+		s.move.timer.Reset(s.choice.ReturnDelay())
 		return
 	}
 	s.prepared = &prepared{*target, conn}

@@ -226,7 +226,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if n := len(w.GetPath()); n > maxPath {
 		return fmt.Errorf("%w: a path of %d servers", cache.ErrProtocol, n)
 	}
-	if err := s.options.Cache.Welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
+	if err := s.cache.Welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
 	}
 	if s.options.Relay != nil {
@@ -253,7 +253,7 @@ func (s *stream) update(r *wire.Response) error {
 	}
 	var out cache.Outcome
 	if u != nil {
-		if out, err = s.options.Cache.Apply(u); err != nil {
+		if out, err = s.cache.Apply(u); err != nil {
 			return err
 		}
 	}
@@ -297,13 +297,13 @@ func (s *stream) heartbeat(m *pb.Heartbeat) {
 	if !s.synced {
 		return
 	}
-	if s.digests.asks(m, s.options.Cache.Cache) {
+	if s.digests.asks(m, s.cache.Cache) {
 		s.Outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
 	}
 	if s.Outbox.resyncsWait() {
 		return // The next heartbeat asks for them.
 	}
-	for shard, keys := range s.options.Cache.ChangedUnreadable() {
+	for shard, keys := range s.cache.ChangedUnreadable() {
 		s.askAgain(shard, keys, "unreadable", "it did not decode, and has changed since")
 	}
 }
@@ -319,7 +319,7 @@ func (s *stream) node(n *wire.NodeUpdate) error {
 	if s.options.Relay != nil {
 		return s.relayNode(n)
 	}
-	if !n.Unreadable && s.options.Cache.SetNode(n.Node) {
+	if !n.Unreadable && s.cache.SetNode(n.Node) {
 		s.nodeLogged.Do(func() {
 			s.log.Warn("Node object was deleted, keeping its last state", "node", n.Name)
 		})
@@ -349,7 +349,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 		return fmt.Errorf("%w: in_sync before the last part of an update", cache.ErrProtocol)
 	}
 	seen := wire.ResourceVersionsFromProto(m.GetResourceVersions())
-	if err := s.options.Cache.InSync(m.GetSequences(), seen); err != nil {
+	if err := s.cache.InSync(m.GetSequences(), seen); err != nil {
 		return err
 	}
 	if !s.synced {
@@ -357,7 +357,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.status.inSync(s.server, s.name, s.software)
 		s.metrics.connected.Set(1)
 		s.planMove()
-		for _, shard := range s.options.Cache.RecordSoftware(s.software) {
+		for _, shard := range s.cache.RecordSoftware(s.software) {
 			if err := s.repair(shard, "software", "another version of the server may have known less"); err != nil {
 				return err
 			}

@@ -25,10 +25,8 @@ const epoch = 7
 // testConnection returns the Connection of a client that knows no server.
 func testConnection(c *cache.Cache, relay *Relay) *Connection {
 	log := slog.New(slog.DiscardHandler)
-	return New(Options{
-		Cache: &cache.Writer{Cache: c, Relay: relay != nil}, Relay: relay, Logger: log,
-		Choice: discovery.New(discovery.Options{Cache: c, Times: discovery.DefaultTimes, Logger: log}),
-	})
+	choice := discovery.New(discovery.Options{Cache: c, Times: discovery.DefaultTimes, Logger: log})
+	return New(Options{Cache: c, Relay: relay, Logger: log}, choice, "")
 }
 
 // testStream returns a stream before its Welcome. Nothing is sent on it.
@@ -52,7 +50,7 @@ func welcomedStream(t *testing.T, shards uint32) *stream {
 func TestBytesOfAHello(t *testing.T) {
 	s := welcomedStream(t, store.DefaultShards)
 	for shard := range uint32(store.DefaultShards) {
-		_, err := s.options.Cache.Apply(&model.Update{Shard: shard, Full: true, To: 1 << 40})
+		_, err := s.cache.Apply(&model.Update{Shard: shard, Full: true, To: 1 << 40})
 		require.NoError(t, err)
 	}
 	s.options.NodeName, s.options.Version, s.options.Programmer = strings.Repeat("n", 253), "v1.2.3", "nftables"
@@ -92,7 +90,7 @@ func decodedParts(t *testing.T, u *model.Update) (parts []*wire.Response) {
 func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	old := modeltest.NamedSlice("old", "web", 3)
 	s := welcomedStream(t, 1)
-	c := s.options.Cache
+	c := s.cache
 	require.NoError(t, s.handle(&wire.Response{Update: &model.Update{To: 100, Full: true, Slices: []*model.Slice{old}}}))
 	require.NoError(t, s.handle(&wire.Response{InSync: &pb.InSync{Sequences: []uint64{100}}}))
 	_, ok := c.Take()
@@ -159,7 +157,7 @@ func TestHeartbeatsDoNotPileUpRequests(t *testing.T) {
 	s := welcomedStream(t, 1)
 	key := modeltest.NamedSlice("b", "a", 1).Key()
 	for i, delta := range []bool{false, true} {
-		_, err := s.options.Cache.Apply(&model.Update{From: uint64(i), To: uint64(i + 1), Unreadable: []model.Unreadable{
+		_, err := s.cache.Apply(&model.Update{From: uint64(i), To: uint64(i + 1), Unreadable: []model.Unreadable{
 			{Key: key, Version: model.Version{1}, Delta: delta},
 		}})
 		require.NoError(t, err)

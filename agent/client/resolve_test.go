@@ -1,5 +1,5 @@
 // These tests prove what the configured addresses of servers resolve to.
-package discovery
+package client
 
 import (
 	"context"

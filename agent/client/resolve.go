@@ -1,4 +1,4 @@
-package discovery
+package client
 
 import (
 	"context"
@@ -8,14 +8,17 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/slicecast/slicecast/agent/client/discovery"
 )
 
 // lookupTimeout bounds the DNS lookups of one call.
 const lookupTimeout = 10 * time.Second
 
-// Resolve returns a Finder that looks up these addresses (host:port) on each call. A host name with
-// several IP addresses becomes as many servers. Their certificates must have that host name.
-func Resolve(addresses []string, log *slog.Logger) Finder {
+// Resolve returns a function for Options.Servers that looks up these addresses (host:port) on each
+// call. A host name with several IP addresses becomes as many servers. Their certificates must have
+// that host name.
+func Resolve(addresses []string, log *slog.Logger) discovery.Finder {
 	return newResolver(addresses, log).servers
 }
 
