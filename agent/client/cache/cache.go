@@ -18,12 +18,17 @@
 package cache
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
+
+// ErrProtocol arises when a server breaks the protocol: what it sent does not fit the cache, or
+// exceeds a bound. The cache is as it was before. The client leaves the server for another one.
+var ErrProtocol = errors.New("server broke the protocol")
 
 // Subscription identifies what the content covers, as wire.SubscriptionKey returns it. Empty means
 // everything. The cache only compares it.

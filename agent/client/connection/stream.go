@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +22,34 @@ import (
 // maxReused bounds the memory, in bytes, that a stream keeps for the next frame. Most frames are
 // short.
 const maxReused = 4 << 10
+
+// The constants below bound what a server can make a client keep or do. Packages wire, cache and
+// discovery have further bounds. A server that exceeds a bound breaks the protocol, and the client
+// leaves it for another one.
+const (
+	// Once a stream has made the client ask for cache.MaxUnfit objects, it may cause askedPerSecond
+	// more each second.
+	askedPerSecond = 100
+	// maxNodes bounds the number of Nodes that a relay accepts before it is in sync.
+	maxNodes = 1 << 17
+	// maxPath bounds the length of Welcome.path, which is the number of relays in a row.
+	maxPath = 64
+	// maxText bounds the length, in bytes, of a server's name and version.
+	maxText = 256
+	// maxHeaders bounds the size, in bytes, of a server's headers and trailers. The trailers hold
+	// the status that a stream ends with.
+	maxHeaders = 16 << 10
+)
+
+// These errors end a stream, as cache.ErrProtocol does.
+var (
+	// errNotReading arises when more requests wait for the server than may wait.
+	errNotReading = errors.New("server does not read requests, or causes more requests than it accepts")
+	// errSilent arises when the server has sent nothing for several heartbeat intervals.
+	errSilent = errors.New("server has been silent for too long")
+	// errMove arises once the client is connected to a server that it prefers.
+	errMove = errors.New("another server is preferred")
+)
 
 // stream is one stream, from its Hello to its end. Two goroutines use it. The receiving goroutine
 // owns all fields except for cancel and move, which both use.
@@ -60,7 +89,7 @@ type stream struct {
 func newStream(c *Connection, server discovery.Server, cancel context.CancelCauseFunc) *stream {
 	return &stream{
 		Connection: c, server: server, cancel: cancel, move: move{timer: newTimer()},
-		silence: silentBeats * defaultHeartbeat, asked: newAsked(), digests: comparison{allowed: c.repairs},
+		silence: silentBeats * defaultHeartbeat, asked: rate.NewLimiter(askedPerSecond, cache.MaxUnfit), digests: comparison{allowed: c.repairs},
 	}
 }
 
@@ -373,4 +402,12 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.options.Relay.InSync(nodes)
 	}
 	return nil
+}
+
+// clip returns the first maxText bytes of s, without keeping the memory of the rest.
+func clip(s string) string {
+	if len(s) <= maxText {
+		return s
+	}
+	return strings.ToValidUTF8(strings.Clone(s[:maxText]), "")
 }

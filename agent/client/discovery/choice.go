@@ -14,14 +14,16 @@ package discovery
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
 )
@@ -95,7 +97,7 @@ type Choice struct {
 
 // New returns a Choice.
 func New(o Options) *Choice {
-	o.NodeName = cmp.Or(o.NodeName, rand.Text())
+	o.NodeName = cmp.Or(o.NodeName, crand.Text())
 	return &Choice{options: o, metrics: newMetrics(o.Registerer, o.Subsystem), resting: make(map[string]time.Time)}
 }
 
@@ -191,4 +193,53 @@ func (c *Choice) firstRested() time.Duration {
 		}
 	}
 	return first
+}
+
+type metrics struct{ disconnects, moves, retryHints prometheus.Counter }
+
+func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return promauto.With(r).NewCounter(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: subsystem, Name: name, Help: help,
+		})
+	}
+	return &metrics{
+		disconnects: counter("disconnects_total", "Number of streams that ended and of attempts to connect that failed."),
+		moves:       counter("moves_total", "Number of moves to the preferred server."),
+		retryHints: counter("retry_hints_total",
+			"Number of attempts that a server answered with a time to wait before the next one."),
+	}
+}
+
+// Preferred returns the server that the node prefers to current. ok is false if it prefers none. If
+// no stream has named servers, the given ones count.
+func (c *Choice) Preferred(current Server) (preferred Server, ok bool) {
+	servers := c.options.Cache.Servers()
+	if len(servers) == 0 {
+		servers = c.given
+	}
+	servers = preference(servers, c.options.NodeName)
+	if len(servers) == 0 || servers[0].Address == current.Address {
+		return Server{}, false
+	}
+	return servers[0], true
+}
+
+// MoveDelay returns when a stream should be left for the preferred server. If the stream has named
+// other servers than those known before, the client moves within MoveWindow. If it is on another
+// server for any other reason, or has moved recently, it waits for ReturnDelay, so that no node
+// moves back and forth. failed is when the stream's last attempt to move failed; zero if none has.
+func (c *Choice) MoveDelay(to Server, serversChanged bool, failed time.Time) time.Duration {
+	times := &c.options.Times
+	d := rand.N(times.MoveWindow)
+	if !serversChanged || time.Since(c.moved) < times.ReturnAfter || time.Since(failed) < times.ReturnAfter {
+		d = c.ReturnDelay()
+	}
+	return d + c.rests(to.Address)
+}
+
+// ReturnDelay returns a random time between ReturnAfter and twice ReturnAfter. Any goroutine may
+// call it.
+func (c *Choice) ReturnDelay() time.Duration {
+	return c.options.Times.ReturnAfter + rand.N(c.options.Times.ReturnAfter)
 }
