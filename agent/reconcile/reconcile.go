@@ -153,6 +153,7 @@ func New(o Options) *Reconciler {
 		metrics: newMetrics(o.Registerer),
 	}
 	r.status.families = make(map[model.Family]*familyStatus)
+	r.status.failures = make(map[model.ServiceKey]Failure)
 	for _, family := range r.families {
 		r.status.families[family] = &familyStatus{}
 		r.metrics.failing.WithLabelValues(family.String()).Set(0)

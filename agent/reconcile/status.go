@@ -223,9 +223,6 @@ func (s *status) fails(service model.ServiceKey, reason string) {
 		f = Failure{Service: service, Since: time.Now()}
 	}
 	f.Reason = reason
-	if s.failures == nil {
-		s.failures = make(map[model.ServiceKey]Failure)
-	}
 	s.failures[service] = f
 }
 

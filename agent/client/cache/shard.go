@@ -2,6 +2,7 @@ package cache
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -297,12 +298,4 @@ func (s *cacheShard) unlink(slice *model.Slice) {
 	s.dropEmpty(slice.ServiceKey())
 }
 
-func byName(s *model.Slice, name string) int {
-	switch {
-	case s.Name < name:
-		return -1
-	case s.Name > name:
-		return 1
-	}
-	return 0
-}
+func byName(s *model.Slice, name string) int { return strings.Compare(s.Name, name) }

@@ -63,9 +63,6 @@ func (a *acks) add(epoch uint64, positions map[uint32]uint64, at time.Time, last
 		clear(a.positions)
 		a.epoch = epoch
 	}
-	if a.positions == nil {
-		a.positions = make(map[uint32][]programmed)
-	}
 	for shard, sequence := range positions {
 		// Each position keeps its own time, so that the server learns the time of each. Their
 		// number is bounded.

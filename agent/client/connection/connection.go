@@ -1,15 +1,8 @@
 // Package connection is a client's side of its streams, one at a time: it resumes from the cache,
 // applies what arrives to it, and tells the server what it needs and what is programmed.
 //
-// # Guarantees
-//
-//   - After a reconnect, the server sends only the differences from the cache's content.
-//   - A slice whose delta does not fit is asked for again. An object that does not decode is
-//     reported with a Nack.
-//   - Acks cover only what the caller has programmed, and are coalesced.
-//   - If the server breaks the protocol or is silent, the stream ends. What a server can make the
-//     client keep or ask for is bounded.
-//   - A stream is left for another server only once that server is connected.
+// It gives the guarantees of package client for single streams. If the server breaks the protocol or
+// is silent, the stream ends. What a server can make the client keep or ask for is bounded.
 package connection
 
 import (

@@ -74,13 +74,15 @@ func (c *comparison) diverged(m *pb.Digests, held *cache.Cache) (shards []uint32
 		if asked, ok := c.shards[shard]; ok && asked == digest || !c.allowed.Allow() {
 			continue
 		}
-		if c.shards == nil {
-			c.shards = make(map[uint32]model.Digest)
-		}
 		c.shards[shard] = digest
 		shards = append(shards, shard)
 	}
 	return shards
+}
+
+// newComparison returns the comparison of a stream, whose requests count in allowed.
+func newComparison(allowed *rate.Limiter) comparison {
+	return comparison{allowed: allowed, shards: make(map[uint32]model.Digest)}
 }
 
 // compareShards asks the server for the differences in the shards whose digests differ.
@@ -134,9 +136,6 @@ func (s *stream) answerBuckets(q *pb.BucketQuery) error {
 		answer, err := s.bucketResync(shard, "resume", "resuming with another digest")
 		if err != nil {
 			return err
-		}
-		if s.questions.buckets == nil {
-			s.questions.buckets = make(map[uint32]struct{})
 		}
 		s.questions.buckets[shard] = struct{}{}
 		s.Outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: answer}})

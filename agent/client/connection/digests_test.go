@@ -19,7 +19,7 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	held := &cache.Writer{Cache: cache.New()}
 	require.NoError(t, held.Welcome(epoch, 2))
 	require.NoError(t, held.InSync([]uint64{1, 1}, model.ResourceVersions{}))
-	c := comparison{allowed: always}
+	c := newComparison(always)
 	beat := func(sequence uint64, digest byte) []uint32 {
 		return c.diverged(&pb.Digests{Sequences: []uint64{1, sequence}, Digests: modeltest.Digests(0, digest)}, held.Cache)
 	}
@@ -30,7 +30,7 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{1}, beat(1, 8))
 	require.Empty(t, beat(1, 0), "it has helped")
 	require.Equal(t, []uint32{1}, beat(1, 8), "so that is worth it again")
-	c = comparison{allowed: always} // a new stream
+	c = newComparison(always) // a new stream
 	require.Equal(t, []uint32{1}, beat(1, 8), "on a new stream it is asked for again")
 	require.Empty(t, c.diverged(&pb.Digests{Sequences: []uint64{1}, Digests: modeltest.Digests(9)}, held.Cache))
 	require.Empty(t, c.diverged(&pb.Digests{Sequences: []uint64{1, 1}, Digests: []byte{9}}, held.Cache))
@@ -47,7 +47,7 @@ func TestHeartbeatsTellOfDivergence(t *testing.T) {
 	held := &cache.Writer{Cache: cache.New()}
 	require.NoError(t, held.Welcome(epoch, 2))
 	require.NoError(t, held.InSync([]uint64{1, 1}, model.ResourceVersions{}))
-	c := comparison{allowed: always}
+	c := newComparison(always)
 	beat := func(sum uint64, digests ...model.Digest) bool {
 		state := model.StateDigest(digests)
 		return c.asks(&pb.Heartbeat{SequenceSum: sum, Digest: state[:]}, held.Cache)
@@ -57,7 +57,7 @@ func TestHeartbeatsTellOfDivergence(t *testing.T) {
 	require.True(t, beat(2, model.Digest{}, model.Digest{7}))
 	require.False(t, beat(2, model.Digest{}, model.Digest{7}), "it has asked")
 	require.True(t, beat(2, model.Digest{}, model.Digest{8}))
-	c = comparison{allowed: always} // a new stream
+	c = newComparison(always) // a new stream
 	require.True(t, beat(2, model.Digest{}, model.Digest{8}), "on a new stream it asks again")
 	require.False(t, c.asks(&pb.Heartbeat{}, held.Cache), "a sign of life has nothing to compare")
 	require.False(t, c.asks(&pb.Heartbeat{SequenceSum: 2, Digest: []byte{1}}, held.Cache))

@@ -61,19 +61,8 @@ func (n *nacks) fail(s subject, f failure) bool {
 	if had, ok := n.failing[s]; ok && had == f {
 		return false
 	}
-	if n.failing == nil {
-		n.failing = make(map[subject]failure)
-	}
 	n.failing[s] = f
 	return true
-}
-
-// tell makes collect return a Nack for s, whose shard is shard.
-func (n *nacks) tell(s subject, shard uint32) {
-	if n.news == nil {
-		n.news = make(map[subject]uint32)
-	}
-	n.news[s] = shard
 }
 
 // collect removes the news that may be sent now, and appends them to out as Nacks. It has signal

@@ -44,9 +44,13 @@ type Outbox struct {
 func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked prometheus.Counter) *Outbox {
 	return &Outbox{
 		cache: c, itself: subject{key: model.Key{Kind: model.KindNode, Name: node}}, nacked: nacked,
-		wake:         make(chan struct{}, 1),
-		requests:     requests{allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)},
-		nacks:        nacks{allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce)},
+		wake:     make(chan struct{}, 1),
+		requests: requests{allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)},
+		acks:     acks{positions: make(map[uint32][]programmed)},
+		nacks: nacks{
+			failing: make(map[subject]failure), news: make(map[subject]uint32),
+			allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce),
+		},
 		subscription: subscription{wanted: proto.CloneOf(wanted)},
 	}
 }
@@ -181,7 +185,7 @@ func (o *Outbox) tellLocked(s subject, f failure) {
 	if !f.unreadable {
 		f.shard = o.cache.ShardOf(model.ServiceKey{Namespace: s.key.Namespace, Name: s.key.Name})
 	}
-	o.nacks.tell(s, f.shard)
+	o.nacks.news[s] = f.shard
 	o.signal()
 }
 
@@ -200,7 +204,7 @@ func (o *Outbox) newStream() *pb.Subscription {
 	o.synced = false
 	o.requests.newStream()
 	o.acks.newStream()
-	o.nacks.news = nil
+	o.nacks.news = make(map[subject]uint32)
 	o.subscription.told, o.subscription.changing = o.subscription.wanted, false
 	return o.subscription.told
 }

@@ -89,7 +89,8 @@ type stream struct {
 func newStream(c *Connection, server discovery.Server, cancel context.CancelCauseFunc) *stream {
 	return &stream{
 		Connection: c, server: server, cancel: cancel, move: move{timer: newTimer()},
-		silence: silentBeats * defaultHeartbeat, asked: rate.NewLimiter(askedPerSecond, cache.MaxUnfit), digests: comparison{allowed: c.repairs},
+		silence: silentBeats * defaultHeartbeat, asked: rate.NewLimiter(askedPerSecond, cache.MaxUnfit),
+		digests: newComparison(c.repairs), questions: questions{buckets: make(map[uint32]struct{})},
 	}
 }
 
