@@ -1,8 +1,8 @@
 // Package connection is a client's side of its streams, one at a time: it resumes from the cache,
 // applies what arrives to it, and tells the server what it needs and what is programmed.
 //
-// It gives the guarantees of package client for single streams. If the server breaks the protocol or
-// is silent, the stream ends. What a server can make the client keep or ask for is bounded.
+// It gives the guarantees of package client for single streams. If the server breaks the protocol
+// or is silent, the stream ends. What a server can make the client keep or ask for is bounded.
 package connection
 
 import (
