@@ -16,8 +16,7 @@ build: ## build the commands into bin/
 .PHONY: generate
 generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
-	go run ./internal/tools/metricsdoc docs/metrics.md
-	go run ./internal/tools/reportschema .
+	go test ./internal/tools/metricsdoc ./internal/tools/reportschema -update
 	go run ./internal/tools/performance
 
 .PHONY: lint

@@ -1,12 +1,13 @@
-// Command metricsdoc writes docs/metrics.md. It creates the server and the agent as their commands
-// do, in all configurations that have metrics of their own, and lists the metrics that they
-// register.
-package main
+// TestMetricsPage holds docs/metrics.md to the code. It creates the server and the agent as their
+// commands do, in all configurations that have metrics of their own, and lists the metrics that
+// they register.
+package metricsdoc
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,19 +16,29 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 
 	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
 
 	agent "github.com/slicecast/slicecast/agent/app"
 	"github.com/slicecast/slicecast/internal/testca"
 	server "github.com/slicecast/slicecast/server/app"
 )
 
-func main() {
-	if err := run(os.Args); err != nil {
-		fmt.Fprintln(os.Stderr, "metricsdoc:", err)
-		os.Exit(1)
+var update = flag.Bool("update", false, "write docs/metrics.md instead of comparing it")
+
+// TestMetricsPage requires that docs/metrics.md is current.
+func TestMetricsPage(t *testing.T) {
+	const path = "../../../docs/metrics.md"
+	want, err := page(t.TempDir())
+	require.NoError(t, err)
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
 	}
+	have, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, want, string(have), "docs/metrics.md is not current: run 'make generate'")
 }
 
 // variant is a way to start a command.
@@ -46,17 +57,10 @@ type command struct {
 	make func(args []string, r *recorder) error
 }
 
-func run(args []string) error {
-	if len(args) != 2 {
-		return errors.New("usage: metricsdoc <path of the page to write>")
-	}
-	dir, err := os.MkdirTemp("", "slicecast-metrics-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
+// page returns the content of docs/metrics.md. dir is an empty folder.
+func page(dir string) (string, error) {
 	if err := makeFiles(dir); err != nil {
-		return err
+		return "", err
 	}
 	var page strings.Builder
 	page.WriteString(`# Metrics
@@ -70,14 +74,14 @@ _total. A histogram has the series _bucket, _sum and _count.
 	for _, c := range []command{serverCommand(dir), agentCommand(dir)} {
 		metrics, err := c.metrics()
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+			return "", fmt.Errorf("%s: %w", c.name, err)
 		}
 		fmt.Fprintf(&page, "\n## %s\n\n%s\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n", c.name, c.about)
 		for _, m := range metrics {
 			fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(m.labels, ", "), m.text())
 		}
 	}
-	return os.WriteFile(args[1], []byte(page.String()), 0o644)
+	return page.String(), nil
 }
 
 func serverCommand(dir string) command {

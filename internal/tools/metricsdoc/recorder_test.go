@@ -1,4 +1,5 @@
-package main
+// This file collects metrics for TestMetricsPage before they have values.
+package metricsdoc
 
 import (
 	"cmp"

@@ -1,12 +1,11 @@
-// Command reportschema writes the JSON Schemas of the load tester's machine-readable output:
-// reports, comparisons and estimates. It reads types from the Go structures and descriptions from
-// their comments, so that the schemas match what is written. It runs in the root of the module.
-package main
+// TestSchemas holds the JSON Schemas of the load tester's machine-readable output, which are those
+// of reports, comparisons and estimates, to the code: the types of the Go structures, and the
+// comments that describe them.
+package reportschema
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
+	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -14,8 +13,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"testing"
 
 	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/loadtest/estimate"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -25,23 +26,15 @@ import (
 // prefix.
 const module = "github.com/slicecast/slicecast/"
 
-func main() {
-	if err := run(os.Args); err != nil {
-		fmt.Fprintln(os.Stderr, "reportschema:", err)
-		os.Exit(1)
-	}
-}
+var update = flag.Bool("update", false, "write the schemas instead of comparing them")
 
-func run(args []string) error {
-	if len(args) != 2 {
-		return errors.New("usage: reportschema <directory>, which stands for the root of the module")
-	}
+// TestSchemas requires that the schemas are current.
+func TestSchemas(t *testing.T) {
+	t.Chdir("../../..")
 	d := describer{packages: make(map[string]map[string]string)}
-	return errors.Join(
-		write[report.Report](d, args[1], "loadtest/report/schema.json", report.Schema),
-		write[report.Comparison](d, args[1], "loadtest/report/comparison.schema.json", report.ComparisonSchema),
-		write[estimate.Estimate](d, args[1], "loadtest/estimate/schema.json", estimate.Schema),
-	)
+	check[report.Report](t, d, "loadtest/report/schema.json", report.Schema)
+	check[report.Comparison](t, d, "loadtest/report/comparison.schema.json", report.ComparisonSchema)
+	check[estimate.Estimate](t, d, "loadtest/estimate/schema.json", estimate.Schema)
 }
 
 // types are the schemas of types that have their own form in JSON.
@@ -54,27 +47,24 @@ var types = map[reflect.Type]*jsonschema.Schema{
 	reflect.TypeFor[report.Metric]():    {Type: "string"},
 }
 
-// write writes the schema of a type. Objects of the type name the schema in their field "schema".
-func write[T any](d describer, root, file, name string) error {
+// check requires that a file has the schema of a type. Objects of the type name the schema in their
+// field "schema".
+func check[T any](t *testing.T, d describer, file, name string) {
 	s, err := jsonschema.For[T](&jsonschema.ForOptions{TypeSchemas: types})
-	if err != nil {
-		return err
-	}
-	if err := d.describe(reflect.TypeFor[T](), s); err != nil {
-		return err
-	}
+	require.NoError(t, err)
+	require.NoError(t, d.describe(reflect.TypeFor[T](), s))
 	s.Schema = "https://json-schema.org/draft/2020-12/schema"
 	s.Title = name
 	s.Properties["schema"].Const = jsonschema.Ptr(any(name))
-	out, err := json.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return err
+	want, err := json.MarshalIndent(s, "", "  ")
+	require.NoError(t, err)
+	want = append(want, '\n')
+	if *update {
+		require.NoError(t, os.WriteFile(file, want, 0o644))
 	}
-	path := filepath.Join(root, file)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(out, '\n'), 0o644)
+	have, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(have), "%s is not current: run 'make generate'", file)
 }
 
 // describer reads descriptions from source code.
