@@ -84,7 +84,7 @@ type Cleaner struct {
 	ports map[view.ServicePortID]*view.ServicePort
 	// frontends are the frontends of ports, with the Service port that has each.
 	frontends map[frontend]*view.ServicePort
-	// gone contains the frontends that have ceased to be a Service port's since the last pass.
+	// gone contains the frontends that no Service port has any more, until a pass takes them.
 	gone map[frontend]struct{}
 	// pending contains the families whose flows have to be looked at.
 	pending map[model.Family]bool
@@ -155,7 +155,7 @@ func (c *Cleaner) Earlier(ports map[view.ServicePortID]*view.ServicePort) {
 			continue
 		}
 		for _, f := range port.Frontends {
-			c.lose(frontendOf(id, f))
+			c.markGone(frontendOf(id, f))
 		}
 		c.pending[id.Family] = true
 	}

@@ -33,7 +33,7 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 			// Otherwise, another Service port has the frontend already.
 			if at := frontendOf(id, f); c.frontends[at] == before {
 				delete(c.frontends, at)
-				c.lose(at)
+				c.markGone(at)
 			}
 		}
 	}
@@ -49,8 +49,8 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	c.alarm()
 }
 
-// lose records that a frontend is gone, unless a Service port has it. The caller holds c.mu.
-func (c *Cleaner) lose(at frontend) {
+// markGone records that a frontend is gone, unless a Service port has it. The caller holds c.mu.
+func (c *Cleaner) markGone(at frontend) {
 	if c.frontends[at] == nil && len(c.gone) < maxGone {
 		c.gone[at] = struct{}{}
 	}
@@ -68,12 +68,13 @@ func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 	return taken
 }
 
-// putBack makes a family whose pass has failed pending again, with the frontends that the pass had
-// taken (invariant 3 of Cleaner). The caller holds c.mu.
+// putBack makes a family pending again whose pass has failed (invariant 3 of Cleaner). It returns
+// the frontends that the pass had taken to c.gone, except those that a Service port has again
+// (invariant 2). The caller holds c.mu.
 func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 	c.pending[family] = true
 	for at := range gone {
-		c.lose(at)
+		c.markGone(at)
 	}
 }
 

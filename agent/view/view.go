@@ -369,8 +369,9 @@ func (v *View) port(
 	return p
 }
 
-// scheduler returns the IPVS scheduler that a Service asks for. It returns the empty string if the
-// Service asks for none or for one that is not among Options.Schedulers.
+// scheduler returns the IPVS scheduler that a Service's annotation asks for, or the empty string if
+// it asks for none. A name that is not among Options.Schedulers counts as none and is a problem of
+// the Service, unless Options.Schedulers is empty, as it is if the programmer is not IPVS.
 func (v *View) scheduler(s *service) string {
 	name := s.object.IPVSScheduler
 	switch {

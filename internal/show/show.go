@@ -80,9 +80,9 @@ type Field struct {
 	List    []proto.Message
 }
 
-// Run requests the report and prints it. With Watch, it repeats that until ctx ends. If the first
-// request fails, Run returns the error. Later errors are printed instead of the report, because the
-// process may come back.
+// Run requests the report and prints it. With Watch, it repeats that until ctx ends, and then
+// returns nil. If the first request fails, Run returns the error. Later errors are printed instead
+// of the report, because the process that is asked may come back.
 func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Context) (Report, error)) error {
 	screen := terminal(out)
 	for first := true; ; first = false {

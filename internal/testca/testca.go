@@ -1,5 +1,6 @@
 // Package testca is a certificate authority for the demo, the load tester and tests, which need
-// real TLS with real identities but no set-up. It lives as long as the process.
+// real TLS with real identities but no set-up. A CA of New lives as long as the process; Load and
+// Parse use one that exists.
 package testca
 
 import (
@@ -59,7 +60,7 @@ func Load(certFile, keyFile string) (*CA, error) {
 	return ca, nil
 }
 
-// Parse reads a CA from PEM.
+// Parse returns the CA whose certificate and key are given in PEM.
 func Parse(cert, key []byte) (*CA, error) { return fromPair(tls.X509KeyPair(cert, key)) }
 
 func fromPair(pair tls.Certificate, err error) (*CA, error) {

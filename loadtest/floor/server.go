@@ -119,14 +119,16 @@ func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 	})
 }
 
-// Close closes all connections.
+// Close stops listening, closes all connections, and waits for the server's goroutines.
 func (s *Server) Close() {
 	s.listener.Close()
 	s.cancel()
 	s.mu.Lock()
 	s.ended = true
 	for _, c := range s.conns {
-		c.NetConn().Close() // also unblocks writes
+		// This unblocks writes. c.Close would first send an alert, and wait for up to 5 s if the client
+		// does not read.
+		c.NetConn().Close()
 	}
 	s.mu.Unlock()
 	s.wait.Wait()

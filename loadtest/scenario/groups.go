@@ -8,8 +8,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// Groups are numbers of Services with their sizes, as the value of a parameter: COUNTxENDPOINTS or
-// COUNTxLEAST-MOST, separated by commas.
+// Groups is the value of a parameter that says how many Services there are and how many endpoints
+// each has: COUNTxENDPOINTS or COUNTxLEAST-MOST, separated by commas.
 type Groups []generate.Group
 
 // String implements pflag.Value.
@@ -25,13 +25,15 @@ func (g *Groups) String() string {
 	return strings.Join(out, ",")
 }
 
-// Set implements pflag.Value.
+// Set implements pflag.Value. An empty value means no groups. Whether a cluster can have these
+// numbers is checked by generate.Config.Validate.
 func (g *Groups) Set(v string) error {
+	if v == "" {
+		*g = nil
+		return nil
+	}
 	var out Groups
 	for part := range strings.SplitSeq(v, ",") {
-		if v == "" {
-			break
-		}
 		count, sizes, ok := strings.Cut(part, "x")
 		least, most, ranged := strings.Cut(sizes, "-")
 		if !ranged {

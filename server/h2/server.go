@@ -101,18 +101,18 @@ type Server struct {
 	ended bool // no more connections are accepted
 }
 
-// New returns a server.
+// New returns a Server and registers its metrics. It panics if they are registered already.
 func New(o Options) *Server {
 	s := &Server{
 		options: o, parse: parseRequest, blockTime: maxBlockTime, writeTime: maxWriteTime,
 		violations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_protocol_errors_total",
-			Help: "Number of TLS connections that were closed because the client broke the HTTP/2 protocol (of " +
-				"agents only) or sent too many frames.",
+			Help: "Number of TLS connections that were closed because the client sent too many frames or an excessive " +
+				"header block or, if it is an agent or a relay, broke the HTTP/2 protocol in any way.",
 		}),
 		extra: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_extra_streams_total",
-			Help: "Number of agents' streams that were refused because their connection already had one.",
+			Help: "Number of streams of agents and relays that were refused because their connection already had one.",
 		}),
 		extraLogged: rate.Sometimes{Interval: logInterval},
 		conns:       map[*conn]struct{}{},

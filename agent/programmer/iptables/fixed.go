@@ -84,7 +84,7 @@ func putParts(x *transaction, t table, name string, parts ...part) {
 	})
 }
 
-// fixedChains adds the chains that do not depend on any Service.
+// fixedChains adds the chains, in both tables, that depend on the options and the node only.
 func (d *dialect) fixedChains(x *transaction) {
 	d.dispatchChains(x)
 	d.nodeChains(x)
@@ -173,8 +173,8 @@ func (d *dialect) accepted() []match {
 	return []match{{more: "-m mark " + d.marked()}, {more: "-m conntrack --ctstate RELATED,ESTABLISHED"}}
 }
 
-// putLocalnet adds the guard. Without it, the sysctl route_localnet would let the node's neighbors
-// reach what listens on loopback addresses only.
+// putLocalnet adds localnetChain, the guard. Without it, the sysctl route_localnet would let the
+// node's neighbors reach what listens on loopback addresses only.
 func putLocalnet(x *transaction) {
 	x.put(filter, localnetChain, func(w *bytes.Buffer) {
 		w.WriteString(match{more: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"}.rule(localnetChain, "-j DROP"))

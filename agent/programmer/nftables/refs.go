@@ -92,8 +92,9 @@ func (r ref) element() (s setID, key []byte, chain string) {
 	return clusterIPs, key, ""
 }
 
-// refOfChain returns the policy or pick to whose chain an element leads. ok is false if there is
-// none with this key and chain.
+// refOfChain returns the policy or pick that an element of policies or of one of the picks' maps
+// stands for. ok is false if the key is not that of a valid policy or pick, or if the element does
+// not lead to its chain.
 func refOfChain(k elementKey, chain string) (r ref, ok bool) {
 	number := integerOf([]byte(k.key))
 	if k.set == policies {

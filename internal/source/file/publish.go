@@ -23,8 +23,9 @@ func (st *state) problem(o *object, format string, args ...any) {
 	st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(format, args...)})
 }
 
-// assemble combines the content of the files. If an object occurs more than once, the first one
-// counts.
+// assemble combines the content of the files with the slices that Endpoints objects are mirrored
+// to, and collects the problems. If an object occurs more than once, the first one counts, in the
+// order of file names and then of lines; the others are problems.
 func (s *Source) assemble() state {
 	st := state{objects: map[model.Key]model.Keyed{}, skips: map[model.Key][]source.Skip{}}
 	if s.files.problem != nil {
@@ -37,11 +38,11 @@ func (s *Source) assemble() state {
 		st.problems = append(st.problems, f.problems...)
 		for _, o := range f.objects {
 			if first := objects[o.id]; first != nil {
-				st.problem(o, "%s is already in %s:%d, which counts: remove one of them", o.id, first.file, first.line)
+				st.problem(o, "%s is already in %s:%d, and that one is used: remove one of them", o.id, first.file, first.line)
 				continue
 			}
 			objects[o.id] = o
-			if o.model != nil {
+			if o.model != nil { // nil for Endpoints, which mirror reads, and for what nodes do not use
 				st.objects[o.model.Key()] = o.model
 			}
 			if len(o.skips) > 0 {

@@ -90,12 +90,12 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 	return wait, len(f.pending) == 0
 }
 
-// read returns the content of a file. If the entry of that name is not a file, read records this as
-// strange.
+// read returns the content of a file. If the entry of that name is not a regular file, read records
+// this as strange.
 func (f *files) read(name string) (raw []byte, exists bool, err error) {
 	path := filepath.Join(f.directory, name)
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		f.strange = append(f.strange, problem{file: name, detail: "is not a file: manifests are only read from files in this directory, not from subdirectories"})
+		f.strange = append(f.strange, problem{file: name, detail: "is not a regular file: manifests are read only from files in this directory, not from subdirectories"})
 		return nil, false, nil
 	}
 	raw, err = os.ReadFile(path)
