@@ -163,11 +163,11 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	}
 	var failed error
 	if from == nil {
-		if from, failed = child(ctx, program, command, flags, errOut); from == nil {
+		if from, failed = runChild(ctx, program, command, flags, errOut); from == nil {
 			return nil, nil, failed
 		}
 	}
-	to, err = child(ctx, self, "run", flags, errOut)
+	to, err = runChild(ctx, self, "run", flags, errOut)
 	return from, to, errors.Join(failed, err)
 }
 
@@ -216,11 +216,11 @@ func isReport(name string) bool {
 	return err == nil && first[0] == '{'
 }
 
-// child plays a scenario with a load tester in a child process, so that neither side of a
+// runChild plays a scenario with a load tester in a child process, so that neither side of a
 // comparison has the other's garbage in memory. However this process ends, the child gets exactly
 // one signal, so it can remove what it has created. There may be a report beside the error of a
 // failed run.
-func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
+func runChild(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
 	arguments := append([]string{command, "--output=json"}, flags...)
 	c := exec.CommandContext(ctx, program, arguments...)
 	// The child has a process group of its own: a terminal sends ^C to the whole group of this

@@ -26,6 +26,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
@@ -107,13 +108,14 @@ func TestExistingCluster(t *testing.T) {
 			Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Kubeconfig: cp.Kubeconfig(t, cp.AdminConfig()),
 			Servers: []string{(&oneShard{service: func(string) *model.Service { return webService(80) }}).serve(t)},
 		}
-		w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+		w, err := child.Start(t.Context(), "worker", os.Stderr, []string{engine.WorkCommand}, (*worker.Worker).Setup, setup)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, w.Close()) }()
-		require.NoError(t, w.Run(t.Context()))
-		_, err = w.Synced(t.Context())
+		_, err = child.Call(t.Context(), w, (*worker.Worker).Run, child.None{})
 		require.NoError(t, err)
-		checked, err := w.Check(t.Context(), 5*time.Second)
+		_, err = child.Call(t.Context(), w, (*worker.Worker).Synced, child.None{})
+		require.NoError(t, err)
+		checked, err := child.Call(t.Context(), w, (*worker.Worker).Check, 5*time.Second)
 		require.NoError(t, err)
 		require.Contains(t, checked.Wrong, "Service default/web should not be there", "all nodes agree with the server, which is wrong")
 	})

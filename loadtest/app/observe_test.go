@@ -13,6 +13,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -35,14 +36,15 @@ func TestRunningServer(t *testing.T) {
 	require.NoError(t, err)
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(t, err)
-	server, err := target.Start(t.Context(), os.Stderr, []string{engine.ServeCommand}, setup)
+	server, err := child.Start(t.Context(), "server", os.Stderr, []string{engine.ServeCommand}, (*target.Servant).Setup, setup)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
-	require.NoError(t, server.Play(t.Context(), generate.Plan{
+	_, err = child.Call(t.Context(), server, (*target.Servant).Play, generate.Plan{
 		Kind: generate.Flip, Schedule: generate.Schedule{Start: time.Now(), Count: 100_000, Rate: 50},
-	}))
+	})
+	require.NoError(t, err)
 
-	r := run(t, report.Slicecast, "--nodes=4", "--duration=1s", "--server="+server.Address, "--server-pid="+strconv.Itoa(server.PID()),
+	r := run(t, report.Slicecast, "--nodes=4", "--duration=1s", "--server="+setup.Address, "--server-pid="+strconv.Itoa(server.PID()),
 		"--ca-file="+files.certificate, "--node-ca-cert-file="+files.certificate, "--node-ca-key-file="+files.key)
 	first := r.Repeats[0]
 	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, first.Check)
@@ -61,7 +63,7 @@ func TestRunningServer(t *testing.T) {
 	require.NoError(t, err)
 	certificate, key, err := testca.Write(t.TempDir(), "operator", operator)
 	require.NoError(t, err)
-	r = run(t, report.Slicecast, "--nodes=4", "--duration=100ms", "--server="+server.Address,
+	r = run(t, report.Slicecast, "--nodes=4", "--duration=100ms", "--server="+setup.Address,
 		"--ca-file="+files.certificate, "--client-cert-file="+certificate, "--client-key-file="+key)
 	require.Equal(t, 4, r.Repeats[0].Check.Nodes)
 }
@@ -82,6 +84,7 @@ func writeAuthority(t *testing.T) authorityFiles {
 }
 
 func TestServerThatDoesNotStart(t *testing.T) {
-	_, err := target.Start(t.Context(), os.Stderr, []string{engine.ServeCommand}, target.Setup{Cluster: &generate.Config{}})
+	_, err := child.Start(t.Context(), "server", os.Stderr, []string{engine.ServeCommand}, (*target.Servant).Setup,
+		target.Setup{Cluster: &generate.Config{}})
 	require.ErrorContains(t, err, "server: ")
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
@@ -342,22 +343,23 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 func TestNodesThatLoseTheServer(t *testing.T) {
 	server := &oneShard{service: func(string) *model.Service { return webService(80) }, away: make(chan struct{})}
 	setup := worker.Setup{Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Servers: []string{server.serve(t)}}
-	w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+	w, err := child.Start(t.Context(), "worker", os.Stderr, []string{engine.WorkCommand}, (*worker.Worker).Setup, setup)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, w.Close()) }()
 	up := func() int {
-		s, err := w.Sample(t.Context())
+		s, err := child.Call(t.Context(), w, (*worker.Worker).Sample, child.None{})
 		require.NoError(t, err)
 		return s.Up
 	}
 	require.Zero(t, up(), "no node has connected yet")
-	require.NoError(t, w.Run(t.Context()))
-	_, err = w.Synced(t.Context())
+	_, err = child.Call(t.Context(), w, (*worker.Worker).Run, child.None{})
+	require.NoError(t, err)
+	_, err = child.Call(t.Context(), w, (*worker.Worker).Synced, child.None{})
 	require.NoError(t, err)
 	require.Equal(t, 2, up())
 	close(server.away)
 	require.Eventually(t, func() bool { return up() == 0 }, time.Minute, 10*time.Millisecond)
-	checked, err := w.Check(t.Context(), 500*time.Millisecond)
+	checked, err := child.Call(t.Context(), w, (*worker.Worker).Check, 500*time.Millisecond)
 	require.NoError(t, err)
 	require.Contains(t, checked.Wrong, "2 nodes, one of them node-00000, are not connected any more")
 }

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"reflect"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -37,9 +38,23 @@ type Process struct {
 	err     error // why the process ended; set before ended is closed
 }
 
-// Start starts this program with other arguments, which must lead to a call of Serve. The name is
-// used in errors. The standard error of the child is copied to said.
-func Start(name string, said io.Writer, arguments ...string) (*Process, error) {
+// Start starts this program with other arguments, which must lead to a call of Serve, and calls
+// setup. The name is used in errors. The standard error of the child is copied to said.
+func Start[S, A any](
+	ctx context.Context, name string, said io.Writer, arguments []string, setup func(*S, A, *None) error, args A,
+) (*Process, error) {
+	p, err := start(name, said, arguments)
+	if err != nil {
+		return nil, fmt.Errorf("start the %s: %w", name, err)
+	}
+	if _, err := Call(ctx, p, setup, args); err != nil {
+		_ = p.Kill() // the error of the call says more
+		return nil, err
+	}
+	return p, nil
+}
+
+func start(name string, said io.Writer, arguments []string) (*Process, error) {
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -63,9 +78,8 @@ func Start(name string, said io.Writer, arguments ...string) (*Process, error) {
 	p.command.Stderr = report
 	started := make(chan error, 1)
 	go p.run(started, reports, said)
-	err = errors.Join(<-started, report.Close()) // the child has its own descriptor
-	if err != nil {
-		return nil, fmt.Errorf("start the %s: %w", name, err)
+	if err := errors.Join(<-started, report.Close()); err != nil { // the child has its own descriptor
+		return nil, err
 	}
 	// The output must stay open until its reader has reached the end, so the reader closes it.
 	p.client = rpc.NewClient(pipes{untilEnd{output, func() { output.Close() }}, input})
@@ -108,26 +122,29 @@ type pipes struct {
 	io.WriteCloser
 }
 
-// Call calls a method of the child's service. args and reply are those of net/rpc. If there is an
-// error, the reply is not changed.
-func (p *Process) Call(ctx context.Context, method string, args, reply any) error {
-	// After the context has ended, the reply may still arrive and must not be written to the
-	// caller's variable.
-	own := reflect.New(reflect.TypeOf(reply).Elem())
-	call := p.client.Go(serviceName+"."+method, args, own.Interface(), make(chan *rpc.Call, 1))
+// None is the type of arguments and replies that methods of a child do not need.
+type None = struct{}
+
+// Call calls a method of the child's service, which is of type S. The method is passed as a method
+// expression, such as (*Service).Method.
+func Call[S, A, R any](ctx context.Context, p *Process, method func(*S, A, *R) error, args A) (R, error) {
+	name := runtime.FuncForPC(reflect.ValueOf(method).Pointer()).Name()
+	name = name[strings.LastIndexByte(name, '.')+1:]
+	// After the context has ended, the answer may still arrive, so it has a variable of its own.
+	reply, none := new(R), *new(R)
+	call := p.client.Go(serviceName+"."+name, args, reply, make(chan *rpc.Call, 1))
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return none, ctx.Err()
 	case <-call.Done:
 	}
 	if failed := rpc.ServerError(""); call.Error != nil && !errors.As(call.Error, &failed) {
-		return fmt.Errorf("%s: %w", p.name, ErrEnded)
+		return none, fmt.Errorf("%s: %w", p.name, ErrEnded)
 	}
 	if call.Error != nil {
-		return fmt.Errorf("%s: %w", p.name, call.Error)
+		return none, fmt.Errorf("%s: %w", p.name, call.Error)
 	}
-	reflect.ValueOf(reply).Elem().Set(own.Elem())
-	return nil
+	return *reply, nil
 }
 
 // PID returns the process ID.

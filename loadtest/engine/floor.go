@@ -4,9 +4,11 @@ import (
 	"context"
 	"time"
 
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/floor"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/target"
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
@@ -41,7 +43,7 @@ func (r *repeat) floor(ctx context.Context) error {
 
 // floorConnections opens a raw connection for each node, and measures the handshakes.
 func (r *repeat) floorConnections(ctx context.Context) (*report.Floor, error) {
-	address, err := r.stack.servers[0].Listen(ctx)
+	address, err := child.Call(ctx, r.stack.servers[0].Process, (*target.Servant).Listen, child.None{})
 	if err != nil {
 		return nil, err
 	}
@@ -50,11 +52,7 @@ func (r *repeat) floorConnections(ctx context.Context) (*report.Floor, error) {
 		return nil, err
 	}
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
-	received := make([]int64, len(r.stack.workers))
-	err = r.within(ctx, "raw connections", func(ctx context.Context, i int, w *worker.Process) (err error) {
-		received[i], err = w.Floor(ctx, address)
-		return err
-	})
+	received, err := within(ctx, r, "raw connections", (*worker.Worker).Floor, address)
 	if err != nil {
 		return nil, err
 	}
@@ -76,13 +74,12 @@ func (r *repeat) floorWrite(ctx context.Context, expected *int64, w floor.Writes
 	if err != nil {
 		return f, err
 	}
-	lag, err := r.stack.servers[0].Write(ctx, w)
+	lag, err := child.Call(ctx, r.stack.servers[0].Process, (*target.Servant).Write, w)
 	if err != nil {
 		return f, err
 	}
 	*expected += int64(w.Size) * int64(w.Schedule.Count)
-	err = r.within(ctx, "raw messages", func(ctx context.Context, _ int, w *worker.Process) error { return w.FloorReceived(ctx, *expected) })
-	if err != nil {
+	if _, err := within(ctx, r, "raw messages", (*worker.Worker).FloorReceived, *expected); err != nil {
 		return f, err
 	}
 	after, err := r.meter.read(ctx)

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/slicecast/slicecast/loadtest/apiserver"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -101,15 +101,8 @@ func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
 
 // sampleLocked returns the sum of the samples of all processes with nodes.
 func (m *meter) sampleLocked(ctx context.Context) (sum worker.Sample, err error) {
-	samples := make([]worker.Sample, len(m.stack.workers))
-	asking, ctx := errgroup.WithContext(ctx)
-	for i, w := range m.stack.workers {
-		asking.Go(func() (err error) {
-			samples[i], err = w.Sample(ctx)
-			return err
-		})
-	}
-	if err := asking.Wait(); err != nil {
+	samples, err := all(ctx, m.stack.workers, (*worker.Worker).Sample, child.None{})
+	if err != nil {
 		return sum, err
 	}
 	for _, s := range samples {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
@@ -26,31 +27,39 @@ const (
 	leadPerPod = 100 * time.Microsecond
 )
 
-// each calls do for all workers concurrently.
-func (r *repeat) each(ctx context.Context, do func(ctx context.Context, i int, w *worker.Process) error) error {
-	all, ctx := errgroup.WithContext(ctx)
-	for i, w := range r.stack.workers {
-		all.Go(func() error { return do(ctx, i, w) })
+// all calls a method of all workers concurrently, and returns their replies.
+func all[A, R any](
+	ctx context.Context, workers []*child.Process, method func(*worker.Worker, A, *R) error, args A,
+) ([]R, error) {
+	replies := make([]R, len(workers))
+	calls, ctx := errgroup.WithContext(ctx)
+	for i, w := range workers {
+		calls.Go(func() (err error) {
+			replies[i], err = child.Call(ctx, w, method, args)
+			return err
+		})
 	}
-	return all.Wait()
+	return replies, calls.Wait()
 }
 
-// within calls do for all workers, with a timeout of --timeout. After a timeout, its error says
-// what was awaited and names a node that is behind.
-func (r *repeat) within(ctx context.Context, what string, do func(ctx context.Context, i int, w *worker.Process) error) error {
+// within is like all, with a timeout of --timeout. After a timeout, its error says what was awaited
+// and names a node that is behind.
+func within[A, R any](
+	ctx context.Context, r *repeat, what string, method func(*worker.Worker, A, *R) error, args A,
+) ([]R, error) {
 	patient, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
-	err := r.each(patient, do)
+	replies, err := all(patient, r.stack.workers, method, args)
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-		return err
+		return replies, err
 	}
 	for _, w := range r.stack.workers {
-		if name, err := w.Missing(ctx); err == nil && name != "" {
+		if name, err := child.Call(ctx, w, (*worker.Worker).Missing, child.None{}); err == nil && name != "" {
 			what += fmt.Sprintf("; one node that is behind is %s", name)
 			break
 		}
 	}
-	return fmt.Errorf("%s: timeout after %v (raise --timeout, or see --log-level=info)", what, r.options.Timeout)
+	return nil, fmt.Errorf("%s: timeout after %v (raise --timeout, or see --log-level=info)", what, r.options.Timeout)
 }
 
 // connect starts the nodes, which hold nothing, and measures their cold sync.
@@ -64,7 +73,7 @@ func (r *repeat) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Run(ctx) }); err != nil {
+	if _, err := all(ctx, r.stack.workers, (*worker.Worker).Run, child.None{}); err != nil {
 		return err
 	}
 	phase, after, err := r.synced(ctx, "cold sync", report.ColdSync, before)
@@ -84,11 +93,7 @@ func (r *repeat) connect(ctx context.Context) error {
 
 // synced waits until all awaited nodes are in sync, and returns the phase.
 func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind, before reading) (p report.Phase, after reading, err error) {
-	all := make([]worker.Cold, len(r.stack.workers))
-	err = r.within(ctx, "not all nodes are in sync", func(ctx context.Context, i int, w *worker.Process) (err error) {
-		all[i], err = w.Synced(ctx)
-		return err
-	})
+	cold, err := within(ctx, r, "not all nodes are in sync", (*worker.Worker).Synced, child.None{})
 	if err != nil {
 		return p, after, err
 	}
@@ -98,7 +103,7 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	p = r.phase(name, kind, before, after)
 	p.ReceivedBytes = 0 // the sum below covers only awaited nodes, each until it was in sync
 	took := report.NewHistogram()
-	for _, c := range all {
+	for _, c := range cold {
 		for _, n := range c.Nodes {
 			p.Updates++
 			p.ReceivedBytes += n.Bytes
@@ -109,8 +114,8 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	}
 	p.Latency = report.DistributionOf(took)
 	if kind == report.ColdSync {
-		r.result.State = report.State{Services: all[0].Services, Slices: all[0].Slices, Endpoints: all[0].Endpoints}
-		r.report.Versions.Server = r.serverVersions(all)
+		r.result.State = report.State{Services: cold[0].Services, Slices: cold[0].Slices, Endpoints: cold[0].Endpoints}
+		r.report.Versions.Server = r.serverVersions(cold)
 	}
 	return p, after, nil
 }
@@ -134,7 +139,7 @@ func (r *repeat) serverVersions(all []worker.Cold) string {
 func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
 	var sum *report.Memory
 	for _, one := range r.stack.all() {
-		m, err := one.Memory(ctx)
+		m, err := child.Call(ctx, one.Process, (*target.Servant).Memory, child.None{})
 		if err != nil {
 			return nil, err
 		}
@@ -183,7 +188,7 @@ func (r *repeat) warmUp(ctx context.Context) error {
 // play makes the measured changes, or observes the changes of others. The event of the scenario
 // happens meanwhile.
 func (r *repeat) play(ctx context.Context) error {
-	if err := r.collect(ctx, false); err != nil {
+	if _, err := all(ctx, r.stack.workers, (*worker.Worker).Collect, false); err != nil {
 		return err
 	}
 	var event func(context.Context, time.Time) error
@@ -211,12 +216,8 @@ func (r *repeat) play(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.collect(ctx, true)
-}
-
-// collect turns garbage collection in the workers on, or off as long as there is memory.
-func (r *repeat) collect(ctx context.Context, on bool) error {
-	return r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Collect(ctx, on) })
+	_, err := all(ctx, r.stack.workers, (*worker.Worker).Collect, true)
+	return err
 }
 
 // endpoints returns an upper bound on the number of endpoints of all Services.
@@ -229,8 +230,7 @@ func (r *repeat) endpoints() (n int) {
 
 // changes carries out a plan and waits until all nodes have received all of its changes.
 func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind, plan generate.Plan, event func(context.Context, time.Time) error) error {
-	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, &plan) })
-	if err != nil {
+	if _, err := all(ctx, r.stack.workers, (*worker.Worker).Expect, plan); err != nil {
 		return err
 	}
 	r.stack.plans = append(r.stack.plans, plan)
@@ -251,11 +251,7 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 	if err := playing.Wait(); err != nil {
 		return err
 	}
-	got := make([]worker.Received, len(r.stack.workers))
-	err = r.within(ctx, name+": not all nodes have received all updates", func(ctx context.Context, i int, w *worker.Process) (err error) {
-		got[i], err = w.Received(ctx)
-		return err
-	})
+	got, err := within(ctx, r, name+": not all nodes have received all updates", (*worker.Worker).Received, child.None{})
 	if err != nil {
 		return err
 	}
@@ -283,13 +279,13 @@ func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.La
 	}
 	servers := r.meter.servers()
 	for _, one := range servers {
-		if err := one.Play(ctx, plan); err != nil {
+		if _, err := child.Call(ctx, one.Process, (*target.Servant).Play, plan); err != nil {
 			return nil, err
 		}
 	}
 	var worst *generate.Lag
 	for _, one := range servers {
-		lag, err := one.Played(ctx)
+		lag, err := child.Call(ctx, one.Process, (*target.Servant).Played, child.None{})
 		switch {
 		case err != nil && one.leaving.Load():
 			continue // it was killed; another server, or its successor, has the same plan
@@ -306,8 +302,7 @@ func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.La
 
 // observe measures the changes that others make, for the duration of the scenario.
 func (r *repeat) observe(ctx context.Context, event func(context.Context, time.Time) error) error {
-	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, nil) })
-	if err != nil {
+	if _, err := all(ctx, r.stack.workers, (*worker.Worker).Expect, generate.Plan{}); err != nil {
 		return err
 	}
 	before, err := r.meter.read(ctx)
@@ -322,11 +317,7 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 	if err := wait(ctx, before.at.Add(r.scenario.Duration)); err != nil {
 		return err
 	}
-	got := make([]worker.Received, len(r.stack.workers))
-	err = r.each(ctx, func(ctx context.Context, i int, w *worker.Process) (err error) {
-		got[i], err = w.Received(ctx)
-		return err
-	})
+	got, err := all(ctx, r.stack.workers, (*worker.Worker).Received, child.None{})
 	if err != nil {
 		return err
 	}
@@ -382,17 +373,13 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	var victim *server
 	if r.scenario.Event != scenario.Reconnect {
 		victim = tier[len(tier)-1]
-		address = victim.Address
+		address = victim.setup.Address
 	}
 	before, err := r.meter.read(ctx)
 	if err != nil {
 		return err
 	}
-	err = r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error {
-		_, err := w.AwaitSync(ctx, address)
-		return err
-	})
-	if err != nil {
+	if _, err := all(ctx, r.stack.workers, (*worker.Worker).AwaitSync, address); err != nil {
 		return err
 	}
 	down, err := r.strike(ctx, victim)
@@ -405,10 +392,10 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	}
 	p.DownSeconds = down.Seconds()
 	p.Reconnects = max(0, p.Reconnects-p.Updates)
-	all := r.phase("", "", before, after)
+	costs := r.phase("", "", before, after)
 	r.aside = &report.Aside{
-		Seconds: all.Seconds, Updates: after.nodes.Applied - before.nodes.Applied, ReceivedBytes: all.ReceivedBytes, SentBytes: all.SentBytes,
-		ServerCPU: all.ServerCPU,
+		Seconds: costs.Seconds, Updates: after.nodes.Applied - before.nodes.Applied,
+		ReceivedBytes: costs.ReceivedBytes, SentBytes: costs.SentBytes, ServerCPU: costs.ServerCPU,
 	}
 	r.add(p, after.machine-before.machine)
 	return nil
@@ -419,7 +406,8 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 func (r *repeat) strike(ctx context.Context, victim *server) (down time.Duration, err error) {
 	struck := time.Now()
 	if victim == nil {
-		return 0, r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Cut(ctx) })
+		_, err := all(ctx, r.stack.workers, (*worker.Worker).Cut, child.None{})
+		return 0, err
 	}
 	if err := r.meter.kill(victim); err != nil || r.scenario.Event != scenario.Restart {
 		return 0, err

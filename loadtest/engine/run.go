@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -180,7 +181,7 @@ func (r *repeat) check(ctx context.Context) error {
 	check := &r.result.Check
 	check.Nodes = r.scenario.Nodes
 	for _, w := range r.stack.workers {
-		c, err := w.Check(ctx, r.options.Timeout)
+		c, err := child.Call(ctx, w, (*worker.Worker).Check, r.options.Timeout)
 		if err != nil {
 			return err
 		}

@@ -56,12 +56,12 @@ type stack struct {
 	plans     []generate.Plan
 	servers   []*server // servers that hold the state themselves, not relays
 	relays    []*server
-	workers   []*worker.Process
+	workers   []*child.Process
 }
 
 // server is a Slicecast server or relay that the run started.
 type server struct {
-	*target.Process
+	*child.Process
 	setup target.Setup
 	// leaving is set before the server is killed or closed, so that its end is no error.
 	leaving atomic.Bool
@@ -235,13 +235,12 @@ func (s *stack) startServer(ctx context.Context, one *server) (err error) {
 	if one.setup.Cluster != nil {
 		one.setup.Plans = s.plans
 	}
-	p, err := target.Start(ctx, s.said, s.arguments(ServeCommand), one.setup)
+	one.Process, err = child.Start(ctx, "server", s.said, s.arguments(ServeCommand), (*target.Servant).Setup, one.setup)
 	if err != nil {
 		return err
 	}
-	one.Process = p
 	go func() {
-		if <-p.Ended(); !one.leaving.Load() {
+		if <-one.Ended(); !one.leaving.Load() {
 			s.lost(fmt.Errorf("a server: %w", child.ErrEnded))
 		}
 	}()
@@ -257,7 +256,7 @@ func (s *stack) startWorkers(ctx context.Context, setup worker.Setup) error {
 		if setup.Connecting = (s.scenario.Connecting + processes - 1) / processes; s.scenario.Connecting == 0 {
 			setup.Connecting = 0
 		}
-		w, err := worker.Start(ctx, s.said, s.arguments(WorkCommand), setup)
+		w, err := child.Start(ctx, "worker", s.said, s.arguments(WorkCommand), (*worker.Worker).Setup, setup)
 		if err != nil {
 			return err
 		}

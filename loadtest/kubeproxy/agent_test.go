@@ -36,6 +36,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/target"
 )
@@ -89,7 +90,7 @@ func BenchmarkAgent(b *testing.B) {
 type agent struct {
 	size   size
 	host   *testenv.Host
-	server *target.Process
+	server *child.Process
 	view   *view.View
 	client *client.Client
 	*reconcile.Reconciler
@@ -129,7 +130,7 @@ func newAgent(b *testing.B, s size) *agent {
 	}
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(b, err)
-	a.server, err = target.Start(b.Context(), os.Stderr, []string{serveArgument}, setup)
+	a.server, err = child.Start(b.Context(), "server", os.Stderr, []string{serveArgument}, (*target.Servant).Setup, setup)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.server.Close()) })
 	name := generate.NodeName(0)
@@ -138,7 +139,7 @@ func newAgent(b *testing.B, s size) *agent {
 	cache, logger := client.NewCache(), slog.New(slog.DiscardHandler)
 	a.view = view.New(view.Options{NodeName: name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}})
 	a.client = client.New(client.Options{
-		Servers: client.Static(a.server.Address), NodeName: name, Programmer: "nftables", Cache: cache, Decode: a.decode, Logger: logger,
+		Servers: client.Static(setup.Address), NodeName: name, Programmer: "nftables", Cache: cache, Decode: a.decode, Logger: logger,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13, RootCAs: authority.Pool(), Certificates: []tls.Certificate{identity}, NextProtos: []string{wire.Protocol},
 		}))},
@@ -243,8 +244,9 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	runtime.GC()
 	start, before := time.Now(), cpu(b)
 	plan := generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start.Add(200 * time.Millisecond), Count: count, Rate: rate}}
-	require.NoError(b, a.server.Play(b.Context(), plan))
-	_, err := a.server.Played(b.Context())
+	_, err := child.Call(b.Context(), a.server, (*target.Servant).Play, plan)
+	require.NoError(b, err)
+	_, err = child.Call(b.Context(), a.server, (*target.Servant).Played, child.None{})
 	require.NoError(b, err)
 	require.Eventually(b, func() bool { return a.received.Load() == 0 }, changeTimeout, time.Millisecond)
 	spent, took := cpu(b)-before, time.Since(start)

@@ -66,7 +66,7 @@ type Servant struct {
 }
 
 // Setup starts the server.
-func (s *Servant) Setup(setup Setup, _ *struct{}) error {
+func (s *Servant) Setup(setup Setup, _ *child.None) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running {
@@ -152,16 +152,17 @@ func memoryFile(content []byte) (path string, err error) {
 
 var errNotGenerated = errors.New("the state is not generated, so plans cannot be carried out")
 
-// Play queues a plan.
-func (s *Servant) Play(p generate.Plan, _ *struct{}) error {
+// Play queues a plan, to be carried out after those before it.
+func (s *Servant) Play(p generate.Plan, _ *child.None) error {
 	if s.source == nil {
 		return errNotGenerated
 	}
 	return s.source.Play(s.ctx, p)
 }
 
-// Played waits until one more plan has been carried out.
-func (s *Servant) Played(_ struct{}, lag *generate.Lag) (err error) {
+// Played waits until one more plan has been carried out, and returns how late its changes were
+// made.
+func (s *Servant) Played(_ child.None, lag *generate.Lag) (err error) {
 	if s.source == nil {
 		return errNotGenerated
 	}
@@ -169,8 +170,9 @@ func (s *Servant) Played(_ struct{}, lag *generate.Lag) (err error) {
 	return err
 }
 
-// Memory returns the memory in use.
-func (s *Servant) Memory(_ struct{}, m *Memory) error {
+// Memory waits until the process has its state, collects garbage, and returns the memory that is
+// still in use.
+func (s *Servant) Memory(_ child.None, m *Memory) error {
 	if err := s.awaitPublished(); err != nil {
 		return err
 	}
@@ -183,8 +185,8 @@ func (s *Servant) Memory(_ struct{}, m *Memory) error {
 	return nil
 }
 
-// Listen starts the floor server.
-func (s *Servant) Listen(_ struct{}, address *string) error {
+// Listen starts a floor.Server, and returns its address.
+func (s *Servant) Listen(_ child.None, address *string) error {
 	config, err := s.setup.tlsConfig()
 	if err != nil {
 		return err

@@ -5,13 +5,8 @@
 package worker
 
 import (
-	"context"
-	"io"
-	"time"
-
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/scenario"
@@ -93,94 +88,4 @@ type Checked struct {
 	Shards int
 	// Wrong describes the differences. It is empty if there are none.
 	Wrong string
-}
-
-// Process is the run's handle on a worker process.
-type Process struct{ *child.Process }
-
-// Start starts a worker process: this program with the given arguments, which must lead to a call
-// of Serve. The nodes do not connect yet. The standard error of the process is copied to said.
-func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup) (*Process, error) {
-	c, err := child.Start("worker", said, arguments...)
-	if err != nil {
-		return nil, err
-	}
-	p := &Process{c}
-	if err := p.Call(ctx, "Setup", setup, &struct{}{}); err != nil {
-		_ = p.Kill() // the error of the call says more
-		return nil, err
-	}
-	return p, nil
-}
-
-// Run makes the nodes connect.
-func (p *Process) Run(ctx context.Context) error { return p.Call(ctx, "Run", struct{}{}, &struct{}{}) }
-
-// AwaitSync starts to wait until nodes are in sync on a new stream. It waits for the nodes on the
-// server with this address, or for all nodes if the address is empty. It returns their number.
-func (p *Process) AwaitSync(ctx context.Context, server string) (nodes int, err error) {
-	err = p.Call(ctx, "AwaitSync", server, &nodes)
-	return nodes, err
-}
-
-// Synced waits until the awaited nodes are in sync.
-func (p *Process) Synced(ctx context.Context) (c Cold, err error) {
-	err = p.Call(ctx, "Synced", struct{}{}, &c)
-	return c, err
-}
-
-// Cut cuts all connections.
-func (p *Process) Cut(ctx context.Context) error { return p.Call(ctx, "Cut", struct{}{}, &struct{}{}) }
-
-// Expect opens a window for the changes of a plan. If plan is nil, the window is for any changes.
-func (p *Process) Expect(ctx context.Context, plan *generate.Plan) error {
-	if plan == nil {
-		plan = &generate.Plan{Kind: generate.None}
-	}
-	return p.Call(ctx, "Expect", *plan, &struct{}{})
-}
-
-// Received waits until all nodes have received all expected changes. If none are expected, it
-// returns at once.
-func (p *Process) Received(ctx context.Context) (r Received, err error) {
-	err = p.Call(ctx, "Received", struct{}{}, &r)
-	return r, err
-}
-
-// Sample returns the current progress.
-func (p *Process) Sample(ctx context.Context) (s Sample, err error) {
-	err = p.Call(ctx, "Sample", struct{}{}, &s)
-	return s, err
-}
-
-// Collect collects garbage if on is false, and from then on only under memory pressure. If on is
-// true, it restores normal collection. Otherwise nodes would wait while garbage of thousands of
-// others is collected, unlike nodes with a machine of their own.
-func (p *Process) Collect(ctx context.Context, on bool) error {
-	return p.Call(ctx, "Collect", on, &struct{}{})
-}
-
-// Check waits for nodes that are away, and compares all nodes with the true state. Both together
-// may take as long as the timeout.
-func (p *Process) Check(ctx context.Context, timeout time.Duration) (c Checked, err error) {
-	err = p.Call(ctx, "Check", timeout, &c)
-	return c, err
-}
-
-// Missing returns the name of an awaited node that is behind. It is empty if there is none.
-func (p *Process) Missing(ctx context.Context) (name string, err error) {
-	err = p.Call(ctx, "Missing", struct{}{}, &name)
-	return name, err
-}
-
-// Floor connects as many clients to a floor.Server as there are nodes. It returns the bytes that
-// they received until they were connected.
-func (p *Process) Floor(ctx context.Context, address string) (received int64, err error) {
-	err = p.Call(ctx, "Floor", address, &received)
-	return received, err
-}
-
-// FloorReceived waits until each client has received a number of bytes.
-func (p *Process) FloorReceived(ctx context.Context, bytes int64) error {
-	return p.Call(ctx, "FloorReceived", bytes, &struct{}{})
 }

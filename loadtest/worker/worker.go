@@ -95,7 +95,7 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.L
 }
 
 // Setup creates the nodes.
-func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
+func (w *Worker) Setup(s Setup, _ *child.None) (err error) {
 	if w.nodes != nil {
 		return errors.New("the nodes are already set up")
 	}
@@ -146,25 +146,26 @@ func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
 }
 
 // Run makes the nodes connect.
-func (w *Worker) Run(struct{}, *struct{}) error {
+func (w *Worker) Run(child.None, *child.None) error {
 	w.running.Go(func() { w.nodes.Run(w.ctx) })
 	return nil
 }
 
-// AwaitSync starts to wait for nodes. It suppresses their warnings, because the run knows why they
-// reconnect.
-func (w *Worker) AwaitSync(server string, nodes *int) error {
+// AwaitSync starts to wait until nodes are in sync on a new stream: those on the server with this
+// address, or all nodes if the address is empty. It suppresses their warnings, because the run
+// knows why they reconnect.
+func (w *Worker) AwaitSync(server string, _ *child.None) error {
 	w.quiet.Store(true)
 	var awaited func(*fleet.Member) bool
 	if server != "" {
 		awaited = func(m *fleet.Member) bool { return w.nodes.On(m, server) }
 	}
-	*nodes = w.group.AwaitSync(awaited).Count()
+	w.group.AwaitSync(awaited)
 	return nil
 }
 
-// Synced waits for the awaited nodes.
-func (w *Worker) Synced(_ struct{}, c *Cold) error {
+// Synced waits until the awaited nodes are in sync.
+func (w *Worker) Synced(_ child.None, c *Cold) error {
 	s := w.group.Sync()
 	select {
 	case <-s.Done():
@@ -180,8 +181,8 @@ func (w *Worker) Synced(_ struct{}, c *Cold) error {
 	return nil
 }
 
-// Missing returns the name of an awaited node that is behind.
-func (w *Worker) Missing(_ struct{}, name *string) error {
+// Missing returns the name of an awaited node that is behind. It is empty if there is none.
+func (w *Worker) Missing(_ child.None, name *string) error {
 	*name = w.group.Sync().Missing()
 	if window := w.group.Window(); *name == "" && window != nil {
 		if behind := window.Behind(); len(behind) > 0 {
@@ -192,13 +193,14 @@ func (w *Worker) Missing(_ struct{}, name *string) error {
 }
 
 // Cut cuts all connections.
-func (w *Worker) Cut(struct{}, *struct{}) error {
+func (w *Worker) Cut(child.None, *child.None) error {
 	w.nodes.Cut()
 	return nil
 }
 
-// Expect opens a window for the changes of a plan.
-func (w *Worker) Expect(p generate.Plan, _ *struct{}) error {
+// Expect opens a window for the changes of a plan. If the run does not make the changes, the window
+// is for any changes.
+func (w *Worker) Expect(p generate.Plan, _ *child.None) error {
 	var changes []generate.Change
 	if w.cluster != nil {
 		for c := range w.cluster.Play(p) {
@@ -211,8 +213,9 @@ func (w *Worker) Expect(p generate.Plan, _ *struct{}) error {
 	return nil
 }
 
-// Received waits until nodes have received all changes that the window expects.
-func (w *Worker) Received(_ struct{}, r *Received) error {
+// Received waits until all nodes have received all changes that the window expects. If it expects
+// none, Received returns at once.
+func (w *Worker) Received(_ child.None, r *Received) error {
 	window := w.group.Window()
 	_, _, all := window.Progress()
 	if all > 0 {
@@ -289,7 +292,7 @@ func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Me
 }
 
 // Sample returns the current progress.
-func (w *Worker) Sample(_ struct{}, s *Sample) error {
+func (w *Worker) Sample(_ child.None, s *Sample) error {
 	for _, m := range w.group.Members {
 		if w.nodes.Up(m) {
 			s.Up++
@@ -312,8 +315,10 @@ func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	return nil
 }
 
-// Collect turns garbage collection on or off.
-func (w *Worker) Collect(on bool, _ *struct{}) error {
+// Collect collects garbage if on is false, and from then on only under memory pressure. If on is
+// true, it restores normal collection. Otherwise nodes would wait while garbage of thousands of
+// others is collected, unlike nodes with a machine of their own.
+func (w *Worker) Collect(on bool, _ *child.None) error {
 	if on {
 		debug.SetGCPercent(garbagePercent)
 		return nil
@@ -325,7 +330,8 @@ func (w *Worker) Collect(on bool, _ *struct{}) error {
 
 // Check compares the nodes with the true state. That is what was generated, what the API server
 // has, or what the running server sends on one more stream. All nodes must be up for this, even
-// those that received no change.
+// those that received no change. Waiting for them and the comparison together may take as long as
+// the timeout.
 func (w *Worker) Check(timeout time.Duration, c *Checked) error {
 	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
@@ -415,7 +421,8 @@ func triggerOf(o model.Object) int64 {
 	return 0
 }
 
-// Floor connects the raw clients.
+// Floor connects as many clients to a floor.Server as there are nodes. It returns the bytes that
+// they received until they were connected.
 func (w *Worker) Floor(address string, received *int64) (err error) {
 	if w.floor != nil {
 		return errors.New("the clients are already connected")
@@ -439,7 +446,7 @@ func (w *Worker) Floor(address string, received *int64) (err error) {
 }
 
 // FloorReceived waits until each raw client has received a number of bytes.
-func (w *Worker) FloorReceived(bytes int64, _ *struct{}) error { return w.floor.Await(w.ctx, bytes) }
+func (w *Worker) FloorReceived(bytes int64, _ *child.None) error { return w.floor.Await(w.ctx, bytes) }
 
 // identity holds the certificates with which nodes and servers authenticate each other.
 type identity struct {
