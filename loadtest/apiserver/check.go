@@ -49,15 +49,13 @@ func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 func (w *Watchers) Check(ctx context.Context) error {
 	// Going on after ctx lets the error describe the state at its end.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	defer running.Wait()
 	defer stop()
-	r, done, err := w.startReference(following)
+	r, err := w.startReference(following, &running)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		stop()
-		<-done
-	}()
 	pending := slices.Clone(w.Members)
 	for {
 		if pending = slices.DeleteFunc(pending, r.holds); len(pending) == 0 {
@@ -72,21 +70,16 @@ func (w *Watchers) Check(ctx context.Context) error {
 }
 
 // Holding returns a function that returns those of the given nodes that hold what the API server
-// has, or had since the call of Holding; see Check. The function works until the context ends. done
-// is closed once nothing follows the API server any more.
-func (w *Watchers) Holding(ctx context.Context) (holding func([]*fleet.Member) []*fleet.Member, done <-chan struct{}, err error) {
-	r, done, err := w.startReference(ctx)
+// has, or had since the call of Holding; see Check. The function works until the context ends.
+// Until then, goroutines of running follow the API server.
+func (w *Watchers) Holding(ctx context.Context, running *sync.WaitGroup) (func([]*fleet.Member) []*fleet.Member, error) {
+	r, err := w.startReference(ctx, running)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return func(members []*fleet.Member) (out []*fleet.Member) {
-		for _, m := range members {
-			if r.holds(m) {
-				out = append(out, m)
-			}
-		}
-		return out
-	}, done, nil
+	return func(members []*fleet.Member) []*fleet.Member {
+		return slices.DeleteFunc(slices.Clone(members), func(m *fleet.Member) bool { return !r.holds(m) })
+	}, nil
 }
 
 // compared is the number of streams that are compared. The last one is not, because it is the
@@ -111,12 +104,12 @@ type comparison struct {
 // sight is a state of a stream: its digest, and its resourceVersion as a number.
 type sight struct{ digest, version uint64 }
 
-// startReference starts a reference that follows the API server until the context ends; then done
-// is closed.
-func (w *Watchers) startReference(ctx context.Context) (_ *reference, done <-chan struct{}, err error) {
+// startReference starts a reference that follows the API server until the context ends, in
+// goroutines of running.
+func (w *Watchers) startReference(ctx context.Context, running *sync.WaitGroup) (*reference, error) {
 	n, err := w.newWatcher(&fleet.Member{Index: -1, Name: "reference"})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	r := &reference{of: w, streams: n.streams[:compared], nodes: make([][compared]comparison, len(w.all))}
 	for i, n := range w.all {
@@ -124,18 +117,16 @@ func (w *Watchers) startReference(ctx context.Context) (_ *reference, done <-cha
 			r.nodes[i][j].last = n.streams[j].sight()
 		}
 	}
-	var running sync.WaitGroup
+	var following sync.WaitGroup
 	for _, s := range r.streams {
 		s.had = make(map[uint64]struct{})
-		running.Go(func() { w.follow(ctx, s) })
+		following.Go(func() { w.follow(ctx, s) })
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		running.Wait()
+	running.Go(func() {
+		following.Wait()
 		n.transport.CloseIdleConnections()
-	}()
-	return r, ended, nil
+	})
+	return r, nil
 }
 
 // holds reports whether each stream of a node was in a state that the API server had since the

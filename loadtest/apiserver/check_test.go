@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
@@ -82,11 +83,12 @@ func TestCheckWhileAllChanges(t *testing.T) {
 			require.Equal(t, fetched, w.Fetched(), "lists of the reference do not count")
 
 			following, stop := context.WithCancel(t.Context())
-			holding, done, err := w.Holding(following)
+			var running sync.WaitGroup
+			holding, err := w.Holding(following, &running)
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return len(holding(members)) == len(members) }, time.Minute, 10*time.Millisecond)
 			stop()
-			<-done
+			running.Wait()
 
 			lose(w, 1, model.Key{Kind: model.KindSlice, Namespace: namespace, Name: "still-2"})
 			impatient, cancel := context.WithTimeout(t.Context(), 10*retryCheck)
@@ -117,11 +119,12 @@ func TestComparison(t *testing.T) {
 	w := watching(t, a)
 	requireSynced(t, w)
 	following, stop := context.WithCancel(t.Context())
-	r, done, err := w.startReference(following)
+	var running sync.WaitGroup
+	r, err := w.startReference(following, &running)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return r.missing() == nil }, time.Minute, time.Millisecond)
 	stop()
-	<-done // from here on, the test feeds events
+	running.Wait() // from here on, the test feeds events
 
 	member, node, reference := w.Members[0], w.all[0].streams[1], r.streams[1]
 	again := func() { r.nodes[0][1] = comparison{last: node.sight()} }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,40 +26,34 @@ type Mirror struct {
 
 var _ source.Sink = (*Mirror)(nil)
 
-// StartMirror watches the API server of a kubeconfig until the context ends; then done is closed.
-// It returns once the mirror has the whole state.
-func StartMirror(ctx context.Context, kubeconfig, serviceProxyName string, logger *slog.Logger) (_ *Mirror, done <-chan struct{}, err error) {
+// StartMirror watches the API server of a kubeconfig until the context ends, in a goroutine of
+// running. It returns once the mirror has the whole state.
+func StartMirror(
+	ctx context.Context, running *sync.WaitGroup, kubeconfig, serviceProxyName string, logger *slog.Logger,
+) (*Mirror, error) {
 	config, err := kube.Config(kubeconfig)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	watched, err := kube.New(kube.Options{Config: config, ServiceProxyName: serviceProxyName, Log: logger, Metrics: prometheus.NewRegistry()})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	m := &Mirror{objects: make(map[model.Key]model.Object), synced: make(chan struct{})}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = watched.Run(ctx, m) // it returns only when the context ends
-	}()
+	running.Go(func() { _ = watched.Run(ctx, m) }) // it returns only when the context ends
 	select {
 	case <-m.synced:
-		return m, ended, nil
+		return m, nil
 	case <-ctx.Done():
-		<-ended
-		return nil, nil, fmt.Errorf("get the API server's state for comparison: %w", ctx.Err())
+		return nil, fmt.Errorf("get the API server's state for comparison: %w", ctx.Err())
 	}
 }
 
 // Objects returns the Services and slices.
-func (m *Mirror) Objects() (out []model.Object) {
+func (m *Mirror) Objects() []model.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, o := range m.objects {
-		out = append(out, o)
-	}
-	return out
+	return slices.Collect(maps.Values(m.objects))
 }
 
 // Upsert implements source.Sink.
@@ -85,11 +81,7 @@ func (m *Mirror) Remove(key model.Key, _ uint64) {
 func (m *Mirror) Replace(kind model.Kind, objects []model.Keyed, _ uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for key := range m.objects {
-		if key.Kind == kind {
-			delete(m.objects, key)
-		}
-	}
+	maps.DeleteFunc(m.objects, func(key model.Key, _ model.Object) bool { return key.Kind == kind })
 	for _, o := range objects {
 		m.putLocked(o)
 	}

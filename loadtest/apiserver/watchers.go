@@ -100,12 +100,6 @@ type watcher struct {
 	streams   []*stream
 	// pending is the number of streams that do not have the state yet.
 	pending atomic.Int32
-	// place receives the node's place among those that connect back, once all streams have the
-	// state.
-	place chan struct{}
-
-	mu   sync.Mutex // guards conn, and place once the node runs
-	conn net.Conn   // latest connection
 }
 
 // stream is a watch of one resource.
@@ -212,9 +206,6 @@ func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
 		raw.Close()
 		return nil, fmt.Errorf("the API server at %s does not support HTTP/2", w.base.Host)
 	}
-	n.mu.Lock()
-	n.conn = raw
-	n.mu.Unlock()
 	n.Streams.Add(1)
 	return conn, nil
 }
@@ -223,22 +214,11 @@ func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
 func (w *Watchers) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	atATime := w.options.Connecting
-	if atATime == 0 {
-		atATime = len(w.all)
-	}
-	places := make(chan struct{}, atATime)
-	for _, n := range w.all {
-		select {
-		case <-ctx.Done():
-			return
-		case places <- struct{}{}:
-		}
-		n.place, n.Started = places, time.Now()
-		for _, s := range n.streams {
+	w.Connect(ctx, w.options.Connecting, func(m *fleet.Member) {
+		for _, s := range w.all[m.Index].streams {
 			running.Go(func() { w.follow(ctx, s) })
 		}
-	}
+	})
 }
 
 // Cut cuts all connections.
@@ -251,12 +231,8 @@ func (w *Watchers) Cut() {
 			s.synced = false
 			s.mu.Unlock()
 		}
-		n.mu.Lock()
-		if n.conn != nil {
-			n.conn.Close()
-		}
-		n.mu.Unlock()
 	}
+	w.Group.Cut()
 }
 
 // Up reports whether all watches of a node are open and have the state.
@@ -558,11 +534,4 @@ func (w *Watchers) synced(s *stream) {
 		return
 	}
 	w.Reached(s.watcher.Member)
-	s.watcher.mu.Lock()
-	place := s.watcher.place
-	s.watcher.place = nil
-	s.watcher.mu.Unlock()
-	if place != nil {
-		<-place
-	}
 }

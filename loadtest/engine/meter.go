@@ -11,6 +11,7 @@ import (
 
 	"github.com/slicecast/slicecast/loadtest/apiserver"
 	"github.com/slicecast/slicecast/loadtest/child"
+	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -91,7 +92,7 @@ const readAhead = 50 * time.Millisecond
 // readFor waits until shortly before the start of a plan, and returns the reading from which the
 // plan is measured.
 func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
-	if err := wait(ctx, start.Add(-readAhead)); err != nil {
+	if err := generate.Await(ctx, start.Add(-readAhead)); err != nil {
 		return reading{}, err
 	}
 	r, err := m.read(ctx)

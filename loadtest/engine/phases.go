@@ -314,7 +314,7 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 			return err
 		}
 	}
-	if err := wait(ctx, before.at.Add(r.scenario.Duration)); err != nil {
+	if err := generate.Await(ctx, before.at.Add(r.scenario.Duration)); err != nil {
 		return err
 	}
 	got, err := all(ctx, r.stack.workers, (*worker.Worker).Received, child.None{})
@@ -335,17 +335,6 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 	return nil
 }
 
-// wait waits until a time. The error is that of the context.
-func wait(ctx context.Context, until time.Time) error {
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err()
-}
-
 // received returns a phase in which the state changed, with the latencies.
 func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Received, before, after reading) report.Phase {
 	p := r.phase(name, kind, before, after)
@@ -363,7 +352,7 @@ func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Recei
 
 // event makes the scenario's event happen at its time. It returns when all nodes are back.
 func (r *repeat) event(ctx context.Context, at time.Time) error {
-	if err := wait(ctx, at); err != nil {
+	if err := generate.Await(ctx, at); err != nil {
 		return err
 	}
 	tier, address := r.meter.servers(), ""

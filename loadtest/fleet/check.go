@@ -274,26 +274,20 @@ const referenceName = "-reference"
 // server.
 type Reference struct{ node *node }
 
-// StartReference connects a reference, and keeps it connected until the context ends; then done is
-// closed. It returns when the reference has the server's state.
-func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan struct{}, err error) {
-	n, err := f.newNode(&Member{Index: -1, Name: f.Members[0].Name + referenceName}, wire.Decode)
+// StartReference connects a reference, and keeps it connected until the context ends, in goroutines
+// of running. It returns when the reference has the server's state.
+func (f *Fleet) StartReference(ctx context.Context, running *sync.WaitGroup) (*Reference, error) {
+	synced := make(chan struct{})
+	n, err := f.newNode(&Member{Index: -1, Name: f.Members[0].Name + referenceName}, wire.Decode, sync.OnceFunc(func() { close(synced) }))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	ended := make(chan struct{})
-	var running sync.WaitGroup
-	f.start(ctx, n, &running)
-	go func() {
-		defer close(ended)
-		running.Wait()
-	}()
+	n.start(ctx, running)
 	select {
-	case <-n.synced:
-		return &Reference{n}, ended, nil
+	case <-synced:
+		return &Reference{n}, nil
 	case <-ctx.Done():
-		<-ended
-		return nil, nil, fmt.Errorf("get the server's state for comparison: %w", ctx.Err())
+		return nil, fmt.Errorf("get the server's state for comparison: %w", ctx.Err())
 	}
 }
 

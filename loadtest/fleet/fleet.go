@@ -58,21 +58,15 @@ type node struct {
 	*Member
 	cache  *client.Cache
 	client *client.Client
-	// connecting holds a place for the node while it connects. It is nil once the node has its
-	// first state.
-	connecting chan struct{}
-	// synced is closed when the node has its first state.
-	synced chan struct{}
-
-	mu   sync.Mutex // guards conn
-	conn net.Conn   // latest connection
+	// inSync is called whenever the node has the server's state on a new stream.
+	inSync func()
 }
 
 // New returns a fleet whose nodes do not connect before Run.
 func New(o Options) (*Fleet, error) {
 	f := &Fleet{Group: Group{Members: o.Members}, options: o, shared: newShared()}
 	for _, m := range o.Members {
-		n, err := f.newNode(m, f.shared.decode)
+		n, err := f.newNode(m, f.shared.decode, func() { f.Reached(m) })
 		if err != nil {
 			return nil, err
 		}
@@ -82,8 +76,8 @@ func New(o Options) (*Fleet, error) {
 	return f, nil
 }
 
-func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, error)) (*node, error) {
-	n := &node{Member: m, cache: client.NewCache(), synced: make(chan struct{})}
+func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, error), inSync func()) (*node, error) {
+	n := &node{Member: m, cache: client.NewCache(), inSync: inSync}
 	creds, err := f.options.Credentials(m.Name)
 	if err != nil {
 		return nil, fmt.Errorf("credentials of node %s: %w", m.Name, err)
@@ -110,11 +104,6 @@ func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
 	if err == nil && moves {
 		n.Moves.Add(1)
 	}
-	if err == nil {
-		n.mu.Lock()
-		n.conn = c
-		n.mu.Unlock()
-	}
 	return c, err
 }
 
@@ -122,37 +111,12 @@ func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
 func (f *Fleet) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	atATime := f.options.Connecting
-	if atATime == 0 {
-		atATime = len(f.nodes)
-	}
-	places := make(chan struct{}, atATime)
-	for _, n := range f.nodes {
-		select {
-		case <-ctx.Done():
-			return
-		case places <- struct{}{}:
-		}
-		n.connecting = places
-		f.start(ctx, n, &running)
-	}
+	f.Connect(ctx, f.options.Connecting, func(m *Member) { f.nodes[m.Index].start(ctx, &running) })
 }
 
-func (f *Fleet) start(ctx context.Context, n *node, running *sync.WaitGroup) {
-	n.Started = time.Now()
+func (n *node) start(ctx context.Context, running *sync.WaitGroup) {
 	// Run returns only when the context ends, without an error.
 	running.Go(func() { _ = n.client.Run(ctx) })
-}
-
-// Cut cuts the connections of all nodes, as if the network failed.
-func (f *Fleet) Cut() {
-	for _, n := range f.nodes {
-		n.mu.Lock()
-		if n.conn != nil {
-			n.conn.Close()
-		}
-		n.mu.Unlock()
-	}
 }
 
 // Up reports whether a node is in sync on a stream that has not broken.
@@ -169,7 +133,7 @@ func (f *Fleet) observe(n *node, r *wire.Response) {
 	case r.Welcome != nil:
 		n.Streams.Add(1)
 	case r.InSync != nil:
-		f.inSync(n)
+		n.inSync()
 	case r.Update != nil && !r.More:
 		if w := f.Window(); w != nil && n.Index >= 0 {
 			w.Received(n.Member, r.Update, time.Now())
@@ -179,21 +143,6 @@ func (f *Fleet) observe(n *node, r *wire.Response) {
 	// cache has the position.
 	if changes, ok := n.cache.Take(); ok && len(changes.Positions) > 0 {
 		n.client.Ack(changes.Epoch, changes.Positions)
-	}
-}
-
-func (f *Fleet) inSync(n *node) {
-	select {
-	case <-n.synced:
-	default:
-		close(n.synced)
-	}
-	if n.connecting != nil {
-		<-n.connecting
-		n.connecting = nil
-	}
-	if n.Index >= 0 {
-		f.Reached(n.Member)
 	}
 }
 

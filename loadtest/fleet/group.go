@@ -1,8 +1,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +30,13 @@ type Member struct {
 	Delay time.Duration
 	// Started is the time of the first attempt to connect.
 	Started time.Time
+
+	// connecting holds a place for the node from Started until reached is done.
+	connecting chan struct{}
+	reached    sync.Once
+
+	mu   sync.Mutex // guards conn
+	conn net.Conn   // latest connection
 }
 
 // Group is the set of nodes of a process, for measurements.
@@ -34,6 +45,32 @@ type Group struct {
 
 	sync   atomic.Pointer[Sync]
 	window atomic.Pointer[Window]
+}
+
+// Connect calls start for each node, until the context ends. At most atATime nodes are between start
+// and their first Reached; 0 means no limit.
+func (g *Group) Connect(ctx context.Context, atATime int, start func(*Member)) {
+	places := make(chan struct{}, cmp.Or(atATime, len(g.Members)))
+	for _, m := range g.Members {
+		select {
+		case <-ctx.Done():
+			return
+		case places <- struct{}{}:
+		}
+		m.connecting, m.Started = places, time.Now()
+		start(m)
+	}
+}
+
+// Cut cuts the connections of all nodes, as if the network failed.
+func (g *Group) Cut() {
+	for _, m := range g.Members {
+		m.mu.Lock()
+		if m.conn != nil {
+			m.conn.Close()
+		}
+		m.mu.Unlock()
+	}
 }
 
 // Traffic returns the bytes below TLS that all nodes together have received and sent.
@@ -56,15 +93,9 @@ func (g *Group) Reconnects() (n int64) {
 // Stay waits until every node has been up once, which proves that none is away for good. If the
 // context ends before, the error wraps ErrDiverged.
 func (g *Group) Stay(ctx context.Context, up func(*Member) bool) error {
-	away := g.Members
+	away := slices.Clone(g.Members)
 	for {
-		var still []*Member
-		for _, m := range away {
-			if !up(m) {
-				still = append(still, m)
-			}
-		}
-		if away = still; len(away) == 0 {
+		if away = slices.DeleteFunc(away, up); len(away) == 0 {
 			return nil
 		}
 		select {
@@ -82,4 +113,11 @@ func (g *Group) Open(w *Window) { g.window.Store(w) }
 func (g *Group) Window() *Window { return g.window.Load() }
 
 // Reached records that a node is in sync on a new stream.
-func (g *Group) Reached(m *Member) { g.sync.Load().reached(m) }
+func (g *Group) Reached(m *Member) {
+	m.reached.Do(func() {
+		if m.connecting != nil {
+			<-m.connecting
+		}
+	})
+	g.sync.Load().reached(m)
+}

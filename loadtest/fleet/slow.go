@@ -11,10 +11,16 @@ import (
 // the node is slow.
 func (m *Member) Dial(ctx context.Context, address string) (net.Conn, error) {
 	c, err := m.Traffic.Dial(ctx, address)
-	if err == nil && m.Delay > 0 {
+	if err != nil {
+		return nil, err
+	}
+	if m.Delay > 0 {
 		c = newSlowConn(c, m.Delay)
 	}
-	return c, err
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conn = c
+	return c, nil
 }
 
 // burst is how long a slow node reads before it pauses again.

@@ -118,7 +118,7 @@ func connected(t *testing.T, nodes int, servers ...string) *Fleet {
 		cancel()
 		<-ended
 	})
-	require.Eventually(t, func() bool { return f.Sync().Reached() == nodes }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Sync().left.Load() == 0 }, patience, time.Millisecond)
 	return f
 }
 
@@ -139,11 +139,12 @@ func TestCheckWithSeveralServers(t *testing.T) {
 	require.Positive(t, on[1])
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	reference, done, err := f.StartReference(ctx)
+	var running sync.WaitGroup
+	reference, err := f.StartReference(ctx, &running)
 	require.NoError(t, err)
 	require.NoError(t, f.Check(ctx, reference.Truth))
 	cancel()
-	<-done
+	running.Wait()
 }
 
 // TestCheckWhileTheStateMoves uses truths that change until they match the nodes, or never match.

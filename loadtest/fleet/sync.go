@@ -11,7 +11,6 @@ type Sync struct {
 	group *Group
 	begun time.Time
 	nodes []nodeSync
-	count int
 	left  atomic.Int64
 	done  chan struct{}
 }
@@ -43,11 +42,10 @@ func (g *Group) AwaitSync(awaited func(*Member) bool) *Sync {
 		n.awaited = awaited == nil || awaited(m)
 		n.before = Synced{Bytes: m.Traffic.Received.Load(), MessageBytes: m.Messages.Load()}
 		if n.awaited {
-			s.count++
+			s.left.Add(1)
 		}
 	}
-	s.left.Store(int64(s.count))
-	if s.count == 0 {
+	if s.left.Load() == 0 {
 		close(s.done)
 	}
 	g.sync.Store(s)
@@ -81,12 +79,6 @@ func (s *Sync) reached(m *Member) {
 // Done returns a channel that is closed once every awaited node is in sync.
 func (s *Sync) Done() <-chan struct{} { return s.done }
 
-// Count returns the number of awaited nodes.
-func (s *Sync) Count() int { return s.count }
-
-// Reached returns the number of awaited nodes that are in sync.
-func (s *Sync) Reached() int { return s.count - int(s.left.Load()) }
-
 // Missing returns the name of an awaited node that is not in sync, or "" if there is none.
 func (s *Sync) Missing() string {
 	for i := range s.nodes {
@@ -99,8 +91,7 @@ func (s *Sync) Missing() string {
 
 // Nodes returns the costs for each awaited node. It must not be called before all of them are in
 // sync.
-func (s *Sync) Nodes() []Synced {
-	out := make([]Synced, 0, s.count)
+func (s *Sync) Nodes() (out []Synced) {
 	for i := range s.nodes {
 		if s.nodes[i].awaited {
 			out = append(out, s.nodes[i].took)

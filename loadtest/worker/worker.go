@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -232,57 +233,40 @@ func (w *Worker) Received(_ child.None, r *Received) error {
 
 // delivered waits until each node has received each change, or holds the state after all of them.
 func (w *Worker) delivered(window *fleet.Window) error {
-	ctx, cancel := context.WithCancel(w.ctx)
-	defer cancel()
-	type watch struct {
-		holding func([]*fleet.Member) []*fleet.Member
-		err     error
+	ctx, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	w.running.Go(func() { cancel(w.finish(ctx, window)) })
+	select {
+	case <-window.Delivered():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed and ready
-	var watches chan watch
-	looks := time.NewTicker(look)
-	defer looks.Stop()
-	for {
-		select {
-		case <-window.Delivered():
-			return nil
-		case <-w.ctx.Done():
-			return w.ctx.Err()
-		case now := <-looks.C:
-			if now.Before(w.last.Add(time.Second)) || len(window.Behind()) == 0 {
-				continue
-			}
-			if watches == nil {
-				watches = make(chan watch, 1)
-				w.running.Go(func() {
-					holding, err := w.holding(ctx)
-					watches <- watch{holding, err}
-				})
-			}
-			if holding == nil {
-				continue
-			}
-			for _, m := range holding(window.Behind()) {
-				window.Finish(m, time.Now())
-			}
-		case started := <-watches:
-			if started.err != nil {
-				return started.err
-			}
-			holding = started.holding
+}
+
+// finish looks for nodes that hold the state after the last change although they did not receive
+// each change, until the context ends. It gives nodes a second before the first look.
+func (w *Worker) finish(ctx context.Context, window *fleet.Window) error {
+	if err := generate.Await(ctx, w.last.Add(time.Second)); err != nil {
+		return err
+	}
+	holding, err := w.holding(ctx)
+	if err != nil {
+		return err
+	}
+	for generate.Await(ctx, time.Now().Add(look)) == nil {
+		for _, m := range holding(window.Behind()) {
+			window.Finish(m, time.Now())
 		}
 	}
+	return ctx.Err()
 }
 
 // holding returns a function that returns those of the given nodes that hold the state after the
 // last change. The function works until the context ends.
 func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Member, error) {
 	if w.watchers != nil {
-		holding, done, err := w.watchers.Holding(ctx)
-		if err == nil {
-			w.running.Go(func() { <-done })
-		}
-		return holding, err
+		return w.watchers.Holding(ctx, &w.running)
 	}
 	truth, err := w.truth(ctx)
 	if err != nil {
@@ -362,17 +346,14 @@ func (w *Worker) check(ctx context.Context, c *Checked) error {
 func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 	switch {
 	case w.setup.Kubeconfig != "":
-		mirror, done, err := apiserver.StartMirror(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName, w.log)
+		mirror, err := apiserver.StartMirror(ctx, &w.running, w.setup.Kubeconfig, w.setup.ServiceProxyName, w.log)
 		if err != nil {
 			return nil, err
 		}
-		w.running.Go(func() { <-done })
 		for w.cluster != nil && !written(mirror.Objects(), w.cluster.Objects(), w.setup.Cluster.Namespace) {
-			select {
-			case <-ctx.Done():
-				return nil, fmt.Errorf("watches of the API server do not show the state that was written to the namespace %s: check that it answers and that nobody else "+
-					"writes there: %w", w.setup.Cluster.Namespace, ctx.Err())
-			case <-time.After(look):
+			if err := generate.Await(ctx, time.Now().Add(look)); err != nil {
+				return nil, fmt.Errorf("watches of the API server do not show the state that was written to the namespace %s: "+
+					"check that it answers and that nobody else writes there: %w", w.setup.Cluster.Namespace, err)
 			}
 		}
 		return func() fleet.Truth {
@@ -384,11 +365,10 @@ func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 		truth := fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards())
 		return func() fleet.Truth { return truth }, nil
 	}
-	reference, done, err := w.fleet.StartReference(ctx)
+	reference, err := w.fleet.StartReference(ctx, &w.running)
 	if err != nil {
 		return nil, err
 	}
-	w.running.Go(func() { <-done })
 	return reference.Truth, nil
 }
 
@@ -434,11 +414,7 @@ func (w *Worker) Floor(address string, received *int64) (err error) {
 		}
 		configs[i].ServerName = "127.0.0.1" // the host of the address
 	}
-	atATime := w.setup.Connecting
-	if atATime == 0 {
-		atATime = len(configs)
-	}
-	if w.floor, err = floor.Dial(w.ctx, address, configs, atATime); err != nil {
+	if w.floor, err = floor.Dial(w.ctx, address, configs, cmp.Or(w.setup.Connecting, len(configs))); err != nil {
 		return err
 	}
 	*received = w.floor.Received()
