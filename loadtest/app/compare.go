@@ -260,11 +260,7 @@ func runChild(ctx context.Context, program, command string, flags []string, errO
 // present prints a comparison, and judges its second side. The error wraps errMissed if an
 // objective was missed or, unless the peers differ, if a metric is worse.
 func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error {
-	write := c.WriteText
-	if o.Output == outputJSON {
-		write = c.WriteJSON
-	}
-	if err := errors.Join(write(out), o.writePage(o.tolerance, c.From, c.To)); err != nil {
+	if err := errors.Join(printResult(out, o.Output, c), o.writePage(o.tolerance, c.From, c.To)); err != nil {
 		return err
 	}
 	missed := o.judge(c.To, errOut)

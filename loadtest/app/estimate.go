@@ -50,10 +50,7 @@ from the measurements of docs/performance.md. Every figure comes with its arithm
 			if err != nil {
 				return err
 			}
-			if output == outputJSON {
-				return e.WriteJSON(c.OutOrStdout())
-			}
-			return e.WriteText(c.OutOrStdout())
+			return printResult(c.OutOrStdout(), output, e)
 		},
 	}
 	o.AddFlags(c.Flags())

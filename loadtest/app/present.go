@@ -123,14 +123,19 @@ func outcome(failed, presented error) error {
 	return errors.Join(failed, presented)
 }
 
+// printResult prints a result in a format of --output.
+func printResult(out io.Writer, format string, result interface{ Text() string }) error {
+	if format == outputJSON {
+		return report.WriteJSON(out, result)
+	}
+	_, err := io.WriteString(out, result.Text())
+	return err
+}
+
 // Present prints a report, writes its page, and judges it. The judgments go to errOut. The error
 // wraps errMissed if an objective was missed.
 func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
-	write := r.WriteText
-	if p.Output == outputJSON {
-		write = r.WriteJSON
-	}
-	if err := errors.Join(write(out), p.writePage(report.DefaultTolerance, r)); err != nil {
+	if err := errors.Join(printResult(out, p.Output, r), p.writePage(report.DefaultTolerance, r)); err != nil {
 		return err
 	}
 	return p.judge(r, errOut)

@@ -30,7 +30,7 @@ func file(t *testing.T, r *report.Report) string {
 	name := filepath.Join(t.TempDir(), "report.json")
 	f, err := os.Create(name)
 	require.NoError(t, err)
-	require.NoError(t, r.WriteJSON(f))
+	require.NoError(t, report.WriteJSON(f, r))
 	require.NoError(t, f.Close())
 	return name
 }

@@ -7,13 +7,9 @@
 package estimate
 
 import (
-	"bytes"
 	_ "embed"
-	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -68,33 +64,16 @@ func (l *Line) Text() string {
 	return text
 }
 
-// Value returns the value of the figure with a name. It returns false if there is none.
-func (e *Estimate) Value(name string) (float64, bool) {
-	if l := e.line(name); l != nil {
-		return l.Value, true
-	}
-	return 0, false
-}
-
-// line returns the line with a name, or nil if there is none.
-func (e *Estimate) line(name string) *Line {
+// text returns the formatted value of the figure with a name, or "" if there is none.
+func (e *Estimate) text(name string) string {
 	for _, s := range e.Sections {
 		for i := range s.Lines {
 			if s.Lines[i].Name == name {
-				return &s.Lines[i]
+				return s.Lines[i].Text()
 			}
 		}
 	}
-	return nil
-}
-
-// text returns the formatted value of a figure, or "" if there is none.
-func (e *Estimate) text(name string) string {
-	l := e.line(name)
-	if l == nil {
-		return ""
-	}
-	return l.Text()
+	return ""
 }
 
 // short lists the figures of the summary by name.
@@ -107,50 +86,25 @@ var short = []struct{ what, today, slicecast string }{
 	{"when all nodes start, they receive", "all-cold-bytes-today", "all-cold-bytes-slicecast"},
 }
 
-// WriteJSON writes the estimate as JSON.
-func (e *Estimate) WriteJSON(w io.Writer) error {
-	j := json.NewEncoder(w)
-	j.SetIndent("", "  ")
-	j.SetEscapeHTML(false)
-	return j.Encode(e)
-}
-
-// WriteText writes the estimate for people.
-func (e *Estimate) WriteText(w io.Writer) error {
-	var out bytes.Buffer // writes to it do not fail
-	const padding = 2
+// Text returns the estimate for people.
+func (e *Estimate) Text() string {
+	var out strings.Builder
 	fmt.Fprintf(&out, "source      %s, %s\n\n", e.Source, e.Start.UTC().Format(time.RFC3339))
-	t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
-	if _, err := io.WriteString(t, "Summary\ttoday\twith Slicecast\n"); err != nil {
-		return err
-	}
+	rows := [][]string{{"Summary", "today", "with Slicecast"}}
 	for _, l := range short {
-		line := strings.TrimRight(fmt.Sprintf("  %s\t%s\t%s", l.what, e.text(l.today), e.text(l.slicecast)), "\t")
-		if _, err := io.WriteString(t, line+"\n"); err != nil {
-			return err
-		}
+		rows = append(rows, []string{"  " + l.what, e.text(l.today), e.text(l.slicecast)})
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	out.WriteString(report.Table(rows))
 	for _, s := range e.Sections {
-		fmt.Fprintf(&out, "\n%s\n", s.Title)
-		t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
-		for i := range s.Lines {
-			l := &s.Lines[i]
-			line := strings.TrimRight(fmt.Sprintf("  %s\t%s\t%s", l.What, l.Text(), l.Arithmetic), "\t")
-			if _, err := io.WriteString(t, line+"\n"); err != nil {
-				return err
-			}
+		rows = nil
+		for _, l := range s.Lines {
+			rows = append(rows, []string{"  " + l.What, l.Text(), l.Arithmetic})
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+		fmt.Fprintf(&out, "\n%s\n%s", s.Title, report.Table(rows))
 	}
 	out.WriteString("\nAssumptions\n")
 	for _, a := range e.Assumptions {
 		out.WriteString("  - " + a + "\n")
 	}
-	_, err := out.WriteTo(w)
-	return err
+	return out.String()
 }

@@ -66,7 +66,7 @@ func TestSampleIsCurrent(t *testing.T) {
 	require.True(t, r.OK())
 	require.NotEmpty(t, r.Repeats[0].Series, "the sample is trimmed")
 	var again bytes.Buffer
-	require.NoError(t, r.WriteJSON(&again))
+	require.NoError(t, report.WriteJSON(&again, r))
 	require.Equal(t, string(content), again.String())
 	page, err := performance.PageOf(content)
 	require.NoError(t, err)

@@ -2,9 +2,7 @@ package report
 
 import (
 	_ "embed"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 
@@ -70,12 +68,10 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 		m := &Metrics[i]
 		a, inFrom := from.Summary[m.Name]
 		b, inTo := to.Summary[m.Name]
-		if !inFrom || !inTo {
-			continue
+		if inFrom && inTo {
+			v, p := verdict(a, b, tolerance)
+			c.Changes = append(c.Changes, Change{Metric: m, From: a, To: b, Verdict: v, P: p})
 		}
-		change := Change{Metric: m, From: a, To: b}
-		change.Verdict, change.P = verdict(a, b, tolerance)
-		c.Changes = append(c.Changes, change)
 	}
 	note := func(is bool, format string, args ...any) {
 		if is {
@@ -95,17 +91,12 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 
 // differences describes the parameters in which two scenarios differ.
 func differences(a, b Scenario) (out []string) {
-	values := make(map[string][2]string)
-	for i, s := range []Scenario{a, b} {
-		for _, p := range s.List() {
-			v := values[p.Name]
-			v[i] = p.Value
-			values[p.Name] = v
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		if v := values[name]; v[0] != v[1] {
-			out = append(out, fmt.Sprintf("the parameter %s differs: %q and %q", name, v[0], v[1]))
+	before, after := a.flat(), b.flat()
+	names := slices.AppendSeq(slices.Collect(maps.Keys(before)), maps.Keys(after))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if before[name] != after[name] {
+			out = append(out, fmt.Sprintf("the parameter %s differs: %q and %q", name, before[name], after[name]))
 		}
 	}
 	return out
@@ -147,12 +138,6 @@ func (c *Comparison) Regressed() (out []Change) {
 // regression.
 func (c *Comparison) ByPeer() bool { return c.From.Peer != c.To.Peer }
 
-// Names returns the names of the two sides, as the function Names does.
-func (c *Comparison) Names() (from, to string) {
-	names := Names(c.From, c.To)
-	return names[0], names[1]
-}
-
 // Names returns distinct names for reports that are shown together. They are the peers if these
 // differ, else the versions, else both. Otherwise they are positions.
 func Names(reports ...*Report) []string {
@@ -161,9 +146,9 @@ func Names(reports ...*Report) []string {
 		func(r *Report) string { return r.Versions.Slicecast },
 		func(r *Report) string { return string(r.Peer) + " " + r.Versions.Slicecast },
 	} {
-		names := make([]string, len(reports))
-		for i, r := range reports {
-			names[i] = of(r)
+		var names []string
+		for _, r := range reports {
+			names = append(names, of(r))
 		}
 		if len(slices.Compact(slices.Sorted(slices.Values(names)))) == len(reports) {
 			return names
@@ -172,9 +157,9 @@ func Names(reports ...*Report) []string {
 	if len(reports) == 2 {
 		return []string{"before", "after"}
 	}
-	names := make([]string, len(reports))
+	var names []string
 	for i, r := range reports {
-		names[i] = fmt.Sprintf("%d: %s %s", i+1, r.Peer, r.Versions.Slicecast)
+		names = append(names, fmt.Sprintf("%d: %s %s", i+1, r.Peer, r.Versions.Slicecast))
 	}
 	return names
 }
@@ -196,43 +181,31 @@ func (c *Change) Ratio() string {
 	return fmt.Sprintf("%+.1f %%", 100*(to/from-1))
 }
 
-// WriteJSON writes the comparison as JSON.
-func (c *Comparison) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(c)
-}
-
-// WriteText writes the comparison as a table for people.
-func (c *Comparison) WriteText(w io.Writer) error {
-	t := &text{w: w}
-	from, to := c.Names()
-	sides := []struct {
-		name   string
-		report *Report
-	}{{from, c.From}, {to, c.To}}
-	for _, side := range sides {
-		r := side.report
-		t.line("%-16s %s, %d nodes, scenario %s, slicecast-loadtest %s, %d repeats, %s", side.name, r.PeerText(), r.Nodes, r.Scenario.Name,
+// Text returns the comparison for people.
+func (c *Comparison) Text() string {
+	t := &text{}
+	reports := []*Report{c.From, c.To}
+	names := Names(reports...)
+	for i, r := range reports {
+		t.line("%-16s %s, %d nodes, scenario %s, slicecast-loadtest %s, %d repeats, %s", names[i], r.PeerText(), r.Nodes, r.Scenario.Name,
 			r.Versions.Slicecast, len(r.Repeats), r.MachineText())
 	}
 	t.line("")
-	t.cells("median (range)", from, to, to+" has", "verdict")
+	rows := [][]string{{"median (range)", names[0], names[1], names[1] + " has", "verdict"}}
 	for i := range c.Changes {
 		ch := &c.Changes[i]
-		t.cells(ch.Metric.Name, ch.From.Text(), ch.To.Text(), ch.Ratio(), ch.verdictText())
+		rows = append(rows, []string{ch.Metric.Name, ch.From.Text(), ch.To.Text(), ch.Ratio(), ch.verdictText()})
 	}
-	t.flush()
+	t.WriteString(Table(rows))
 	for _, n := range c.Notes {
 		t.line("note             %s", n)
 	}
-	for _, side := range sides {
-		for _, n := range side.report.AllNotes() {
-			t.line("note             %s: %s", side.name, n)
+	for i, r := range reports {
+		for _, n := range r.AllNotes() {
+			t.line("note             %s: %s", names[i], n)
 		}
 	}
-	return t.err
+	return t.String()
 }
 
 func (c *Change) verdictText() string {

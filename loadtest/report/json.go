@@ -17,12 +17,12 @@ var JSONSchema []byte
 // has a tenth of this size.
 const maxReport = 256 << 20
 
-// WriteJSON writes the report as JSON.
-func (r *Report) WriteJSON(w io.Writer) error {
+// WriteJSON writes a report, or any other value that the load tester prints for programs.
+func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(r)
+	return e.Encode(v)
 }
 
 // Read reads a report from JSON. If the report has another schema, older or newer, the error names

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -26,8 +27,8 @@ type Metric struct {
 	Unit Unit
 	// Help describes the metric in one line.
 	Help string
-	// value returns the metric's value for a repeat, and false if it was not measured.
-	value func(*figures) (float64, bool)
+	// value returns the metric's value for a repeat, or NaN if it was not measured.
+	value func(*figures) float64
 }
 
 // figures are the phases of a repeat, joined by kind.
@@ -56,12 +57,6 @@ type joined struct {
 	convergence *Convergence
 	// aside is the part that the costs per update leave out.
 	aside Aside
-}
-
-func figuresOf(r *Repeat, peer Peer, nodes int) *figures {
-	return &figures{
-		peer: peer, nodes: float64(nodes), repeat: r, cold: join(r, ColdSync), changes: join(r, Changes), resync: join(r, Resync),
-	}
 }
 
 // join adds up the phases of a kind. Lag and convergence are those of the phase with the longest.
@@ -116,167 +111,181 @@ const microsPerSecond = 1e6
 
 // Metrics lists all metrics, in the order of reports.
 var Metrics = slices.Concat(
-	latencyMetrics(),
+	when(func(f *figures) bool { return f.changes.latency.Count > 0 },
+		Metric{"p50", Millis,
+			"latency from when a change was due until a node had applied it, without slow nodes (--slow-percent): median",
+			func(f *figures) float64 { return f.changes.latency.P50 }},
+		Metric{"p90", Millis, "… 90th percentile", func(f *figures) float64 { return f.changes.latency.P90 }},
+		Metric{"p99", Millis, "… 99th percentile", func(f *figures) float64 { return f.changes.latency.P99 }},
+		Metric{"p999", Millis, "… 99.9th percentile", func(f *figures) float64 { return f.changes.latency.P999 }},
+		Metric{"max", Millis, "… maximum", func(f *figures) float64 { return f.changes.latency.Max }},
+		Metric{"mean", Millis, "… mean", func(f *figures) float64 { return f.changes.latency.Mean }},
+	),
+	when(func(f *figures) bool { return f.changes.convergence != nil },
+		Metric{"converge50", Millis, "longest time from when a change was due until 50 % of the nodes had it",
+			func(f *figures) float64 { return f.changes.convergence.Nodes50.Max }},
+		Metric{"converge99", Millis, "… until 99 % had it",
+			func(f *figures) float64 { return f.changes.convergence.Nodes99.Max }},
+		Metric{"converge100", Millis, "… until all had it",
+			func(f *figures) float64 { return f.changes.convergence.Nodes100.Max }},
+	),
+	when(func(f *figures) bool { return f.changes.updates > 0 },
+		Metric{"bytes-per-update", Bytes,
+			"bytes below TLS that nodes received, per node-update; bytes and updates during an event are left out",
+			func(f *figures) float64 {
+				return per(f.changes.received-float64(f.changes.aside.ReceivedBytes), f.changes.ordinary())
+			}},
+		Metric{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, per node-update; an event is left out",
+			func(f *figures) float64 {
+				return per(f.changes.sent-float64(f.changes.aside.SentBytes), f.changes.ordinary())
+			}},
+		Metric{"cpu-per-update", Micros, "server CPU per node-update; an event is left out", cpuPerUpdate(CPU.Total)},
+		Metric{"cpu-user-per-update", Micros, "… in user mode", cpuPerUpdate(func(c CPU) float64 { return c.User })},
+		Metric{"cpu-system-per-update", Micros, "… in the kernel", cpuPerUpdate(func(c CPU) float64 { return c.System })},
+		Metric{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes and for an event among them",
+			func(f *figures) float64 { return f.changes.received }},
+		Metric{"changes-cpu", Seconds, "server CPU for all changes and for an event among them",
+			func(f *figures) float64 { return total(f.changes.server) }},
+	),
 	[]Metric{
-		{"converge50", Millis, "longest time from when a change was due until 50 % of the nodes had it", converge(func(c *Convergence) float64 { return c.Nodes50.Max })},
-		{"converge99", Millis, "… until 99 % had it", converge(func(c *Convergence) float64 { return c.Nodes99.Max })},
-		{"converge100", Millis, "… until all had it", converge(func(c *Convergence) float64 { return c.Nodes100.Max })},
-		{"bytes-per-update", Bytes, "bytes below TLS that nodes received, per node-update; bytes and updates during an event are left out", perUpdate(func(j *joined) float64 { return j.received - float64(j.aside.ReceivedBytes) })},
-		{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, per node-update; an event is left out", perUpdate(func(j *joined) float64 { return j.sent - float64(j.aside.SentBytes) })},
-		{"cpu-per-update", Micros, "server CPU per node-update; an event is left out", cpuPerUpdate(CPU.Total)},
-		{"cpu-user-per-update", Micros, "… in user mode", cpuPerUpdate(func(c CPU) float64 { return c.User })},
-		{"cpu-system-per-update", Micros, "… in the kernel", cpuPerUpdate(func(c CPU) float64 { return c.System })},
-		{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes and for an event among them", func(f *figures) (float64, bool) {
-			return f.changes.received, f.changes.updates > 0
-		}},
-		{"changes-cpu", Seconds, "server CPU for all changes and for an event among them", func(f *figures) (float64, bool) {
-			return total(f.changes.server), f.changes.server != nil && f.changes.updates > 0
-		}},
-		{"api-server-cpu-per-change", Micros, "API server CPU per change, including the write but not etcd, if the API server is the peer or the run's own", func(f *figures) (float64, bool) {
-			spent := f.changes.apiServer
-			if f.peer == KubeAPIServer {
-				spent = f.changes.server
-			}
-			return total(spent) * microsPerSecond / f.changes.made, spent != nil && f.changes.made > 0
-		}},
-		{"changes-time", Seconds, "time from the first change until all nodes had the last", func(f *figures) (float64, bool) {
-			return f.changes.seconds, f.changes.updates > 0
-		}},
-		{"server-cores", Number, "CPU cores that the server used during the changes", func(f *figures) (float64, bool) {
-			return total(f.changes.server) / f.changes.seconds, f.changes.server != nil && f.changes.seconds > 0
-		}},
-		{"client-cores", Number, "CPU cores that the load tester used during the changes", func(f *figures) (float64, bool) {
-			return f.changes.client.Total() / f.changes.seconds, f.changes.seconds > 0
-		}},
-		{"client-cpu-per-update", Micros, "CPU that the load tester used per node-update", func(f *figures) (float64, bool) {
-			return f.changes.client.Total() * microsPerSecond / f.changes.updates, f.changes.updates > 0
-		}},
-		{"source-lag", Millis, "how late the source made changes: 99th percentile", func(f *figures) (float64, bool) {
-			if f.changes.lag == nil {
-				return 0, false
-			}
-			return f.changes.lag.P99, true
-		}},
-		{"reconnects", Number, "streams that broke during the whole repeat and that the scenario did not break", func(f *figures) (float64, bool) {
-			return float64(f.repeat.Reconnects), true
-		}},
+		{"api-server-cpu-per-change", Micros,
+			"API server CPU per change, including the write but not etcd, if the API server is the peer or the run's own",
+			func(f *figures) float64 {
+				spent := f.changes.apiServer
+				if f.peer == KubeAPIServer {
+					spent = f.changes.server
+				}
+				return per(total(spent)*microsPerSecond, f.changes.made)
+			}},
+		{"changes-time", Seconds, "time from the first change until all nodes had the last",
+			func(f *figures) float64 { return only(f.changes.updates > 0, f.changes.seconds) }},
+		{"server-cores", Number, "CPU cores that the server used during the changes",
+			func(f *figures) float64 { return per(total(f.changes.server), f.changes.seconds) }},
+		{"client-cores", Number, "CPU cores that the load tester used during the changes",
+			func(f *figures) float64 { return per(f.changes.client.Total(), f.changes.seconds) }},
+		{"client-cpu-per-update", Micros, "CPU that the load tester used per node-update",
+			func(f *figures) float64 { return per(f.changes.client.Total()*microsPerSecond, f.changes.updates) }},
+	},
+	when(func(f *figures) bool { return f.changes.lag != nil },
+		Metric{"source-lag", Millis, "how late the source made changes: 99th percentile",
+			func(f *figures) float64 { return f.changes.lag.P99 }}),
+	[]Metric{
+		{"reconnects", Number, "streams that broke during the whole repeat and that the scenario did not break",
+			func(f *figures) float64 { return float64(f.repeat.Reconnects) }},
 	},
 	syncMetrics("cold", "a node without state to receive all of it", func(f *figures) *joined { return &f.cold }),
 	syncMetrics("resync", "a node that still holds the state to resync", func(f *figures) *joined { return &f.resync }),
-	[]Metric{
-		{"memory-state", Bytes, "server's heap and stacks with the state and without nodes", memory(func(m *ServerMemory, _ float64) float64 {
-			return float64(m.State.Heap + m.State.Stacks)
-		})},
-		{"resident-state", Bytes, "server's RAM with the state and without nodes", memory(func(m *ServerMemory, _ float64) float64 {
-			return float64(m.State.Resident)
-		})},
-		{"anonymous-state", Bytes, "… without pages of files, which are mostly the program", func(f *figures) (float64, bool) {
+	when(func(f *figures) bool { return f.repeat.ServerMemory != nil },
+		Metric{"memory-state", Bytes, "server's heap and stacks with the state and without nodes", func(f *figures) float64 {
+			return float64(f.repeat.ServerMemory.State.Heap + f.repeat.ServerMemory.State.Stacks)
+		}},
+		Metric{"resident-state", Bytes, "server's RAM with the state and without nodes", func(f *figures) float64 {
+			return float64(f.repeat.ServerMemory.State.Resident)
+		}},
+		Metric{"anonymous-state", Bytes, "… without pages of files, which are mostly the program", func(f *figures) float64 {
+			return positive(f.repeat.ServerMemory.State.Anonymous)
+		}},
+		Metric{"memory-per-node", Bytes, "server's heap and stacks per connected node", func(f *figures) float64 {
 			m := f.repeat.ServerMemory
-			if m == nil {
-				return 0, false
-			}
-			return float64(m.State.Anonymous), m.State.Anonymous > 0
+			return per(float64(m.Connected.Heap+m.Connected.Stacks-m.State.Heap-m.State.Stacks), f.nodes)
 		}},
-		{"memory-per-node", Bytes, "server's heap and stacks per connected node", memory(func(m *ServerMemory, nodes float64) float64 {
-			return float64(m.Connected.Heap+m.Connected.Stacks-m.State.Heap-m.State.Stacks) / nodes
-		})},
-		{"resident-per-node", Bytes, "server's RAM per connected node", memory(func(m *ServerMemory, nodes float64) float64 {
-			return float64(m.Connected.Resident-m.State.Resident) / nodes
-		})},
-		{"server-peak", Bytes, "peak RAM of the server before --floor", func(f *figures) (float64, bool) {
-			return float64(f.repeat.ServerPeakBytes), f.repeat.ServerPeakBytes > 0
+		Metric{"resident-per-node", Bytes, "server's RAM per connected node", func(f *figures) float64 {
+			return per(float64(f.repeat.ServerMemory.Connected.Resident-f.repeat.ServerMemory.State.Resident), f.nodes)
 		}},
-		{"client-peak", Bytes, "peak RAM of the processes with nodes before --floor", func(f *figures) (float64, bool) {
-			return float64(f.repeat.ClientPeakBytes), f.repeat.ClientPeakBytes > 0
-		}},
-		{"floor-handshake-cpu", Micros, "raw TLS: server CPU per handshake", floor(func(f *Floor) (float64, bool) {
-			return f.HandshakeCPU.Total() * microsPerSecond / float64(f.Handshakes), true
-		})},
-		{"floor-handshake-bytes", Bytes, "raw TLS: bytes that a client receives per handshake", floor(func(f *Floor) (float64, bool) {
-			return float64(f.HandshakeBytes) / float64(f.Handshakes), true
-		})},
-		{"floor-cold-cpu", Micros, "raw TLS: server CPU for the bytes of a cold sync", floor(func(f *Floor) (float64, bool) {
-			return f.Cold.ServerCPU.Total() * microsPerSecond / float64(f.Cold.Writes), true
-		})},
-		{"floor-write-cpu", Micros, "raw TLS: server CPU per message of 100 bytes", floor(func(f *Floor) (float64, bool) {
-			if f.Churn == nil {
-				return 0, false
-			}
-			return f.Churn.ServerCPU.Total() * microsPerSecond / float64(f.Churn.Writes), true
-		})},
+	),
+	[]Metric{
+		{"server-peak", Bytes, "peak RAM of the server before --floor",
+			func(f *figures) float64 { return positive(f.repeat.ServerPeakBytes) }},
+		{"client-peak", Bytes, "peak RAM of the processes with nodes before --floor",
+			func(f *figures) float64 { return positive(f.repeat.ClientPeakBytes) }},
 	},
+	when(func(f *figures) bool { return f.repeat.Floor != nil },
+		Metric{"floor-handshake-cpu", Micros, "raw TLS: server CPU per handshake", func(f *figures) float64 {
+			return per(f.repeat.Floor.HandshakeCPU.Total()*microsPerSecond, float64(f.repeat.Floor.Handshakes))
+		}},
+		Metric{"floor-handshake-bytes", Bytes, "raw TLS: bytes that a client receives per handshake", func(f *figures) float64 {
+			return per(float64(f.repeat.Floor.HandshakeBytes), float64(f.repeat.Floor.Handshakes))
+		}},
+		Metric{"floor-cold-cpu", Micros, "raw TLS: server CPU for the bytes of a cold sync", func(f *figures) float64 {
+			return f.repeat.Floor.Cold.cpuPerWrite()
+		}},
+		Metric{"floor-write-cpu", Micros, "raw TLS: server CPU per message of 100 bytes", func(f *figures) float64 {
+			if f.repeat.Floor.Churn == nil {
+				return math.NaN()
+			}
+			return f.repeat.Floor.Churn.cpuPerWrite()
+		}},
+	),
 )
 
-func latencyMetrics() (out []Metric) {
-	for _, m := range []struct {
-		name, help string
-		of         func(*Distribution) float64
-	}{
-		{"p50", "latency from when a change was due until a node had applied it, without slow nodes (--slow-percent): median", func(d *Distribution) float64 { return d.P50 }},
-		{"p90", "… 90th percentile", func(d *Distribution) float64 { return d.P90 }},
-		{"p99", "… 99th percentile", func(d *Distribution) float64 { return d.P99 }},
-		{"p999", "… 99.9th percentile", func(d *Distribution) float64 { return d.P999 }},
-		{"max", "… maximum", func(d *Distribution) float64 { return d.Max }},
-		{"mean", "… mean", func(d *Distribution) float64 { return d.Mean }},
-	} {
-		out = append(out, Metric{m.name, Millis, m.help, func(f *figures) (float64, bool) {
-			return m.of(&f.changes.latency), f.changes.latency.Count > 0
-		}})
+// when returns metrics that were measured only if a condition holds.
+func when(measured func(*figures) bool, metrics ...Metric) []Metric {
+	for i := range metrics {
+		value := metrics[i].value
+		metrics[i].value = func(f *figures) float64 {
+			if !measured(f) {
+				return math.NaN()
+			}
+			return value(f)
+		}
 	}
-	return out
+	return metrics
 }
 
 // syncMetrics returns the metrics of a sync.
 func syncMetrics(name, what string, of func(*figures) *joined) []Metric {
-	return []Metric{
-		{name + "-bytes-per-node", Bytes, "bytes below TLS for " + what, func(f *figures) (float64, bool) {
-			j := of(f)
-			return j.received / j.updates, j.updates > 0
-		}},
-		{name + "-message-bytes-per-node", Bytes, "… in messages, before HTTP/2 and TLS", func(f *figures) (float64, bool) {
-			j := of(f)
-			return j.messages / j.updates, j.updates > 0 && j.messages > 0
-		}},
-		{name + "-cpu-per-node", Micros, "server CPU for " + what + ", including the TLS handshake", func(f *figures) (float64, bool) {
-			j := of(f)
-			return total(j.server) * microsPerSecond / j.updates, j.updates > 0 && j.server != nil
-		}},
-		{name + "-time", Seconds, "time until the last node was in sync", func(f *figures) (float64, bool) {
-			return of(f).seconds, of(f).updates > 0
-		}},
-		{name + "-p50", Millis, "time for " + what + ": median", func(f *figures) (float64, bool) {
-			return of(f).latency.P50, of(f).latency.Count > 0
-		}},
-		{name + "-p99", Millis, "… 99th percentile", func(f *figures) (float64, bool) {
-			return of(f).latency.P99, of(f).latency.Count > 0
-		}},
-	}
+	return slices.Concat(
+		when(func(f *figures) bool { return of(f).updates > 0 },
+			Metric{name + "-bytes-per-node", Bytes, "bytes below TLS for " + what,
+				func(f *figures) float64 { return of(f).received / of(f).updates }},
+			Metric{name + "-message-bytes-per-node", Bytes, "… in messages, before HTTP/2 and TLS",
+				func(f *figures) float64 { return only(of(f).messages > 0, of(f).messages/of(f).updates) }},
+			Metric{name + "-cpu-per-node", Micros, "server CPU for " + what + ", including the TLS handshake",
+				func(f *figures) float64 { return total(of(f).server) * microsPerSecond / of(f).updates }},
+			Metric{name + "-time", Seconds, "time until the last node was in sync",
+				func(f *figures) float64 { return of(f).seconds }},
+		),
+		when(func(f *figures) bool { return of(f).latency.Count > 0 },
+			Metric{name + "-p50", Millis, "time for " + what + ": median",
+				func(f *figures) float64 { return of(f).latency.P50 }},
+			Metric{name + "-p99", Millis, "… 99th percentile", func(f *figures) float64 { return of(f).latency.P99 }},
+		),
+	)
 }
 
-func converge(of func(*Convergence) float64) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) {
-		if f.changes.convergence == nil {
-			return 0, false
-		}
-		return of(f.changes.convergence), true
+// only returns v if a condition holds, and NaN otherwise.
+func only(is bool, v float64) float64 {
+	if !is {
+		return math.NaN()
 	}
+	return v
 }
 
-func perUpdate(of func(*joined) float64) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) {
-		updates := f.changes.ordinary()
-		return of(&f.changes) / updates, updates > 0
+// positive returns v, and NaN for 0, which means that v was not measured.
+func positive(v int64) float64 { return only(v > 0, float64(v)) }
+
+// per returns v for each of n, or NaN if there are none.
+func per(v, n float64) float64 { return only(n > 0, v/n) }
+
+// total returns the total of c, or NaN if c was not measured.
+func total(c *CPU) float64 {
+	if c == nil {
+		return math.NaN()
 	}
+	return c.Total()
+}
+
+func (w *FloorWrites) cpuPerWrite() float64 {
+	return per(w.ServerCPU.Total()*microsPerSecond, float64(w.Writes))
 }
 
 // ordinary returns the number of updates that arrived outside of events.
 func (j *joined) ordinary() float64 { return j.updates - float64(j.aside.Updates) }
 
-func cpuPerUpdate(of func(CPU) float64) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) {
-		updates := f.changes.ordinary()
-		if f.changes.server == nil || updates <= 0 {
-			return 0, false
+func cpuPerUpdate(of func(CPU) float64) func(*figures) float64 {
+	return func(f *figures) float64 {
+		if f.changes.server == nil {
+			return math.NaN()
 		}
 		spent := of(*f.changes.server)
 		if a := f.changes.aside.ServerCPU; a != nil {
@@ -284,33 +293,9 @@ func cpuPerUpdate(of func(CPU) float64) func(*figures) (float64, bool) {
 		}
 		// The divided parts of Aside are imprecise, so a difference may fall below zero and counts
 		// as 0. An undivided time says nothing about its parts, so those are not measured.
-		return max(0, spent) * microsPerSecond / updates, f.changes.server.Undivided == 0 || spent > 0
+		divided := f.changes.server.Undivided == 0 || spent > 0
+		return only(divided, per(max(0, spent)*microsPerSecond, f.changes.ordinary()))
 	}
-}
-
-func memory(of func(m *ServerMemory, nodes float64) float64) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) {
-		if f.repeat.ServerMemory == nil {
-			return 0, false
-		}
-		return of(f.repeat.ServerMemory, f.nodes), true
-	}
-}
-
-func floor(of func(*Floor) (float64, bool)) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) {
-		if f.repeat.Floor == nil {
-			return 0, false
-		}
-		return of(f.repeat.Floor)
-	}
-}
-
-func total(c *CPU) float64 {
-	if c == nil {
-		return 0
-	}
-	return c.Total()
 }
 
 // OfPeer reports whether the metric describes the peer. The other metrics describe the load tester
@@ -359,15 +344,15 @@ func SpreadOf(unit Unit, values []float64) Spread {
 // Summarize computes Summary from the repeats.
 func (r *Report) Summarize() {
 	r.Summary = make(map[string]Spread)
-	all := make([]*figures, len(r.Repeats))
+	all := make([]figures, len(r.Repeats))
 	for i := range r.Repeats {
-		all[i] = figuresOf(&r.Repeats[i], r.Peer, r.Nodes)
+		p := &r.Repeats[i]
+		all[i] = figures{r.Peer, float64(r.Nodes), p, join(p, ColdSync), join(p, Changes), join(p, Resync)}
 	}
-	for i := range Metrics {
-		m := &Metrics[i]
+	for _, m := range Metrics {
 		var values []float64
-		for _, f := range all {
-			if v, ok := m.value(f); ok {
+		for i := range all {
+			if v := m.value(&all[i]); !math.IsNaN(v) {
 				values = append(values, v)
 			}
 		}

@@ -33,27 +33,27 @@ func golden(t *testing.T, name, got string) {
 
 func TestText(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, reporttest.Slicecast(3, 1).WriteText(&out))
+	out.WriteString(reporttest.Slicecast(3, 1).Text())
 	golden(t, "report.txt", out.String())
 	out.Reset()
 	failed := reporttest.APIServer(1)
 	failed.Repeats[0].Check = report.Check{Nodes: 1000, Error: "node-00003 lacks default/web"}
 	failed.Server, failed.Versions.Etcd, failed.Processes = "https://cluster:6443", "", 2
 	require.False(t, failed.OK())
-	require.NoError(t, failed.WriteText(&out))
+	out.WriteString(failed.Text())
 	golden(t, "failed.txt", out.String())
 }
 
 func TestReportRoundTrip(t *testing.T) {
 	r := reporttest.Slicecast(2, 1)
 	var out bytes.Buffer
-	require.NoError(t, r.WriteJSON(&out))
+	require.NoError(t, report.WriteJSON(&out, r))
 	text := out.String()
 	read, err := report.Read(&out)
 	require.NoError(t, err)
 	require.True(t, read.OK())
 	var again bytes.Buffer
-	require.NoError(t, read.WriteJSON(&again))
+	require.NoError(t, report.WriteJSON(&again, read))
 	require.Equal(t, text, again.String())
 }
 
@@ -90,7 +90,7 @@ func TestSchema(t *testing.T) {
 			r := reporttest.Slicecast(1, 1)
 			change.make(r)
 			var out bytes.Buffer
-			require.NoError(t, r.WriteJSON(&out))
+			require.NoError(t, report.WriteJSON(&out, r))
 			err := reporttest.Validate(out.Bytes())
 			if change.valid {
 				require.NoError(t, err)
@@ -340,7 +340,7 @@ func TestCompare(t *testing.T) {
 	}
 
 	var out strings.Builder
-	require.NoError(t, report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).WriteText(&out))
+	out.WriteString(report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).Text())
 	golden(t, "compare.txt", out.String())
 	require.False(t, math.IsNaN(slower.P))
 }
@@ -369,6 +369,6 @@ func TestUndividedCPU(t *testing.T) {
 	require.NotContains(t, r.Summary, "cpu-user-per-update")
 	require.NotContains(t, r.Summary, "cpu-system-per-update")
 	var out strings.Builder
-	require.NoError(t, r.WriteText(&out))
+	out.WriteString(r.Text())
 	require.NotContains(t, out.String(), "(user")
 }

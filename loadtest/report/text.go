@@ -3,7 +3,6 @@ package report
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"slices"
@@ -12,9 +11,9 @@ import (
 	"time"
 )
 
-// WriteText writes the report for people.
-func (r *Report) WriteText(w io.Writer) error {
-	t := &text{w: w}
+// Text returns the report for people.
+func (r *Report) Text() string {
+	t := &text{}
 	t.line("slicecast-loadtest %s, %s", r.Versions.Slicecast, r.Start.UTC().Format(time.RFC3339))
 	t.line("peer            %s", r.PeerText())
 	t.line("machine         %s", r.MachineText())
@@ -35,21 +34,19 @@ func (r *Report) WriteText(w io.Writer) error {
 	if len(r.Repeats) > 1 {
 		t.line("figures         median of %d repeats (least to most)", len(r.Repeats))
 	}
-	for i := range Metrics {
-		m := &Metrics[i]
-		s, ok := r.Summary[m.Name]
-		if !ok {
-			continue
+	var rows [][]string
+	for _, m := range Metrics {
+		if s, ok := r.Summary[m.Name]; ok {
+			rows = append(rows, []string{m.Name, s.Text(), m.Help})
 		}
-		t.cells(m.Name, s.Text(), m.Help)
 	}
-	t.flush()
+	t.WriteString(Table(rows))
 	t.line("")
 	r.writeChecks(t)
 	for _, n := range r.AllNotes() {
 		t.line("note            %s", n)
 	}
-	return t.err
+	return t.String()
 }
 
 func (r *Report) writeChecks(t *text) {
@@ -74,19 +71,18 @@ func (r *Repeat) writeText(t *text) {
 	for i := range r.Phases {
 		p := &r.Phases[i]
 		t.line("phase           %s (%s): %.1fs, %d updates, %s received%s", p.Name, p.Kind, p.Seconds, p.Updates,
-			FormatValue(float64(p.ReceivedBytes), Bytes), p.cpuText())
-		if p.Latency.Count > 0 {
-			t.line("                latency p50 %s, p99 %s, max %s", FormatValue(p.Latency.P50, Millis), FormatValue(p.Latency.P99, Millis),
-				FormatValue(p.Latency.Max, Millis))
-		}
-		if s := p.SlowLatency; s != nil && s.Count > 0 {
-			t.line("                of slow nodes p50 %s, p99 %s, max %s", FormatValue(s.P50, Millis), FormatValue(s.P99, Millis), FormatValue(s.Max, Millis))
+			FormatValue(float64(p.ReceivedBytes), Bytes), cpuText("server", p.ServerCPU)+cpuText("API server", p.APIServerCPU))
+		t.latency("latency", &p.Latency)
+		if p.SlowLatency != nil {
+			t.latency("of slow nodes", p.SlowLatency)
 		}
 	}
 }
 
-func (p *Phase) cpuText() string {
-	return cpuText("server", p.ServerCPU) + cpuText("API server", p.APIServerCPU)
+func (t *text) latency(what string, d *Distribution) {
+	if d.Count > 0 {
+		t.line("                %s p50 %s, p99 %s, max %s", what, FormatValue(d.P50, Millis), FormatValue(d.P99, Millis), FormatValue(d.Max, Millis))
+	}
 }
 
 func cpuText(whose string, c *CPU) string {
@@ -134,31 +130,30 @@ func (r *Report) NodesText() string {
 
 // ParametersText returns the scenario's parameters as NAME=VALUE, separated by spaces.
 func (r *Report) ParametersText() string {
-	out := make([]string, 0, len(r.Scenario.Parameters))
-	for _, p := range r.Scenario.List() {
-		out = append(out, p.Name+"="+p.Value)
+	values := r.Scenario.flat()
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		out = append(out, name+"="+values[name])
 	}
 	return strings.Join(out, " ")
 }
 
-// Parameter is one parameter of a scenario, formatted for people.
-type Parameter struct{ Name, Value string }
-
-// List returns the parameters, sorted by name. The name of a nested parameter follows its parent's
-// name and a dot.
-func (s Scenario) List() (out []Parameter) {
+// flat returns the parameters by name, formatted for people. The name of a nested parameter follows
+// its parent's name and a dot.
+func (s Scenario) flat() map[string]string {
+	out := make(map[string]string)
 	var walk func(prefix string, m map[string]any)
 	walk = func(prefix string, m map[string]any) {
-		for _, name := range slices.Sorted(maps.Keys(m)) {
-			if inner, ok := m[name].(map[string]any); ok {
+		for name, v := range m {
+			if inner, ok := v.(map[string]any); ok {
 				walk(prefix+name+".", inner)
 				continue
 			}
-			value, err := json.Marshal(m[name])
+			value, err := json.Marshal(v)
 			if err != nil {
-				value = fmt.Append(nil, m[name]) // cannot happen: the value came from JSON or a scenario
+				value = fmt.Append(nil, v) // cannot happen: the value came from JSON or a scenario
 			}
-			out = append(out, Parameter{prefix + name, strings.Trim(string(value), `"`)})
+			out[prefix+name] = strings.Trim(string(value), `"`)
 		}
 	}
 	walk("", s.Parameters)
@@ -178,37 +173,21 @@ func (r *Report) AllNotes() []string {
 	return out
 }
 
-// text writes lines and tables, and keeps the first error.
-type text struct {
-	w   io.Writer
-	err error
-	// table holds the rows since the last flush. It is nil if there are none.
-	table *tabwriter.Writer
-}
+// text is a text that consists of lines.
+type text struct{ strings.Builder }
 
-// cells adds a row to the current table, whose columns are as wide as their widest cells.
-func (t *text) cells(cells ...string) {
-	if t.table == nil {
-		const padding = 2
-		t.table = tabwriter.NewWriter(t.w, 0, 0, padding, ' ', 0)
-	}
-	if t.err == nil {
-		_, t.err = fmt.Fprintln(t.table, strings.Join(cells, "\t"))
-	}
-}
+func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
-// flush writes the current table.
-func (t *text) flush() {
-	if t.err == nil && t.table != nil {
-		t.err = t.table.Flush()
+// Table returns a table whose columns are as wide as their widest cells.
+func Table(rows [][]string) string {
+	const padding = 2
+	var out strings.Builder
+	w := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
+	for _, cells := range rows {
+		fmt.Fprintln(w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 	}
-	t.table = nil
-}
-
-func (t *text) line(format string, args ...any) {
-	if t.err == nil {
-		_, t.err = fmt.Fprintf(t.w, format+"\n", args...)
-	}
+	_ = w.Flush() // cannot fail in memory
+	return out.String()
 }
 
 // Text returns the median and, if the repeats differ, the range.

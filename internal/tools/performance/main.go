@@ -120,6 +120,6 @@ func trimmed(content []byte) ([]byte, error) {
 	}
 	performance.Trim(r)
 	var out bytes.Buffer
-	err = r.WriteJSON(&out)
+	err = report.WriteJSON(&out, r)
 	return out.Bytes(), err
 }
