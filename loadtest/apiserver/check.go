@@ -2,17 +2,12 @@ package apiserver
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-
-	"k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/loadtest/fleet"
 )
@@ -26,21 +21,18 @@ const (
 
 // Objects returns the numbers of Services, slices and endpoints on the first node.
 func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
-	held := func(of *stream, visit func(number int)) {
+	held := func(of *stream) (numbers []int) {
 		of.mu.Lock()
 		defer of.mu.Unlock()
 		for number, version := range of.held {
 			if version != 0 {
-				visit(number)
+				numbers = append(numbers, number)
 			}
 		}
+		return numbers
 	}
-	held(w.all[0].streams[0], func(int) { services++ })
-	held(w.all[0].streams[1], func(number int) {
-		endpointSlices++
-		endpoints += w.decoder.size(number)
-	})
-	return services, endpointSlices, endpoints
+	all := held(w.all[0].streams[1])
+	return len(held(w.all[0].streams[0])), len(all), w.decoder.endpoints(all)
 }
 
 // Check compares what each watcher holds with what the API server has, by the resource versions of
@@ -196,21 +188,4 @@ func (r *reference) missing() error {
 		}
 	}
 	return nil
-}
-
-// Version returns the version of an API server.
-func Version(ctx context.Context, config *rest.Config) (string, error) {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return "", err
-	}
-	content, err := client.CoreV1().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
-	if err != nil {
-		return "", fmt.Errorf("get the version of the API server %s: %w", config.Host, err)
-	}
-	var v version.Info
-	if err := json.Unmarshal(content, &v); err != nil {
-		return "", fmt.Errorf("decode the version of the API server: %w", err)
-	}
-	return v.GitVersion, nil
 }

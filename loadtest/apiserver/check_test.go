@@ -76,11 +76,11 @@ func TestCheckWhileAllChanges(t *testing.T) {
 			}
 			w := starting(t, WatchOptions{Config: cp.AdminConfig(), Members: members, Logger: slog.New(slog.DiscardHandler)})
 			requireSynced(t, w)
-			fetched := w.Fetched()
+			fetched := w.Fetched.Load()
 			patient, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			require.NoError(t, w.Check(patient))
-			require.Equal(t, fetched, w.Fetched(), "lists of the reference do not count")
+			require.Equal(t, fetched, w.Fetched.Load(), "lists of the reference do not count")
 
 			following, stop := context.WithCancel(t.Context())
 			var running sync.WaitGroup

@@ -49,17 +49,12 @@ type list struct {
 // decoder decodes what the API server sends. Equal bytes are decoded once for all watchers.
 type decoder struct {
 	stream, object runtime.Decoder
-	events         *memo.Memo[frameKey, *event]
-	lists          *memo.Memo[frameKey, *list]
+	events         *memo.Memo[memo.Bytes, *event]
+	lists          *memo.Memo[memo.Bytes, *list]
 
 	mu      sync.Mutex // guards the fields below
 	numbers map[model.Kind]map[model.Key]int
 	sizes   map[int]int // number of endpoints in the latest version of each slice, by number
-}
-
-type frameKey struct {
-	length int
-	hash   uint64
 }
 
 func newDecoder() *decoder {
@@ -67,22 +62,25 @@ func newDecoder() *decoder {
 	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	return &decoder{
 		stream: info.StreamSerializer.Serializer, object: info.Serializer,
-		events: memo.New[frameKey, *event](maxEvents), lists: memo.New[frameKey, *list](maxLists),
+		events: memo.New[memo.Bytes, *event](maxEvents), lists: memo.New[memo.Bytes, *list](maxLists),
 		numbers: make(map[model.Kind]map[model.Key]int), sizes: make(map[int]int),
 	}
 }
 
-// size returns the number of endpoints in a slice.
-func (d *decoder) size(number int) int {
+// endpoints returns the number of endpoints in slices.
+func (d *decoder) endpoints(numbers []int) (sum int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.sizes[number]
+	for _, number := range numbers {
+		sum += d.sizes[number]
+	}
+	return sum
 }
 
 // event decodes an event of a watch. It does not retain the frame. If the event reports an error,
 // event returns that error.
 func (d *decoder) event(frame []byte) (*event, error) {
-	return d.events.Get(frameKey{len(frame), xxhash.Sum64(frame)}, max(1, len(frame)), func() (*event, error) {
+	return d.events.Get(memo.KeyOf(frame), max(1, len(frame)), func() (*event, error) {
 		var envelope metav1.WatchEvent
 		if _, _, err := d.stream.Decode(frame, nil, &envelope); err != nil {
 			return nil, fmt.Errorf("decode a watch event: %w", err)
@@ -115,7 +113,7 @@ func (d *decoder) event(frame []byte) (*event, error) {
 
 // list decodes a list.
 func (d *decoder) list(content []byte) (*list, error) {
-	return d.lists.Get(frameKey{len(content), xxhash.Sum64(content)}, max(1, len(content)), func() (*list, error) {
+	return d.lists.Get(memo.KeyOf(content), max(1, len(content)), func() (*list, error) {
 		o, _, err := d.object.Decode(content, nil, nil)
 		if err != nil {
 			return nil, fmt.Errorf("decode a list: %w", err)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
 
@@ -29,7 +28,7 @@ const (
 // Process reads the CPU time of an API server on another machine from its metrics. Reading metrics
 // costs the API server CPU time, so it should be done rarely. If there are several API servers
 // behind one address, any of them may answer.
-type Process struct{ client rest.Interface }
+type Process struct{ Client rest.Interface }
 
 // Account is the CPU time of a process at a moment.
 type Account struct {
@@ -39,20 +38,11 @@ type Account struct {
 	CPU   time.Duration
 }
 
-// NewProcess returns a Process. It sends no request.
-func NewProcess(config *rest.Config) (*Process, error) {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	return &Process{client.CoreV1().RESTClient()}, nil
-}
-
 // Account reads the CPU time that the process has used so far. It fails if the API server does not
 // report it or denies access.
 func (p *Process) Account(ctx context.Context) (a Account, err error) {
 	// Without this header the API server would spend CPU time on compression.
-	body, err := p.client.Get().AbsPath("/metrics").SetHeader("Accept-Encoding", "identity").Stream(ctx)
+	body, err := p.Client.Get().AbsPath("/metrics").SetHeader("Accept-Encoding", "identity").Stream(ctx)
 	if err != nil {
 		return a, fmt.Errorf("read the metrics of the API server: %w", err)
 	}

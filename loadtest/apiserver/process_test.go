@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/kubernetes"
 )
 
 func TestProcess(t *testing.T) {
@@ -24,8 +25,9 @@ func TestProcess(t *testing.T) {
 		said("process_cpu_seconds_total much\nprocess_start_time_seconds 1.7e+09\n"),
 		func(a *answer) { http.Error(a, "no", http.StatusForbidden) },
 	}})
-	p, err := NewProcess(a.config())
+	client, err := kubernetes.NewForConfig(a.config())
 	require.NoError(t, err)
+	p := &Process{client.CoreV1().RESTClient()}
 	before, err := p.Account(t.Context())
 	require.NoError(t, err)
 	after, err := p.Account(t.Context())

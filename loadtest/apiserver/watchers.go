@@ -33,6 +33,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/loadtest/fleet"
+	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
 const (
@@ -79,15 +80,13 @@ type Watchers struct {
 	fleet.Group
 	options WatchOptions
 	tls     *tls.Config
-	wrap    func(http.RoundTripper) (http.RoundTripper, error)
 	base    *url.URL
 	decoder *decoder
 	all     []*watcher
-	// fetched counts the lists that nodes fetched. refused limits the log to the first refusal.
-	fetched atomic.Int64
-	refused sync.Once
-	// compressed counts the streamed lists that were compressed.
-	compressed atomic.Int64
+	// Fetched is the number of lists that nodes have fetched because the API server refused to
+	// stream them. Compressed is the number of streamed lists that nodes received compressed.
+	Fetched, Compressed atomic.Int64
+	refused             sync.Once // limits the log to the first refusal
 	// complaints limits the log, because thousands of watches may fail in the same way.
 	complaints rate.Sometimes
 }
@@ -145,7 +144,6 @@ func NewWatchers(o WatchOptions) (*Watchers, error) {
 	if w.tls.ServerName == "" {
 		w.tls.ServerName = w.base.Hostname()
 	}
-	w.wrap = func(rt http.RoundTripper) (http.RoundTripper, error) { return rest.HTTPWrappersForConfig(o.Config, rt) }
 	for _, m := range o.Members {
 		n, err := w.newWatcher(m)
 		if err != nil {
@@ -163,7 +161,7 @@ func (w *Watchers) newWatcher(m *fleet.Member) (*watcher, error) {
 		DialTLSContext:    func(ctx context.Context, _, _ string) (net.Conn, error) { return n.dial(ctx, w) },
 		ForceAttemptHTTP2: true, MaxConnsPerHost: 1, ReadBufferSize: readBuffer, WriteBufferSize: readBuffer,
 	}
-	transport, err := w.wrap(n.transport)
+	transport, err := rest.HTTPWrappersForConfig(w.options.Config, n.transport)
 	if err != nil {
 		return nil, err
 	}
@@ -251,13 +249,6 @@ func (w *Watchers) Up(m *fleet.Member) bool {
 // On returns true, because there is only one server.
 func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
-// Fetched returns the number of lists that nodes have fetched because the API server refused to
-// stream them.
-func (w *Watchers) Fetched() int64 { return w.fetched.Load() }
-
-// Compressed returns the number of streamed lists that nodes received compressed.
-func (w *Watchers) Compressed() int64 { return w.compressed.Load() }
-
 // follow keeps a watch open. If the API server refuses to stream a list, follow fetches that list
 // and asks for a streamed list the next time, like reflectors.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
@@ -271,7 +262,8 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 		switch {
 		case fetch:
 			w.refused.Do(func() {
-				w.options.Logger.Warn("API server refused to stream a list; fetching it (further refusals are not logged)", "node", s.watcher.Name, "path", s.path, "error", err)
+				w.options.Logger.Warn("API server refused to stream a list; fetching it (further refusals are not logged)",
+					"node", s.watcher.Name, "path", s.path, "err", err)
 			})
 			continue
 		case errors.Is(err, errCompressed):
@@ -281,15 +273,11 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 			s.failed = err
 			s.mu.Unlock()
 			w.complaints.Do(func() {
-				w.options.Logger.Warn("Watch failed; reopening it (similar errors are logged rarely)", "node", s.watcher.Name, "path", s.path, "error", err)
+				w.options.Logger.Warn("Watch failed; reopening it (similar errors are logged rarely)",
+					"node", s.watcher.Name, "path", s.path, "err", err)
 			})
 		}
-		pause := time.NewTimer(backoff + rand.N(backoff))
-		select {
-		case <-ctx.Done():
-		case <-pause.C:
-		}
-		pause.Stop()
+		_ = generate.Await(ctx, time.Now().Add(backoff+rand.N(backoff)))
 	}
 }
 
@@ -314,17 +302,18 @@ func refusal(err error) error {
 	return fmt.Errorf("%w: %w", errNotStreamed, err)
 }
 
-// begins reports whether the next watch starts with a list.
-func (s *stream) begins() bool {
+// from returns the version from which the next watch continues. It is empty if the next watch
+// starts with a list.
+func (s *stream) from() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.resourceVersion == ""
+	return s.resourceVersion
 }
 
 // watch opens a watch and reads it to its end. If it starts with a list, the list is streamed, or
 // fetched if fetch is set.
 func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
-	if s.begins() {
+	if s.from() == "" {
 		// Objects of an interrupted list may be gone by now, and no event would say so.
 		s.forget()
 		if fetch {
@@ -333,9 +322,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 			}
 		}
 	}
-	s.mu.Lock()
-	from := s.resourceVersion
-	s.mu.Unlock()
+	from := s.from()
 	query := url.Values{"watch": {"true"}, "allowWatchBookmarks": {"true"}}
 	if from == "" {
 		query.Set("sendInitialEvents", "true")
@@ -351,7 +338,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 	}
 	defer response.Body.Close()
 	if response.Uncompressed && s.had == nil {
-		w.compressed.Add(1)
+		w.Compressed.Add(1)
 	}
 	s.setOpen(true)
 	defer s.setOpen(false)
@@ -384,7 +371,7 @@ func (w *Watchers) read(s *stream, response *http.Response) error {
 		}
 		s.watcher.Messages.Add(int64(n))
 		e, err := w.decoder.event(frame)
-		if err != nil && s.begins() {
+		if err != nil && s.from() == "" {
 			err = refusal(err)
 		}
 		if err != nil {
@@ -433,7 +420,7 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 		return err
 	}
 	if s.had == nil {
-		w.fetched.Add(1)
+		w.Fetched.Add(1)
 	}
 	s.watcher.Messages.Add(int64(len(content)))
 	l, err := w.decoder.list(content)
@@ -475,7 +462,8 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 			s.forget()
 		}
 		later, _ := strconv.Atoi(response.Header.Get("Retry-After"))
-		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), later, true)
+		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "",
+			strings.ToValidUTF8(string(said), "?"), later, true)
 	}
 	return response, nil
 }
@@ -505,15 +493,10 @@ func (s *stream) apply(e *event) (changed bool) {
 		s.digest += e.version - s.held[e.number]
 		s.held[e.number] = e.version
 	}
-	s.advanceLocked(e)
-	return changed
-}
-
-// advanceLocked records the version of an event if the stream's list is complete.
-func (s *stream) advanceLocked(e *event) {
 	if e.complete || s.resourceVersion != "" {
 		s.atLocked(e.resourceVersion)
 	}
+	return changed
 }
 
 // atLocked records that the stream holds the complete state of a version.

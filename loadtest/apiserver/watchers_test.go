@@ -147,7 +147,7 @@ func TestCompressedWatch(t *testing.T) {
 	})
 	w := watching(t, a)
 	requireSynced(t, w)
-	require.EqualValues(t, 1, w.Compressed())
+	require.EqualValues(t, 1, w.Compressed.Load())
 	queries := a.seen("endpointslices")
 	require.Len(t, queries, 2, "the node had the state before the second watch")
 	require.Equal(t, "true", queries[0].Get("sendInitialEvents"))
@@ -188,7 +188,7 @@ func TestBusyServer(t *testing.T) {
 	for _, resource := range []string{"services", "endpointslices"} {
 		require.Equal(t, "true", a.seen(resource)[1].Get("sendInitialEvents"), resource)
 	}
-	require.Zero(t, w.Fetched())
+	require.Zero(t, w.Fetched.Load())
 }
 
 // TestRefusalOfOneList uses an API server that fails to stream one list, and streams the next one.
@@ -217,7 +217,7 @@ func TestRefusalOfOneList(t *testing.T) {
 		require.Equal(t, want.streams, query.Get("sendInitialEvents"), i)
 		require.Equal(t, want.from, query.Get("resourceVersion"), i)
 	}
-	require.EqualValues(t, 1, w.Fetched())
+	require.EqualValues(t, 1, w.Fetched.Load())
 }
 
 // TestListsThatAreNotStreamed uses API servers that refuse to stream lists: with an HTTP status, or
@@ -257,7 +257,7 @@ func TestListsThatAreNotStreamed(t *testing.T) {
 			require.Equal(t, 1, slices)
 			all := a.seen("endpointslices")
 			require.Equal(t, "7", all[len(all)-1].Get("resourceVersion"))
-			require.EqualValues(t, 3, w.Fetched())
+			require.EqualValues(t, 3, w.Fetched.Load())
 		})
 	}
 }

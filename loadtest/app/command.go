@@ -32,7 +32,9 @@ cost a server and how long changes take to reach them.
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
-	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newEstimateCommand(), newShowCommand(), newTargetCommand(), newWorkerCommand())
+	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newEstimateCommand(), newShowCommand(),
+		newChildCommand(engine.ServeCommand, "Serve state as a run configures it", target.Serve),
+		newChildCommand(engine.WorkCommand, "Simulate nodes as a run configures them", worker.Serve))
 	return c
 }
 
@@ -75,14 +77,6 @@ func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
 	}
 	o.AddFlags(c.Flags())
 	return c
-}
-
-func newTargetCommand() *cobra.Command {
-	return newChildCommand(engine.ServeCommand, "Serve state as a run configures it", target.Serve)
-}
-
-func newWorkerCommand() *cobra.Command {
-	return newChildCommand(engine.WorkCommand, "Simulate nodes as a run configures them", worker.Serve)
 }
 
 // newChildCommand returns a hidden command with which a run starts a server or a worker.

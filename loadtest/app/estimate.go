@@ -1,10 +1,8 @@
 package app
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +44,9 @@ from the measurements of docs/performance.md. Every figure comes with its arithm
 			}
 			slog.SetDefault(logger)
 			kube.RouteLogs(logger)
-			e, err := estimated(c.Context(), o, view)
+			end := show(c.Context(), view)
+			e, err := estimate.Run(c.Context(), o, view)
+			end()
 			if err != nil {
 				return err
 			}
@@ -57,14 +57,4 @@ from the measurements of docs/performance.md. Every figure comes with its arithm
 	c.Flags().StringVarP(&output, "output", "o", outputText, "output format: text or json")
 	log.AddFlags(c.Flags())
 	return c
-}
-
-// estimated computes an estimate, and shows the progress in the view meanwhile.
-func estimated(ctx context.Context, o estimate.Options, view *progress.View) (*estimate.Estimate, error) {
-	viewing, stop := context.WithCancel(ctx)
-	var shown sync.WaitGroup
-	shown.Go(func() { view.Run(viewing) })
-	defer shown.Wait()
-	defer stop()
-	return estimate.Run(ctx, o, view)
 }

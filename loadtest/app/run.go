@@ -50,10 +50,17 @@ func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io
 		return nil, err
 	}
 	slog.SetDefault(logger)
-	viewing, stop := context.WithCancel(ctx)
-	var shown sync.WaitGroup
-	shown.Go(func() { view.Run(viewing) })
-	defer shown.Wait() // the view ends before anything else is written
-	defer stop()
+	defer show(ctx, view)()
 	return engine.Run(ctx, o, s, view)
+}
+
+// show shows a view until the caller calls end, which returns when nothing more is drawn.
+func show(ctx context.Context, view *progress.View) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	var shown sync.WaitGroup
+	shown.Go(func() { view.Run(ctx) })
+	return func() {
+		stop()
+		shown.Wait()
+	}
 }

@@ -25,9 +25,13 @@ It reads only reports of the schema ` + report.Schema + `, and rejects others.
 			if err := p.Validate(); err != nil {
 				return err
 			}
-			reports, err := readReports(files)
-			if err != nil {
-				return err
+			var reports []*report.Report
+			for _, name := range files {
+				r, err := readReport(name)
+				if err != nil {
+					return err
+				}
+				reports = append(reports, r)
 			}
 			if err := p.writePage(report.DefaultTolerance, reports...); err != nil {
 				return err
@@ -49,17 +53,6 @@ It reads only reports of the schema ` + report.Schema + `, and rejects others.
 	}
 	p.AddFlags(c.Flags())
 	return c
-}
-
-func readReports(files []string) (out []*report.Report, err error) {
-	for _, name := range files {
-		r, err := readReport(name)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-	return out, nil
 }
 
 func readReport(name string) (*report.Report, error) {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -16,16 +15,13 @@ const accountTimeout = 10 * time.Second
 
 // ask checks whether an existing cluster's API server reports its CPU time. If so, it sets process;
 // otherwise it sets untold.
-func (s *stack) ask(ctx context.Context, config *rest.Config) (err error) {
-	if s.process, err = apiserver.NewProcess(config); err != nil {
-		return err
-	}
+func (s *stack) ask(ctx context.Context, client rest.Interface) {
+	s.process = &apiserver.Process{Client: client}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	if _, s.untold = s.process.Account(ctx); s.untold != nil {
 		s.process = nil
 	}
-	return nil
 }
 
 // account returns the CPU time that the API server has used so far. It returns nil if the API
@@ -58,19 +54,15 @@ func (m *meter) serverCPU(before, after reading) *report.CPU {
 // why it is unknown.
 func (r *repeat) explainCPU() {
 	s := r.stack
-	if s.untold != nil {
-		r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time is unknown: reading /metrics failed, and there is no --server-pid "+
-			"(the kubeconfig's user needs the permission to get the non-resource URL /metrics): %v", s.untold))
-	}
+	r.note(s.untold != nil, "the API server's CPU time is unknown: reading /metrics failed, and there is no --server-pid "+
+		"(the kubeconfig's user needs the permission to get the non-resource URL /metrics): %v", s.untold)
 	if s.process == nil {
 		return
 	}
-	r.result.Notes = append(r.result.Notes, "the API server's CPU time is from its metrics. If there are several API servers, it is that of the one that answered. "+
-		"It includes all else that this API server did, such as answering these requests")
-	for i := range r.result.Phases {
-		if r.result.Phases[i].ServerCPU == nil {
-			r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time for %q is unknown: the API server did not answer, was restarted, "+
-				"or was not the same one at the start and at the end", r.result.Phases[i].Name))
-		}
+	r.note(true, "the API server's CPU time is from its metrics. If there are several API servers, it is that of the one "+
+		"that answered. It includes all else that this API server did, such as answering these requests")
+	for _, p := range r.result.Phases {
+		r.note(p.ServerCPU == nil, "the API server's CPU time for %q is unknown: the API server did not answer, was restarted, "+
+			"or was not the same one at the start and at the end", p.Name)
 	}
 }

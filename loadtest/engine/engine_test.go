@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -110,7 +112,7 @@ func TestLimits(t *testing.T) {
 		{&Options{Peer: report.Slicecast, Server: "x:1"}, scenario.Scenario{Nodes: 30_000, Servers: 3}, false},
 		{api, scenario.Scenario{Nodes: 30_000, Servers: 1}, false},
 	} {
-		err := portsFor(c.options, &c.s, 28_232)
+		err := limits(c.options, &c.s, usage.Machine{Ports: 28_232, OpenFiles: math.MaxInt64})
 		require.Equal(t, c.ok, err == nil, "%+v: %v", c.s, err)
 		if err != nil {
 			require.Contains(t, err.Error(), "the machine has only 28232 local ports")
@@ -123,13 +125,17 @@ func TestLimits(t *testing.T) {
 		require.LessOrEqual(t, share(byPorts, addresses), 28_232)
 		require.Greater(t, share(byPorts+2*addresses, addresses), 28_232)
 	}
-	require.NoError(t, filesFor(api, &scenario.Scenario{Nodes: 20_000 - apiServerFiles}, 20_000))
-	err := filesFor(api, &scenario.Scenario{Nodes: 20_000}, 20_000)
+	files := usage.Machine{Ports: math.MaxInt64, OpenFiles: 20_000}
+	require.NoError(t, limits(api, &scenario.Scenario{Nodes: 20_000 - apiServerFiles}, files))
+	err := limits(api, &scenario.Scenario{Nodes: 20_000}, files)
 	require.ErrorContains(t, err, "the API server needs 20256 open files for 20000 nodes, but the limit is 20000")
-	require.NoError(t, filesFor(&Options{Peer: report.KubeAPIServer, KubeAPIServer: "kubeconfig"}, &scenario.Scenario{Nodes: 30_000}, 20_000), "the limit of another machine is unknown")
+	elsewhere := &Options{Peer: report.KubeAPIServer, KubeAPIServer: "kubeconfig"}
+	require.NoError(t, limits(elsewhere, &scenario.Scenario{Nodes: 30_000}, files), "the limit of another machine is unknown")
 
-	err = limits(own, &scenario.Scenario{Nodes: 1_000_000, Servers: 1})
+	machine, err := usage.ThisMachine()
+	require.NoError(t, err)
+	err = limits(own, &scenario.Scenario{Nodes: 1_000_000, Servers: 1}, machine)
 	require.Error(t, err)
 	require.True(t, strings.HasPrefix(err.Error(), "1000000 nodes connect to one address"), err)
-	require.NoError(t, limits(own, &scenario.Scenario{Nodes: 100, Servers: 1}))
+	require.NoError(t, limits(own, &scenario.Scenario{Nodes: 100, Servers: 1}, machine))
 }

@@ -1,53 +1,43 @@
 package engine
 
 import (
-	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
+	"errors"
 
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 const (
-	// portRange is the file with the range of local ports. Each connection to the same address
-	// needs a port of its own.
-	portRange = "/proc/sys/net/ipv4/ip_local_port_range"
+	// spareFiles is the number of files that a process needs besides the connections of nodes.
+	spareFiles = 64
 	// apiServerFiles is an upper bound on the files that an API server has open besides connections
 	// of watchers. An idle one has about 70, most of them connections to etcd.
 	apiServerFiles = 256
 )
 
-// limits returns an error if a limit of this machine does not allow the run. Otherwise nodes would
+// limits returns an error if a limit of the machine does not allow the run. Otherwise nodes would
 // wait for connections and nothing would say why.
-func limits(o *Options, s *scenario.Scenario) error {
-	content, err := os.ReadFile(portRange)
-	if err != nil {
-		return fmt.Errorf("read the range of local ports: %w", err)
+func limits(o *Options, s *scenario.Scenario, machine usage.Machine) error {
+	var wrong mistakes
+	most := share(s.Nodes, addresses(o, s))
+	// Each connection to the same address needs a local port of its own.
+	wrong.when(int64(most) > machine.Ports, "%d nodes connect to one address, but the machine has only %d local ports: "+
+		"use fewer nodes or more relays, or widen the range (sysctl net.ipv4.ip_local_port_range)", most, machine.Ports)
+	connections := 1
+	if s.Floor {
+		connections = 2
 	}
-	var first, last int
-	if _, err := fmt.Sscan(string(content), &first, &last); err != nil {
-		return fmt.Errorf("parse the range of local ports in %s: %w", portRange, err)
-	}
-	if err := portsFor(o, s, last-first+1); err != nil {
-		return err
-	}
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return fmt.Errorf("read the limit of open files: %w", err)
-	}
-	return filesFor(o, s, files.Max)
-}
-
-// portsFor returns an error if there are not enough local ports for the connections of all nodes to
-// one address.
-func portsFor(o *Options, s *scenario.Scenario, ports int) error {
-	if most := share(s.Nodes, addresses(o, s)); most > ports {
-		return fmt.Errorf("%d nodes connect to one address, but the machine has only %d local ports: use fewer nodes or more relays, or widen the range "+
-			"(sysctl net.ipv4.ip_local_port_range)", most, ports)
-	}
-	return nil
+	open := int64(connections*min(s.Nodes, o.PerWorker) + spareFiles)
+	wrong.when(open > machine.OpenFiles, "a process needs %d open files, but the limit is %d: "+
+		"use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)", open, machine.OpenFiles)
+	open = int64(connections*most + spareFiles)
+	wrong.when(o.Server == "" && o.Peer == report.Slicecast && open > machine.OpenFiles, "a server needs %d open files for its "+
+		"share of %d nodes, but the limit is %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, machine.OpenFiles)
+	open = int64(s.Nodes + apiServerFiles)
+	wrong.when(o.Peer == report.KubeAPIServer && o.KubeAPIServer == Own && open > machine.OpenFiles, "the API server needs %d "+
+		"open files for %d nodes, but the limit is %d: use fewer nodes, or raise the limit (ulimit -Hn)", open, s.Nodes, machine.OpenFiles)
+	return errors.Join(wrong...)
 }
 
 // addresses returns the smallest number of servers or relays that serve the nodes during the run.
@@ -63,16 +53,6 @@ func addresses(o *Options, s *scenario.Scenario) int {
 		n-- // the others serve the nodes of the one that is killed
 	}
 	return max(n, 1) // Scenario.Validate reports impossible numbers
-}
-
-// filesFor returns an error if the limit of open files is too low for an API server that the run
-// starts and all nodes watch.
-func filesFor(o *Options, s *scenario.Scenario, files uint64) error {
-	if open := uint64(s.Nodes) + apiServerFiles; o.Peer == report.KubeAPIServer && o.KubeAPIServer == Own && open > files {
-		return fmt.Errorf("the API server needs %d open files for %d nodes, but the limit is %d: use fewer nodes, or raise the limit (ulimit -Hn)",
-			open, s.Nodes, files)
-	}
-	return nil
 }
 
 // share returns an upper bound on the nodes at one of several addresses. Rendezvous hashing does

@@ -14,12 +14,13 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // Hidden commands with which this program starts itself as a server or as a worker.
@@ -31,12 +32,8 @@ const (
 // Own is the value of --kube-apiserver that makes the run start an API server.
 const Own = "own"
 
-const (
-	// spareFiles is the number of files that a process needs besides the connections of nodes.
-	spareFiles = 64
-	// maxPerWorker is the default for the maximum number of nodes in one worker process.
-	maxPerWorker = 15_000
-)
+// maxPerWorker is the default for the maximum number of nodes in one worker process.
+const maxPerWorker = 15_000
 
 // Options say what to run and against which peer. Apart from those with a comment, each field is
 // the value of the flag that AddFlags binds to it.
@@ -176,7 +173,7 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	wrong.when(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
 	if o.KubeAPIServer == Own {
-		err := ownAvailable()
+		err := controlplane.Available()
 		wrong.when(err != nil, "--kube-apiserver=own: %w", err)
 	}
 	s, err := scenario.Load(o.Scenario, o.flags)
@@ -193,8 +190,11 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	} else if s.Change == generate.None && s.Event == scenario.None {
 		s.WarmUp = 0
 	}
-	o.validateFiles(s, &wrong)
-	return s, errors.Join(append(wrong, limits(o, s))...)
+	machine, err := usage.ThisMachine()
+	if err == nil {
+		err = limits(o, s, machine)
+	}
+	return s, errors.Join(append(wrong, err)...)
 }
 
 // validateServer validates what depends on whether the server is a running one.
@@ -239,22 +239,4 @@ func (o *Options) validateObserving(wrong *mistakes) {
 	}
 	wrong.when(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
 		"or use --write-namespace with the kubeconfig of a cluster", strings.Join(given, ", "))
-}
-
-// validateFiles validates the numbers of open files of processes with nodes and of servers.
-func (o *Options) validateFiles(s *scenario.Scenario, wrong *mistakes) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		wrong.when(true, "read the limit of open files: %w", err)
-	}
-	connections := uint64(1)
-	if s.Floor {
-		connections = 2
-	}
-	open := connections*uint64(min(s.Nodes, o.PerWorker)) + spareFiles
-	wrong.when(open > limit.Max, "a process needs %d open files, but the limit is %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
-		open, limit.Max)
-	open = connections*uint64(share(s.Nodes, addresses(o, s))) + spareFiles
-	wrong.when(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
-		"a server needs %d open files for its share of %d nodes, but the limit is %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
 }

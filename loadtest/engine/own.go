@@ -16,10 +16,6 @@ type own struct {
 	kubeconfig string // path of the file, in dir
 }
 
-// ownAvailable returns nil if there are binaries to start an API server from. Otherwise its error
-// says how to get them.
-func ownAvailable() error { return controlplane.Available() }
-
 func startOwn(ctx context.Context) (_ *own, err error) {
 	o := &own{}
 	if o.control, err = controlplane.Run(ctx, controlplane.Options{}); err != nil {

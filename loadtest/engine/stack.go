@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/apiserver"
@@ -132,13 +134,17 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.kubeVersion, err = apiserver.Version(ctx, config); err != nil {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
 		return err
 	}
+	version, err := client.DiscoveryClient.ServerVersionWithContext(ctx)
+	if err != nil {
+		return fmt.Errorf("get the version of the API server %s: %w", config.Host, err)
+	}
+	s.kubeVersion = version.GitVersion
 	if s.options.Peer == report.KubeAPIServer && s.own == nil && s.options.ServerPID == 0 {
-		if err := s.ask(ctx, config); err != nil {
-			return err
-		}
+		s.ask(ctx, client.CoreV1().RESTClient())
 	}
 	if s.options.writes() {
 		if s.own == nil {
@@ -274,9 +280,8 @@ func (s *stack) all() []*server { return slices.Concat(s.servers, s.relays) }
 
 // remove removes a server that was killed.
 func (s *stack) remove(one *server) {
-	not := func(other *server) bool { return other == one }
-	s.servers = slices.DeleteFunc(s.servers, not)
-	s.relays = slices.DeleteFunc(s.relays, not)
+	is := func(other *server) bool { return other == one }
+	s.servers, s.relays = slices.DeleteFunc(s.servers, is), slices.DeleteFunc(s.relays, is)
 }
 
 // close ends all processes, those with nodes first.

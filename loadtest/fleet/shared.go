@@ -1,8 +1,6 @@
 package fleet
 
 import (
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/memo"
@@ -22,13 +20,8 @@ const (
 // compares frames by a hash of all bytes and objects by identity, never by the versions that they
 // claim. So a node that holds a different object keeps it.
 type shared struct {
-	frames  *memo.Memo[frameKey, *wire.Response]
+	frames  *memo.Memo[memo.Bytes, *wire.Response]
 	applied *memo.Memo[applyKey, *model.Slice]
-}
-
-type frameKey struct {
-	length int
-	hash   uint64
 }
 
 // applyKey contains the arguments themselves, which are pointers to immutable objects.
@@ -38,11 +31,11 @@ type applyKey struct {
 }
 
 func newShared() *shared {
-	return &shared{frames: memo.New[frameKey, *wire.Response](maxFrameBytes), applied: memo.New[applyKey, *model.Slice](maxApplied)}
+	return &shared{frames: memo.New[memo.Bytes, *wire.Response](maxFrameBytes), applied: memo.New[applyKey, *model.Slice](maxApplied)}
 }
 
 func (s *shared) decode(f wire.Frame) (*wire.Response, error) {
-	return s.frames.Get(frameKey{len(f), xxhash.Sum64(f)}, max(1, len(f)), func() (*wire.Response, error) { return wire.Decode(f) })
+	return s.frames.Get(memo.KeyOf(f), max(1, len(f)), func() (*wire.Response, error) { return wire.Decode(f) })
 }
 
 func (s *shared) apply(d *model.SliceDelta, to *model.Slice) (*model.Slice, error) {

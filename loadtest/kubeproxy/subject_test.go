@@ -1,8 +1,9 @@
 // This file starts the measured programs, slicecast-agent and kube-proxy, and reads the CPU time of
-// each with its children.
+// each with its children, whose exactness a test proves.
 package kubeproxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -50,9 +51,35 @@ func familyCPU(b *testing.B, p *command.Command) time.Duration {
 		}
 		return err
 	})
-	spent, err := usage.FamilyCPUOf(p.Pid())
-	require.NoError(b, err)
-	return spent.Total()
+	return familyCPUOf(b, p.Pid())
+}
+
+// familyCPUOf returns the CPU time that a process and those of its children that have ended have
+// used so far.
+func familyCPUOf(t testing.TB, pid int) (spent time.Duration) {
+	t.Helper()
+	own, err := usage.CPUOf(pid)
+	require.NoError(t, err)
+	user, system := own.Split()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	// The fields after the command's name in parentheses; see proc_pid_stat(5).
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const cutime, cstime, tick = 16 - 3, 17 - 3, 10 * time.Millisecond
+	for _, field := range []string{fields[cutime], fields[cstime]} {
+		ticks, err := strconv.ParseInt(field, 10, 64)
+		require.NoError(t, err)
+		spent += time.Duration(ticks) * tick
+	}
+	return user + system + spent
+}
+
+func TestFamilyUsage(t *testing.T) {
+	before := familyCPUOf(t, os.Getpid())
+	child := exec.CommandContext(t.Context(), "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+	require.NoError(t, child.Run())
+	spent := child.ProcessState.UserTime() + child.ProcessState.SystemTime()
+	require.Greater(t, familyCPUOf(t, os.Getpid())-before, spent/2)
 }
 
 // startSubject starts the program to measure on a node.

@@ -4,6 +4,7 @@ package memo
 import (
 	"sync"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
@@ -17,6 +18,15 @@ type Memo[K comparable, V any] struct {
 	cost int
 	lru  *simplelru.LRU[K, *computed[V]]
 }
+
+// Bytes identifies bytes by their length and a hash of all of them.
+type Bytes struct {
+	length int
+	hash   uint64
+}
+
+// KeyOf returns the key for bytes.
+func KeyOf(b []byte) Bytes { return Bytes{len(b), xxhash.Sum64(b)} }
 
 type computed[V any] struct {
 	cost  int

@@ -85,7 +85,7 @@ func (s *Servant) Setup(setup Setup, _ *child.None) error {
 	go func() {
 		err := server.Run(s.ctx)
 		if s.ctx.Err() == nil {
-			s.log.Error("Server ended", "error", err)
+			s.log.Error("Server ended", "err", err)
 			os.Exit(1) // so that the parent notices at once
 		}
 		s.ended <- err

@@ -24,11 +24,15 @@ type Machine struct {
 }
 
 // ThisMachine describes the machine that runs this process.
-func ThisMachine() (Machine, error) {
-	m := Machine{CPUs: runtime.NumCPU()}
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return m, fmt.Errorf("read the processors of the machine: %w", err)
+func ThisMachine() (m Machine, err error) {
+	m.CPUs = runtime.NumCPU()
+	var info, memory, kernel, ports []byte
+	for file, content := range map[string]*[]byte{
+		"cpuinfo": &info, "meminfo": &memory, "sys/kernel/osrelease": &kernel, "sys/net/ipv4/ip_local_port_range": &ports,
+	} {
+		if *content, err = os.ReadFile("/proc/" + file); err != nil {
+			return m, fmt.Errorf("describe the machine: %w", err)
+		}
 	}
 	for line := range strings.Lines(string(info)) {
 		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
@@ -36,32 +40,18 @@ func ThisMachine() (Machine, error) {
 			break
 		}
 	}
-	memory, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return m, fmt.Errorf("read the memory of the machine: %w", err)
-	}
-	total, err := kibibytes(memory, "MemTotal")
-	if err != nil {
-		return m, fmt.Errorf("read the memory of the machine: %w", err)
-	}
-	m.Memory = total << 10
-	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return m, fmt.Errorf("read the kernel version of the machine: %w", err)
-	}
 	m.Kernel = strings.TrimSpace(string(kernel))
+	if m.Memory, err = kibibytes(memory, "MemTotal"); err != nil {
+		return m, fmt.Errorf("describe the machine: %w", err)
+	}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return m, fmt.Errorf("read the limit of open files: %w", err)
 	}
 	m.OpenFiles = int64(min(limit.Max, math.MaxInt64))
-	ports, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err != nil {
-		return m, fmt.Errorf("read the local ports of the machine: %w", err)
-	}
 	var first, last int64
 	if _, err := fmt.Sscan(string(ports), &first, &last); err != nil {
-		return m, fmt.Errorf("read the local ports of the machine: %w", err)
+		return m, fmt.Errorf("parse the range of local ports %q: %w", ports, err)
 	}
 	m.Ports = last - first + 1
 	return m, nil

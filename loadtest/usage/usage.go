@@ -23,9 +23,6 @@ type CPU struct {
 	total, user, system time.Duration
 }
 
-// Total returns the sum of user and system time. It is exact.
-func (c CPU) Total() time.Duration { return c.total }
-
 // Split divides the total in the proportion of the ticks in user mode and kernel, or in halves if
 // there were no ticks.
 func (c CPU) Split() (user, system time.Duration) {
@@ -46,55 +43,41 @@ func (c CPU) Sub(earlier CPU) CPU {
 func (c CPU) Add(o CPU) CPU { return CPU{c.total + o.total, c.user + o.user, c.system + o.system} }
 
 // CPUOf returns the CPU time that a process, with all its threads, has used so far.
-func CPUOf(pid int) (CPU, error) {
-	own, _, err := cpuOf(pid)
-	return own, err
-}
-
-// FamilyCPUOf returns the CPU time that a process and those of its children that have ended have
-// used so far.
-func FamilyCPUOf(pid int) (CPU, error) {
-	own, children, err := cpuOf(pid)
-	return own.Add(children), err
-}
-
-func cpuOf(pid int) (own, children CPU, err error) {
+func CPUOf(pid int) (c CPU, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
+		return c, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
 	}
 	// The second field is the command's name in parentheses, which may contain any characters; see
 	// proc_pid_stat(5).
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	const utime, cstime = 14 - 3, 17 - 3
-	if len(fields) <= cstime {
-		return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: /proc has only %d fields", pid, len(fields))
+	const utime, stime = 14 - 3, 15 - 3
+	if len(fields) <= stime {
+		return c, fmt.Errorf("read the CPU time of process %d: /proc has only %d fields", pid, len(fields))
 	}
-	for i, into := range []*time.Duration{&own.user, &own.system, &children.user, &children.system} {
-		ticks, err := strconv.ParseInt(fields[utime+i], 10, 64)
-		if err != nil {
-			return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
-		}
-		*into = time.Duration(ticks) * tick
+	if c.user, err = ticks(fields[utime]); err == nil {
+		c.system, err = ticks(fields[stime])
 	}
-	children.total = children.user + children.system // children have no CPU clock
-	own.total, err = clock(pid)
-	return own, children, err
+	if err != nil {
+		return c, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
+	}
+	// The process's CPU clock includes threads that have ended; see clock_getcpuclockid(3).
+	const scheduler = 2 // the clock of the process that counts scheduled time
+	var clock unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &clock); err != nil {
+		return c, fmt.Errorf("read the CPU clock of process %d: %w", pid, err)
+	}
+	c.total = time.Duration(clock.Nano())
+	return c, nil
 }
 
-// clock returns the time of a process's CPU clock, which includes threads that have ended; see
-// clock_getcpuclockid(3).
-func clock(pid int) (time.Duration, error) {
-	const scheduler = 2 // the clock of the process that counts scheduled time
-	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &t); err != nil {
-		return 0, fmt.Errorf("read the CPU clock of process %d: %w", pid, err)
-	}
-	return time.Duration(t.Nano()), nil
+func ticks(field string) (time.Duration, error) {
+	n, err := strconv.ParseInt(field, 10, 64)
+	return time.Duration(n) * tick, err
 }
 
 // MachineCPU returns the CPU time that the whole machine has used so far.
-func MachineCPU() (time.Duration, error) {
+func MachineCPU() (sum time.Duration, err error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
@@ -105,15 +88,14 @@ func MachineCPU() (time.Duration, error) {
 	if len(fields) < 9 || fields[0] != "cpu" {
 		return 0, fmt.Errorf("read the CPU time of the machine: /proc/stat starts with %q", line)
 	}
-	var ticks int64
 	for _, i := range []int{1, 2, 3, 6, 7} {
-		n, err := strconv.ParseInt(fields[i], 10, 64)
+		n, err := ticks(fields[i])
 		if err != nil {
 			return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
 		}
-		ticks += n
+		sum += n
 	}
-	return time.Duration(ticks) * tick, nil
+	return sum, nil
 }
 
 // Memory is the resident memory of a process, in bytes: now, at its peak, and now without pages of
@@ -130,19 +112,19 @@ func MemoryOf(pid int) (Memory, error) {
 	}
 	var m Memory
 	for name, into := range map[string]*int64{"VmRSS": &m.Resident, "VmHWM": &m.Peak, "RssAnon": &m.Anonymous} {
-		n, err := kibibytes(b, name)
-		if err != nil {
+		if *into, err = kibibytes(b, name); err != nil {
 			return Memory{}, fmt.Errorf("read the memory of process %d: %w", pid, err)
 		}
-		*into = n << 10
 	}
 	return m, nil
 }
 
+// kibibytes returns the value in bytes of a line of /proc that has it in KiB.
 func kibibytes(content []byte, name string) (int64, error) {
 	for line := range strings.Lines(string(content)) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
-			return strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return n << 10, err
 		}
 	}
 	return 0, fmt.Errorf("/proc does not have %s", name)

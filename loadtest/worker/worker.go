@@ -294,7 +294,7 @@ func (w *Worker) Sample(_ child.None, s *Sample) error {
 	s.ReceivedBytes, s.SentBytes = w.group.Traffic()
 	s.Reconnects = w.group.Reconnects()
 	if w.watchers != nil {
-		s.FetchedLists, s.CompressedLists = w.watchers.Fetched(), w.watchers.Compressed()
+		s.FetchedLists, s.CompressedLists = w.watchers.Fetched.Load(), w.watchers.Compressed.Load()
 	}
 	return nil
 }
