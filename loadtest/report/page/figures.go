@@ -3,7 +3,6 @@ package page
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -29,14 +28,12 @@ func figures(sides []side) (out []figure) {
 	return out
 }
 
-// percentiles are the ticks of the latency axis, as shares.
+// percentiles are the ticks of the latency axis, as shares. On the axis, each further nine is one
+// unit further.
 var percentiles = []struct {
 	share float64
 	text  string
 }{{0.5, "50 %"}, {0.9, "90 %"}, {0.99, "99 %"}, {0.999, "99.9 %"}, {0.9999, "99.99 %"}, {0.99999, "99.999 %"}}
-
-// nines returns the position of a share on the axis: each further nine is one unit further.
-func nines(share float64) float64 { return -math.Log10(1 - share) }
 
 // latencyOf merges the latencies of the changes phases of all repeats. If there are none, it merges
 // those of resyncs, else those of cold syncs. If slow is set, it uses the latencies of the nodes
@@ -100,9 +97,9 @@ func latencyDistribution(sides []side) (figure, bool) {
 	if len(c.Lines) == 0 {
 		return figure{}, false
 	}
-	for _, p := range percentiles {
-		if p.share == percentiles[0].share || nines(p.share) <= math.Log10(float64(most)) {
-			c.X.Ticks = append(c.X.Ticks, chart.Tick{At: nines(p.share), Text: p.text})
+	for i, p := range percentiles {
+		if at := -math.Log10(1 - p.share); i == 0 || at <= math.Log10(float64(most)) {
+			c.X.Ticks = append(c.X.Ticks, chart.Tick{At: at, Text: p.text})
 		}
 	}
 	c.Title, c.Text = "Latency distribution", strings.Join(words, "; ")+"."
@@ -129,30 +126,23 @@ type line struct {
 // at equal intervals.
 const maxRows = 60
 
-// drawing is a chart over time that is being drawn.
-type drawing struct {
-	chart chart.Lines
-	// names, words and columns are those of the lines.
-	names, words []string
-	columns      [][]float64
-	// longest is the longest series; the chart has the marks of its phases.
-	longest []report.Second
-}
-
 func (o overTime) draw(sides []side) (figure, bool) {
-	d := drawing{chart: chart.Lines{
-		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain}, Y: chart.Axis{Title: o.axis, Log: o.log, Binary: o.binary, Format: o.format},
-	}}
+	c := chart.Lines{
+		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain},
+		Y: chart.Axis{Title: o.axis, Log: o.log, Binary: o.binary, Format: o.format},
+	}
+	var longest []report.Second // the chart has the marks of its phases
+	var words []string
 	for _, s := range sides {
 		if len(s.Report.Repeats) == 0 || len(s.Report.Repeats[0].Series) == 0 {
 			continue
 		}
 		first := &s.Report.Repeats[0]
-		if len(first.Series) > len(d.longest) {
-			d.longest = first.Series
-			d.chart.Marks = nil
+		if len(first.Series) > len(longest) {
+			longest = first.Series
+			c.Marks = nil
 			for _, p := range first.Phases {
-				d.chart.Marks = append(d.chart.Marks, chart.Tick{At: p.StartSeconds, Text: p.Name})
+				c.Marks = append(c.Marks, chart.Tick{At: p.StartSeconds, Text: p.Name})
 			}
 		}
 		for _, l := range o.lines {
@@ -160,46 +150,41 @@ func (o overTime) draw(sides []side) (figure, bool) {
 			if len(sides) > 1 {
 				name = strings.TrimSuffix(s.Name+", "+l.name, ", ")
 			}
-			d.add(name, l, first.Series, o.format)
+			drawn, most := chart.Line{Name: name}, 0.
+			before := &report.Second{}
+			for i := range first.Series {
+				s := &first.Series[i]
+				drawn.Points = append(drawn.Points, chart.Point{X: s.At, Y: l.of(before, s)})
+				most, before = max(most, drawn.Points[i].Y), s
+			}
+			if most > 0 {
+				c.Lines = append(c.Lines, drawn)
+				words = append(words, fmt.Sprintf("%s: at most %s", name, o.format(most)))
+			}
 		}
 	}
-	if len(d.columns) == 0 {
+	if len(c.Lines) == 0 {
 		return figure{}, false
 	}
-	d.chart.Text = strings.Join(d.words, "; ") + ". Dotted lines mark the beginnings of phases."
-	return figure{Title: o.title, Text: o.text, Chart: d.chart.SVG(), Table: d.table(o.format)}, true
+	c.Text = strings.Join(words, "; ") + ". Dotted lines mark the beginnings of phases."
+	return figure{Title: o.title, Text: o.text, Chart: c.SVG(), Table: o.table(longest, c.Lines)}, true
 }
 
-// add adds a line, unless all of its values are 0.
-func (d *drawing) add(name string, l line, series []report.Second, format func(float64) string) {
-	out := chart.Line{Name: name}
-	column := make([]float64, len(series))
-	before := &report.Second{}
-	for i := range series {
-		column[i] = l.of(before, &series[i])
-		out.Points = append(out.Points, chart.Point{X: series[i].At, Y: column[i]})
-		before = &series[i]
+// table returns the figures of lines at equal intervals.
+func (o overTime) table(longest []report.Second, lines []chart.Line) table {
+	t := table{Head: []string{"second"}, Long: true}
+	for _, l := range lines {
+		t.Head = append(t.Head, l.Name)
 	}
-	most := slices.Max(column)
-	if most <= 0 {
-		return
-	}
-	d.chart.Lines, d.columns, d.names = append(d.chart.Lines, out), append(d.columns, column), append(d.names, name)
-	d.words = append(d.words, fmt.Sprintf("%s: at most %s", name, format(most)))
-}
-
-// table returns the figures of the lines at equal intervals.
-func (d *drawing) table(format func(float64) string) table {
-	t := table{Head: append([]string{"second"}, d.names...), Long: true}
-	step := (len(d.longest) + maxRows - 1) / maxRows
-	for i := 0; i < len(d.longest); i += step {
-		row := []string{fmt.Sprintf("%.0f", d.longest[i].At)}
-		for _, column := range d.columns {
-			if i < len(column) {
-				row = append(row, format(column[i]))
-			} else {
-				row = append(row, "")
+	step := (len(longest) + maxRows - 1) / maxRows
+	for i := 0; i < len(longest); i += step {
+		row := []string{fmt.Sprintf("%.0f", longest[i].At)}
+		for _, l := range lines {
+			cell := ""
+			if i < len(l.Points) {
+				cell = o.format(l.Points[i].Y)
 			}
+			row = append(row, cell)
 		}
 		t.Rows = append(t.Rows, row)
 	}

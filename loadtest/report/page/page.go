@@ -10,7 +10,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/chart"
@@ -26,19 +25,15 @@ var parsed = template.Must(template.New("page").Parse(source))
 func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
 	p := &content{
 		Style: template.CSS(chart.Style), //nolint:gosec // it is a constant
-		Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance),
+		Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance), Unknown: report.Unknown,
 	}
 	names := report.Names(reports...)
 	for i, r := range reports {
-		p.Sides = append(p.Sides, side{
-			Name: names[i], Report: r, OK: r.OK(), Start: r.Start.UTC().Format(time.RFC3339), Phases: phases(r), Nodes: r.NodesText(),
-		})
+		p.Sides = append(p.Sides, side{names[i], r, phases(r)})
 	}
 	if len(reports) > 1 {
 		for i, r := range reports[1:] {
-			c := comparisonOf(report.Compare(reports[0], r, tolerance))
-			c.From, c.To = names[0], names[i+1]
-			p.Comparisons = append(p.Comparisons, c)
+			p.Comparisons = append(p.Comparisons, comparison{names[0], names[i+1], report.Compare(reports[0], r, tolerance)})
 		}
 	} else {
 		p.Key = key(reports[0])
@@ -57,34 +52,26 @@ type content struct {
 	Tiles       []keyFigure
 	Key         []keyFigure
 	Comparisons []comparison
-	// Tolerance is the tolerance of the comparisons, as text.
+	// Tolerance is the tolerance of the comparisons, as text. Unknown is the verdict without a p.
 	Tolerance string
+	Unknown   report.Verdict
 	Figures   []figure
 }
 
-// side is the data of one report.
+// side is one report.
 type side struct {
-	Name   string
-	Start  string
-	Nodes  string
-	Report *report.Report
-	OK     bool
+	Name string
+	*report.Report
 	Phases table
 }
 
 // keyFigure is one metric of a report, formatted.
 type keyFigure struct{ Name, Value, Range, Help string }
 
-// comparison is a table that compares two reports. From and To are the names of their sides.
+// comparison compares two reports. From and To are the names of their sides.
 type comparison struct {
 	From, To string
-	Rows     []comparisonRow
-	Notes    []string
-}
-
-type comparisonRow struct {
-	Name, Help, From, To, Ratio, Verdict string
-	P                                    string
+	*report.Comparison
 }
 
 // figure is a chart with a table of its figures.
@@ -112,13 +99,10 @@ func title(reports []*report.Report) string {
 }
 
 func key(r *report.Report) (out []keyFigure) {
-	for i := range report.Metrics {
-		m := &report.Metrics[i]
-		s, ok := r.Summary[m.Name]
-		if !ok {
-			continue
+	for _, m := range report.Metrics {
+		if s, ok := r.Summary[m.Name]; ok {
+			out = append(out, keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Range: s.RangeText(), Help: m.Help})
 		}
-		out = append(out, keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Range: s.RangeText(), Help: m.Help})
 	}
 	return out
 }
@@ -152,21 +136,6 @@ func tiles(reports []*report.Report) (out []keyFigure) {
 			tile.Value, tile.Range = change.Ratio(), tile.Value+" → "+report.FormatValue(b.Median, b.Unit)
 		}
 		out = append(out, tile)
-	}
-	return out
-}
-
-func comparisonOf(c *report.Comparison) comparison {
-	out := comparison{Notes: c.Notes}
-	for i := range c.Changes {
-		ch := &c.Changes[i]
-		row := comparisonRow{
-			Name: ch.Metric.Name, Help: ch.Metric.Help, From: ch.From.Text(), To: ch.To.Text(), Ratio: ch.Ratio(), Verdict: string(ch.Verdict),
-		}
-		if ch.Verdict != report.Unknown {
-			row.P = fmt.Sprintf("p=%.3f", ch.P)
-		}
-		out.Rows = append(out.Rows, row)
 	}
 	return out
 }
