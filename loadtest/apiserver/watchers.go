@@ -473,11 +473,7 @@ func (w *Watchers) take(s *stream, e *event) {
 	now := time.Now()
 	changed := s.apply(e)
 	if window := w.Window(); window != nil && changed && s.had == nil {
-		if e.version == 0 {
-			window.Removed(s.watcher.Member, e.key, now)
-		} else {
-			window.Slice(s.watcher.Member, e.key, e.triggerMS, now)
-		}
+		window.Object(s.watcher.Member, e.key, e.triggerMS, e.version == 0, now)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -185,25 +186,22 @@ func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error
 	if failed := writing.Wait(); failed != nil {
 		err = failed // the cause of a canceled context
 	}
-	for _, l := range lags[1:] {
-		lags[0].Merge(l)
-	}
-	return lags[0].Lag(), err
+	return slices.Concat(lags...).Lag(), err
 }
 
 // write makes a change.
 func (w *Writer) write(ctx context.Context, c generate.Change) (err error) {
-	slices := w.client.DiscoveryV1().EndpointSlices(w.namespace)
+	endpointSlices := w.client.DiscoveryV1().EndpointSlices(w.namespace)
 	_, there := w.made.Load(c.Key)
 	switch {
 	case c.Removed:
 		w.made.Delete(c.Key)
-		err = slices.Delete(ctx, c.Key.Name, metav1.DeleteOptions{})
+		err = endpointSlices.Delete(ctx, c.Key.Name, metav1.DeleteOptions{})
 	case there:
-		_, err = slices.Update(ctx, w.slice(c.Slice), metav1.UpdateOptions{})
+		_, err = endpointSlices.Update(ctx, w.slice(c.Slice), metav1.UpdateOptions{})
 	default:
 		w.made.Store(c.Key, nil)
-		_, err = slices.Create(ctx, w.slice(c.Slice), metav1.CreateOptions{})
+		_, err = endpointSlices.Create(ctx, w.slice(c.Slice), metav1.CreateOptions{})
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", c.Key, err)

@@ -113,21 +113,28 @@ func messagesBytes(frames []wire.Frame) (out int) {
 // coldBytes returns the size of all shards on the connection of a node that holds nothing. The
 // server compresses them in this case.
 func coldBytes(s *store.Store) (out int, err error) {
+	err = encodeShards(s, func(frames []wire.Frame) error {
+		compressed, err := wire.CompressParts(frames)
+		out += messagesBytes(compressed)
+		return err
+	})
+	return out, err
+}
+
+// encodeShards calls do with the encoded content of each shard that is not empty.
+func encodeShards(s *store.Store, do func([]wire.Frame) error) error {
 	for shard := range s.Shards() {
-		snapshot := s.Snapshot(shard)
-		if snapshot.Len() == 0 {
-			continue
+		if snapshot := s.Snapshot(shard); snapshot.Len() > 0 {
+			frames, err := wire.EncodeParts(snapshot.Since(0))
+			if err != nil {
+				return err
+			}
+			if err := do(frames); err != nil {
+				return err
+			}
 		}
-		frames, err := wire.EncodeParts(snapshot.Since(0))
-		if err != nil {
-			return 0, err
-		}
-		if frames, err = wire.CompressParts(frames); err != nil {
-			return 0, err
-		}
-		out += messagesBytes(frames)
 	}
-	return out, nil
+	return nil
 }
 
 // heartbeatBytes returns the size of the heartbeat that each node receives in each interval.

@@ -108,18 +108,6 @@ func (l *cluster) apiServers(ctx context.Context) (int, error) {
 	return max(most, 1), nil
 }
 
-// watchFrom returns the events after a version. stop ends the watch.
-func watchFrom(ctx context.Context, resourceVersion string, from *cache.ListWatch) (events <-chan watch.Event, stop func(), err error) {
-	w, err := watchtools.NewRetryWatcherWithContext(ctx, resourceVersion, from)
-	if err != nil {
-		return nil, nil, fmt.Errorf("start a watch: %w", err)
-	}
-	return w.ResultChan(), func() {
-		w.Stop()
-		<-w.Done()
-	}, nil
-}
-
 // interrupted says that a user has interrupted the watch.
 const interrupted = "it was interrupted"
 
@@ -129,16 +117,22 @@ const worthwhile = time.Minute
 // follow counts events for a time. seen is called with the number of events so far. Events before
 // the watch was cut short count, and cut then says why; otherwise cut is empty.
 func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) (cut string, err error) {
-	services, stop, err := watchFrom(ctx, l.servicesAt, l.services)
+	services, err := watchtools.NewRetryWatcherWithContext(ctx, l.servicesAt, l.services)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("watch Services: %w", err)
 	}
-	defer stop()
-	endpointSlices, stop, err := watchFrom(ctx, l.slicesAt, l.slices)
+	defer func() {
+		services.Stop()
+		<-services.Done()
+	}()
+	endpointSlices, err := watchtools.NewRetryWatcherWithContext(ctx, l.slicesAt, l.slices)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("watch EndpointSlices: %w", err)
 	}
-	defer stop()
+	defer func() {
+		endpointSlices.Stop()
+		<-endpointSlices.Done()
+	}()
 	start := time.Now()
 	defer func() { c.seconds = time.Since(start).Seconds() }()
 	end := time.NewTimer(d)
@@ -151,8 +145,8 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 			return interrupted, nil
 		case <-end.C:
 			return "", nil
-		case e, open = <-services:
-		case e, open = <-endpointSlices:
+		case e, open = <-services.ResultChan():
+		case e, open = <-endpointSlices.ResultChan():
 		}
 		var failed error
 		switch {

@@ -45,22 +45,15 @@ func decodeToday(raw [][]byte) (out []any, err error) {
 
 // decodeSlicecast decodes all shards as an agent does.
 func decodeSlicecast(s *store.Store) (out []any, err error) {
-	for shard := range s.Shards() {
-		snapshot := s.Snapshot(shard)
-		if snapshot.Len() == 0 {
-			continue
-		}
-		frames, err := wire.EncodeParts(snapshot.Since(0))
-		if err != nil {
-			return nil, err
-		}
+	err = encodeShards(s, func(frames []wire.Frame) error {
 		for _, f := range frames {
 			r, err := wire.Decode(f)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			out = append(out, r.Update)
 		}
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }

@@ -151,10 +151,10 @@ func TestWindowCountsRemovals(t *testing.T) {
 		{Due: start.Add(time.Second), Key: key("b"), TriggerMS: start.UnixMilli() + 1000},
 	}
 	w := f.NewWindow(changes)
-	w.Slice(f.Members[0], key("a"), start.UnixMilli()+5000, start.Add(2*time.Second))
+	w.Object(f.Members[0], key("a"), start.UnixMilli()+5000, false, start.Add(2*time.Second))
 	reached, _, _ := w.Progress()
 	require.EqualValues(t, 1, reached, "the slice has not been removed")
-	w.Removed(f.Members[0], key("b"), start.Add(2*time.Second))
+	w.Object(f.Members[0], key("b"), 0, true, start.Add(2*time.Second))
 	reached, _, _ = w.Progress()
 	require.EqualValues(t, 1, reached, "no removal of this slice is expected")
 	w.Received(f.Members[0], &model.Update{Removed: []model.Key{key("a")}}, start.Add(2*time.Second))
@@ -174,7 +174,7 @@ func TestWindowSeparatesSlowNodes(t *testing.T) {
 	changes := flips(g, 1)
 	w := f.NewWindow(changes)
 	for _, m := range f.Members {
-		w.Slice(m, changes[0].Key, changes[0].TriggerMS, start.Add(time.Second))
+		w.Object(m, changes[0].Key, changes[0].TriggerMS, false, start.Add(time.Second))
 	}
 	ordinary, slow := w.Latencies()
 	require.EqualValues(t, 1, ordinary.TotalCount())

@@ -184,32 +184,24 @@ func (w *Window) Received(m *Member, u *model.Update, at time.Time) {
 	defer n.mu.Unlock()
 	n.objects.Add(int64(u.Len()))
 	for _, d := range u.Deltas {
-		w.sliceLocked(m, d.Key(), d.LastChangeTriggerTimeMS, at)
+		w.objectLocked(m, d.Key(), d.LastChangeTriggerTimeMS, false, at)
 	}
 	for _, s := range u.Slices {
-		w.sliceLocked(m, s.Key(), s.LastChangeTriggerTimeMS, at)
+		w.objectLocked(m, s.Key(), s.LastChangeTriggerTimeMS, false, at)
 	}
 	for _, key := range u.Removed {
-		w.removedLocked(m, key, at)
+		w.objectLocked(m, key, 0, true, at)
 	}
 }
 
-// Slice records that a node holds a slice with the given trigger time.
-func (w *Window) Slice(m *Member, key model.Key, triggerMS int64, at time.Time) {
+// Object records that a node holds an object with the given trigger time, or that it no longer
+// holds the object.
+func (w *Window) Object(m *Member, key model.Key, triggerMS int64, removed bool, at time.Time) {
 	n := &w.nodes[m.Index]
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.objects.Add(1)
-	w.sliceLocked(m, key, triggerMS, at)
-}
-
-// Removed records that a node no longer holds a slice.
-func (w *Window) Removed(m *Member, key model.Key, at time.Time) {
-	n := &w.nodes[m.Index]
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.objects.Add(1)
-	w.removedLocked(m, key, at)
+	w.objectLocked(m, key, triggerMS, removed, at)
 }
 
 // Finish records that a node holds the state after all changes. A node may never receive some
@@ -224,32 +216,25 @@ func (w *Window) Finish(m *Member, at time.Time) {
 	}
 }
 
-func (w *Window) sliceLocked(m *Member, key model.Key, triggerMS int64, at time.Time) {
-	if len(w.due) == 0 {
-		if triggerMS >= w.made.UnixMilli() {
-			w.record(m, at.Sub(time.UnixMilli(triggerMS)))
-		}
-		return
+func (w *Window) objectLocked(m *Member, key model.Key, triggerMS int64, removed bool, at time.Time) {
+	if len(w.due) == 0 && !removed && triggerMS >= w.made.UnixMilli() {
+		w.record(m, at.Sub(time.UnixMilli(triggerMS)))
 	}
 	c := w.bySlice[key]
-	if c == nil {
+	if c == nil || removed && !c.removed {
 		return
 	}
-	after, found := slices.BinarySearch(c.triggers, triggerMS)
-	if found {
-		after++
-	}
-	if c.removed {
-		after = min(after, len(c.numbers)-1) // the slice has not been removed yet
+	after := len(c.numbers) // number of changes that the node has
+	if !removed {
+		var found bool
+		if after, found = slices.BinarySearch(c.triggers, triggerMS); found {
+			after++
+		}
+		if c.removed {
+			after = min(after, len(c.numbers)-1) // the slice has not been removed yet
+		}
 	}
 	for i := after - 1; i >= 0 && w.markLocked(m, c.numbers[i], at); i-- {
-	}
-}
-
-func (w *Window) removedLocked(m *Member, key model.Key, at time.Time) {
-	if c := w.bySlice[key]; c != nil && c.removed {
-		for i := len(c.numbers) - 1; i >= 0 && w.markLocked(m, c.numbers[i], at); i-- {
-		}
 	}
 }
 

@@ -6,6 +6,7 @@
 package generate
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -242,7 +243,6 @@ func newService(number int, namespace string) *model.Service {
 // nth returns address n of an IPv4 prefix.
 func nth(p netip.Prefix, n int) netip.Addr {
 	b := p.Addr().As4()
-	v := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
-	v += uint32(n)
-	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b)
 }

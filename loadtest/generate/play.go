@@ -182,21 +182,13 @@ func (p *placement) some(n int) (out []model.Endpoint) {
 	return out
 }
 
-// addresses returns the addresses of a Service's endpoints.
-func (s *service) addresses() (out []netip.Addr) {
-	for _, slice := range s.slices {
-		for i := range slice.endpoints {
-			out = append(out, slice.endpoints[i].Address)
-		}
-	}
-	return out
-}
+func (s *service) addresses() []netip.Addr { return s.on("") }
 
-// on returns the addresses of a Service's endpoints on a node.
+// on returns the addresses of a Service's endpoints on a node, or of all of them if node is empty.
 func (s *service) on(node string) (out []netip.Addr) {
 	for _, slice := range s.slices {
 		for i := range slice.endpoints {
-			if e := &slice.endpoints[i]; e.NodeName == node {
+			if e := &slice.endpoints[i]; node == "" || e.NodeName == node {
 				out = append(out, e.Address)
 			}
 		}

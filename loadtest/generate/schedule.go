@@ -79,7 +79,7 @@ type Lag struct {
 }
 
 // Lags collects how late each item was done.
-type Lags struct{ all []time.Duration }
+type Lags []time.Duration
 
 // Await waits until an item is due, and records it as done then. The error is that of the context.
 func (l *Lags) Await(ctx context.Context, due time.Time) error {
@@ -91,10 +91,7 @@ func (l *Lags) Await(ctx context.Context, due time.Time) error {
 }
 
 // Done records that an item is done now.
-func (l *Lags) Done(due time.Time) { l.all = append(l.all, max(0, time.Since(due))) }
-
-// Merge adds the records of others.
-func (l *Lags) Merge(others Lags) { l.all = append(l.all, others.all...) }
+func (l *Lags) Done(due time.Time) { *l = append(*l, max(0, time.Since(due))) }
 
 // Await waits until a due time. The error is that of the context.
 func Await(ctx context.Context, due time.Time) error {
@@ -108,10 +105,10 @@ func Await(ctx context.Context, due time.Time) error {
 }
 
 // Lag summarizes the records. It is zero if there are none.
-func (l *Lags) Lag() Lag {
-	if len(l.all) == 0 {
+func (l Lags) Lag() Lag {
+	if len(l) == 0 {
 		return Lag{}
 	}
-	slices.Sort(l.all)
-	return Lag{P99: l.all[(len(l.all)-1)*99/100], Max: l.all[len(l.all)-1]}
+	slices.Sort(l)
+	return Lag{P99: l[(len(l)-1)*99/100], Max: l[len(l)-1]}
 }

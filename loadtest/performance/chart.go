@@ -12,11 +12,15 @@ import (
 // separately, relative to the largest of each.
 func (m *Measured) Chart() (string, error) {
 	const ours, theirs, one = "headline-1000", "apiserver-headline-1000", "apiserver-headline-1"
-	bytes, err := m.figures("changes-bytes", ours, theirs)
+	received, err := m.Figure(ours, "changes-bytes")
 	if err != nil {
 		return "", err
 	}
-	cpu, err := m.figures("changes-cpu", ours)
+	theirReceived, err := m.Figure(theirs, "changes-bytes")
+	if err != nil {
+		return "", err
+	}
+	cpu, err := m.Figure(ours, "changes-cpu")
 	if err != nil {
 		return "", err
 	}
@@ -30,10 +34,10 @@ func (m *Measured) Chart() (string, error) {
 	for _, group := range []struct {
 		what   string
 		whose  [2]string
-		values [2]value
+		values [2]report.Spread
 	}{
-		{"bytes to all nodes", [2]string{"Slicecast", "kube-apiserver"}, [2]value{bytes[0], bytes[1]}},
-		{"server CPU", [2]string{"Slicecast", "kube-apiserver's watches alone"}, [2]value{cpu[0], watches}},
+		{"bytes to all nodes", [2]string{"Slicecast", "kube-apiserver"}, [2]report.Spread{received, theirReceived}},
+		{"server CPU", [2]string{"Slicecast", "kube-apiserver's watches alone"}, [2]report.Spread{cpu, watches.Spread}},
 	} {
 		most := max(group.values[0].Median, group.values[1].Median)
 		for color, v := range group.values {
@@ -44,16 +48,4 @@ func (m *Measured) Chart() (string, error) {
 	}
 	c.Text = strings.Join(words, "; ") + "."
 	return chart.File(c.SVG()), nil
-}
-
-// figures returns a metric of several reports.
-func (m *Measured) figures(metric string, names ...string) (out []value, err error) {
-	for _, name := range names {
-		v, err := m.Figure(name, metric)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, value{Spread: v})
-	}
-	return out, nil
 }

@@ -45,9 +45,6 @@ const (
 // Default is the scenario that is played if none is named.
 const Default = "steady"
 
-// descriptionKey is the only key of files that is not a parameter.
-const descriptionKey = "description"
-
 // maxFile is the maximum size of a file, in bytes.
 const maxFile = 1 << 20
 
@@ -87,8 +84,7 @@ type Scenario struct {
 // AddFlags sets the parameters to their defaults and adds their flags.
 func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	*s = Scenario{
-		Services: Groups{{Count: 1000, Least: 50, Most: 50}}, Changing: Groups{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip,
-		Arrivals: generate.Even, Event: None,
+		Services: Groups{{Count: 1000, Least: 50, Most: 50}}, Changing: Groups{{Count: 1, Least: 5000, Most: 5000}},
 	}
 	f.IntVar(&s.Nodes, "nodes", 100, "number of simulated nodes")
 	f.Var(&s.Services, "services",
@@ -96,16 +92,16 @@ func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	f.Var(&s.Changing, "changing", "Services whose endpoints change, in the same form; if \"\", those of --services change")
 	f.Uint64Var(&s.Seed, "seed", 1, "seed for the placement of endpoints, the order of changes and, with --arrivals=poisson, their times")
 
-	f.Var((*choice)(&s.Change), "change", "what changes: flip (readiness of an endpoint), roll (all pods are replaced), drain (pods move off drained nodes), "+
+	f.StringVar((*string)(&s.Change), "change", string(generate.Flip), "what changes: flip (readiness of an endpoint), roll (all pods are replaced), drain (pods move off drained nodes), "+
 		"scale (Services start without pods and get all of them), none")
 	f.Float64Var(&s.Rate, "rate", 5, "endpoints that flip, pods that are added or replaced, or nodes that are drained, per second")
-	f.Var((*choice)(&s.Arrivals), "arrivals", "distribution of --rate over time: even (equal intervals), poisson (random, with that average)")
+	f.StringVar((*string)(&s.Arrivals), "arrivals", string(generate.Even), "distribution of --rate over time: even (equal intervals), poisson (random, with that average)")
 	f.IntVar(&s.Batch, "batch", 1, "for roll and scale: number of pods in one sync of the EndpointSlice controller")
 	f.DurationVar(&s.Grace, "grace", 2*time.Second, "for roll and drain: how long a pod terminates")
 	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or to observe if others make the changes; roll and scale end by themselves")
 	f.DurationVar(&s.WarmUp, "warm-up", 5*time.Second, "how long endpoints flip before the measurement")
 
-	f.Var((*choice)(&s.Event), "event", "what happens during the changes: reconnect (all connections are cut), "+
+	f.StringVar((*string)(&s.Event), "event", string(None), "what happens during the changes: reconnect (all connections are cut), "+
 		"restart (a server is killed and restarted), failover (a server is killed), none")
 	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, counted from the first measured change or, without changes, from when all nodes are in sync")
 
@@ -120,33 +116,12 @@ func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 		"at the end, measure what the same connections, bytes and writes cost the server over TLS alone")
 }
 
-// choice is the value of a flag that has few allowed words. Validate checks it.
-type choice string
-
-// String implements pflag.Value.
-func (c *choice) String() string { return string(*c) }
-
-// Set implements pflag.Value.
-func (c *choice) Set(v string) error { *c = choice(v); return nil }
-
-// Type implements pflag.Value.
-func (*choice) Type() string { return "string" }
-
-// parameters returns a scenario with its defaults, and the flags that set its parameters.
-func parameters() (*Scenario, *pflag.FlagSet) {
-	s := &Scenario{}
-	f := pflag.NewFlagSet("", pflag.ContinueOnError)
-	s.AddFlags(f)
-	return s, f
-}
-
 // Load loads a scenario: from a file if name ends with .yaml, otherwise the scenario of that name
 // that comes with the program. Flags that were set on the command line override the parameters of
 // the scenario. Flags in given that are not parameters are ignored.
 func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 	var content []byte
 	var err error
-	file := name
 	if strings.HasSuffix(name, ".yaml") {
 		content, err = readFile(name)
 	} else if content, err = shipped.ReadFile("shipped/" + name + ".yaml"); errors.Is(err, fs.ErrNotExist) {
@@ -157,7 +132,7 @@ func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 	}
 	s, f, err := parse(content)
 	if err != nil {
-		return nil, fmt.Errorf("scenario %s: %w", file, err)
+		return nil, fmt.Errorf("scenario %s: %w", name, err)
 	}
 	s.Name = strings.TrimSuffix(path.Base(name), ".yaml")
 	if given != nil {
@@ -178,7 +153,7 @@ func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 		}
 	}
 	if err := s.Validate(); err != nil {
-		return nil, fmt.Errorf("scenario %s: %w", file, err)
+		return nil, fmt.Errorf("scenario %s: %w", name, err)
 	}
 	return s, nil
 }
@@ -206,7 +181,8 @@ func Names() (names []string) {
 // parse parses a file: a mapping of parameters to values, and a description. Its errors name the
 // line and the key.
 func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
-	s, f := parameters()
+	s, f := &Scenario{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	s.AddFlags(f)
 	var document, more yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
@@ -230,10 +206,10 @@ func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 			return nil, nil, wrong("must have a single value")
 		case seen[key]:
 			return nil, nil, wrong("is set twice")
-		case key == descriptionKey:
+		case key == "description":
 			s.Description = strings.TrimSpace(value.Value)
 		case f.Lookup(key) == nil:
-			return nil, nil, wrong("is not a parameter: use %s or %s", descriptionKey, strings.Join(slices.Sorted(maps.Keys(s.Parameters())), ", "))
+			return nil, nil, wrong("is not a parameter: use description or %s", strings.Join(slices.Sorted(maps.Keys(s.Parameters())), ", "))
 		default:
 			if err := f.Set(key, value.Value); err != nil {
 				return nil, nil, wrong("is %q: %w", value.Value, errors.Unwrap(err))

@@ -73,7 +73,8 @@ func TestFlagsOverrideFiles(t *testing.T) {
 
 // TestParameters checks that Parameters has the value of every flag, in a form that a file accepts.
 func TestParameters(t *testing.T) {
-	s, f := parameters()
+	s, f := &Scenario{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	s.AddFlags(f)
 	all := s.Parameters()
 	f.VisitAll(func(flag *pflag.Flag) { require.Contains(t, all, flag.Name) })
 	for name, value := range all {
@@ -160,7 +161,8 @@ func TestInvalidFiles(t *testing.T) {
 
 // TestParametersAreDocumented compares the table of docs/loadtest.md with the flags.
 func TestParametersAreDocumented(t *testing.T) {
-	_, f := parameters()
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(Scenario).AddFlags(f)
 	var want []string
 	f.VisitAll(func(flag *pflag.Flag) {
 		want = append(want, fmt.Sprintf("| `%s` | `%s` | %s |", flag.Name, flag.Value, flag.Usage))
