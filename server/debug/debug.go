@@ -7,9 +7,7 @@
 package debug
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -66,23 +64,14 @@ func New(o Options) *Service {
 
 // GetStatus implements the API.
 func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
-	hub := s.Hub.Status()
-	out := &pb.GetStatusResponse{
-		Time:       timestamppb.Now(),
-		ServerName: hub.ServerName, ServerVersion: hub.ServerVersion, StartTime: timestamppb.New(hub.Started),
-		Epoch: s.Store.Epoch(), Draining: hub.Draining, Nodes: uint32(hub.Nodes), Servers: hub.Servers,
-		Source: &pb.SourceStatus{Kind: s.Source, ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached())},
-		Size:   s.size(),
-	}
+	out := s.Hub.Status()
+	out.Time, out.Epoch, out.Size = timestamppb.Now(), s.Store.Epoch(), s.size()
+	out.Source = &pb.SourceStatus{Kind: s.Source, ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached())}
 	select {
 	case <-s.Store.WaitPublished():
 		out.Source.Synced = true
 	default:
 	}
-	for kind, count := range hub.Sessions {
-		out.Streams = append(out.Streams, &pb.StreamCount{Kind: kind, Count: uint32(count)})
-	}
-	slices.SortFunc(out.Streams, func(a, b *pb.StreamCount) int { return cmp.Compare(a.GetKind(), b.GetKind()) })
 	for _, c := range s.Hub.Convergences() {
 		p := convergence(c)
 		if p.GetLacking() > 0 {
@@ -93,12 +82,9 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 			out.Convergences = append(out.Convergences, p)
 		}
 	}
-	if hub.Relay {
-		out.Upstream = &pb.UpstreamStatus{Connected: hub.Connected, Path: hub.Path}
-		if s.Upstream != nil {
-			c := s.Upstream()
-			out.Upstream.Server, out.Upstream.StaleSince, out.Upstream.LastError, out.Upstream.Servers = c.Proto()
-		}
+	if up := out.GetUpstream(); up != nil && s.Upstream != nil {
+		c := s.Upstream()
+		up.Server, up.StaleSince, up.LastError, up.Servers = c.Proto()
 	}
 	return out, nil
 }
@@ -159,13 +145,11 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 		}
 		lacks = &key
 	}
-	for _, session := range s.Hub.Sessions(lacks) {
-		agent := agentStatus(&session)
+	for _, agent := range s.Hub.Agents(lacks) {
 		switch {
 		case r.GetNodeName() != "" && agent.GetNodeName() != r.GetNodeName(),
 			r.GetOnlyBehind() && !behind(agent),
-			r.GetOnlyWithErrors() && len(agent.GetErrors()) == 0,
-			lacks != nil && !session.Lacks:
+			r.GetOnlyWithErrors() && len(agent.GetErrors()) == 0:
 			continue
 		}
 		if err := to.Send(&pb.ListAgentsResponse{Agent: agent}); err != nil {
@@ -179,25 +163,6 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 func behind(a *pb.AgentStatus) bool {
 	return !a.GetSynced() || a.GetLagSequences() > 0 ||
 		a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
-}
-
-func agentStatus(s *fanout.SessionStatus) *pb.AgentStatus {
-	out := &pb.AgentStatus{
-		NodeName: s.Node, Kind: s.Kind, Address: s.Peer, ClientVersion: s.Version, Programmer: s.Programmer,
-		Since: timestamppb.New(s.Since), Synced: s.Synced, Programmed: s.Acked, Nodes: uint32(s.Nodes),
-		LagSequences: s.LagSequences, Lag: duration(s.Lag), SentBytes: s.SentBytes,
-	}
-	for _, n := range s.Nacks {
-		out.Errors = append(out.Errors, agentError(n))
-	}
-	if s.LastNack != (fanout.Nack{}) {
-		out.LastError = agentError(s.LastNack)
-	}
-	return out
-}
-
-func agentError(n fanout.Nack) *pb.AgentError {
-	return &pb.AgentError{Object: n.Object, Reason: n.Reason, NodeName: n.Node, Time: timestamppb.New(n.At)}
 }
 
 // ListShards implements the API.

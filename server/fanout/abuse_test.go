@@ -148,7 +148,7 @@ func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	}
 	last := f.hello(agent)
 	last.inSync()
-	eventually(t, func() bool { return len(f.Sessions(nil)) == 1 })
+	eventually(t, func() bool { return len(f.Agents(nil)) == 1 })
 	require.EqualValues(t, 1, f.servedNodes.Load())
 	for _, c := range old {
 		require.Equal(t, codes.Aborted, c.ends().Code())
@@ -168,7 +168,7 @@ func TestWhatClientsSayStaysText(t *testing.T) {
 	end := f.hello(&pb.Hello{NodeName: strings.Repeat("n", 254)}).ends()
 	require.Equal(t, codes.InvalidArgument, end.Code())
 	f.hello(&pb.Hello{ClientVersion: strings.Repeat("v", 100_000)}).inSync()
-	require.Less(t, len(f.Sessions(nil)[0].Version), 520)
+	require.Less(t, len(f.Agents(nil)[0].GetClientVersion()), 520)
 }
 
 // TestNamesInNacksAreBounded checks that a nack takes little memory, however long its names are.
@@ -191,7 +191,7 @@ func TestNamesInNacksAreBounded(t *testing.T) {
 	defer r.mu.Unlock()
 	require.Len(t, r.nacks, maxNacks)
 	for id, n := range r.nacks {
-		kept += len(id) + len(n.Object) + len(n.Reason) + len(n.Node) + len(n.key.Namespace) + len(n.key.Name)
+		kept += len(id) + len(n.Object) + len(n.Reason) + len(n.NodeName) + len(n.key.Namespace) + len(n.key.Name)
 	}
 	require.Less(t, kept, maxNacks*2000)
 	up.mu.Lock()
@@ -225,7 +225,7 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 	eventually(t, p.session.synced.Load)
 	key := model.ServiceKey{Namespace: "default", Name: "service-1"}
 	shard := key.Shard(2)
-	lacks := func() bool { return h.Sessions(&key)[0].Lacks }
+	lacks := func() bool { return len(h.Agents(&key)) == 1 }
 	require.True(t, lacks())
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
 		Positions: []*pb.ShardPosition{{Shard: 1 - shard, Sequence: 1}},

@@ -309,7 +309,7 @@ func TestReportsArrive(t *testing.T) {
 	c.send(&pb.StreamRequest{}) // from a newer client
 	require.Eventually(t, func() bool { return testutil.ToFloat64(f.metrics.nacks) == 2 }, patience, tick)
 	require.EqualValues(t, 1, testutil.ToFloat64(f.metrics.acks))
-	require.EqualValues(t, 1, float64(len(f.Sessions(nil))))
+	require.EqualValues(t, 1, float64(len(f.Agents(nil))))
 	require.NoError(t, c.CloseSend())
 }
 

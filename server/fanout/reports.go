@@ -6,6 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -42,31 +45,21 @@ type reports struct {
 	// counted is how many of the client's nodes upstream counts.
 	counted  int
 	nacks    map[string]openNack // by object and node
-	lastNack Nack
+	lastNack *pb.AgentError
 	dropped  bool // whether there were too many nacks to remember them all
-}
-
-// Nack is an object that a node cannot program.
-type Nack struct {
-	// Object is the object as in logs: "Service default/web".
-	Object string
-	Reason string
-	// Node is the node behind a relay that sent the nack; empty for the client's own node.
-	Node string
-	At   time.Time
 }
 
 // openNack is a nack that is not resolved.
 type openNack struct {
-	Nack
-	key model.Key // without a name if the client's key is invalid
+	*pb.AgentError // is immutable once the nack is recorded
+	key            model.Key // without a name if the client's key is invalid
 	// untold is set while Upstream has no room for the nack.
 	untold bool
 }
 
 // newOpenNack returns the nack that a client has sent. No client speaks for another node.
 func newOpenNack(from *client, m *pb.Nack) openNack {
-	n := openNack{Nack: Nack{Reason: clip(m.GetReason()), At: time.Now()}}
+	n := openNack{AgentError: &pb.AgentError{Reason: clip(m.GetReason()), Time: timestamppb.Now()}}
 	switch key, err := wire.NackedFromProto(m.GetKey()); {
 	case err != nil:
 		n.Object = err.Error()
@@ -76,7 +69,7 @@ func newOpenNack(from *client, m *pb.Nack) openNack {
 		n.key, n.Object = key, key.String()
 	}
 	if from.isRelay() {
-		n.Node = clip(m.GetNodeName())
+		n.NodeName = clip(m.GetNodeName())
 	}
 	if n.key.Kind == model.KindNode {
 		n.key.Name = n.sender(from)
@@ -87,7 +80,7 @@ func newOpenNack(from *client, m *pb.Nack) openNack {
 
 // sender returns the name of the node that a client's nack comes from. A relay that cannot decode
 // an object itself names no node; its address stands in.
-func (n openNack) sender(client *client) string { return cmp.Or(n.Node, client.node, client.peer) }
+func (n openNack) sender(client *client) string { return cmp.Or(n.NodeName, client.node, client.peer) }
 
 // concerns reports whether the nack is of a Service: of the Service itself, of one of its slices in
 // a snapshot, or of everything on the node.
@@ -189,7 +182,7 @@ func (r *reports) nack(n openNack) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.lastNack = n.Nack
+	r.lastNack = n.AgentError
 	old, known := r.nacks[id]
 	if !known && len(r.nacks) >= most {
 		r.dropped = true
@@ -200,7 +193,7 @@ func (r *reports) nack(n openNack) {
 		r.nacks = make(map[string]openNack)
 	}
 	n.untold = old.untold
-	if old.Reason != n.Reason || !known {
+	if !known || old.Reason != n.Reason {
 		n.untold = !r.tellUpstreamLocked(n, false)
 	}
 	r.nacks[id] = n
@@ -216,7 +209,7 @@ func (r *reports) resolve(n openNack) {
 	}
 }
 
-func (n openNack) id() string { return n.Node + " " + n.Object }
+func (n openNack) id() string { return n.NodeName + " " + n.Object }
 
 // tellUpstreamLocked reports to upstream, on a relay, that a nack is open or resolved. An
 // observer's nacks are not passed on, as it programs nothing. It returns false if upstream has no
@@ -255,23 +248,25 @@ type serviceQuestion struct {
 	changed  uint64
 }
 
-// describe sets what the status of a session says of the reports. about may be nil.
-func (r *reports) describe(to *SessionStatus, about *serviceQuestion, now time.Time) {
+// describe sets what the status of a session says of the reports. It reports whether the client
+// lacks the Service that the question is about, which may be nil.
+func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.Time) (lacks bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	to.Acked, to.LastNack = r.acked, r.lastNack
+	to.Programmed, to.LastError = r.acked, r.lastNack
 	nacked := r.dropped // a dropped nack may concern this Service
 	for _, n := range r.nacks {
-		to.Nacks = append(to.Nacks, n.Nack)
+		to.Errors = append(to.Errors, n.AgentError)
 		nacked = nacked || about != nil && n.concerns(about.service, about.snapshot)
 	}
-	slices.SortFunc(to.Nacks, func(a, b Nack) int { return a.At.Compare(b.At) })
+	slices.SortFunc(to.Errors, func(a, b *pb.AgentError) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
 	if r.member == nil { // the client has no initial state yet, or programs nothing
-		to.Lacks = about != nil && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
-		return
+		return about != nil && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
-	to.Nodes = r.member.nodes
-	to.LagSequences, to.Lag = r.hub.convergence.lag(r.member, now)
-	to.Lacks = about != nil &&
-		(!r.acked || nacked || !r.hub.convergence.has(r.member, about.snapshot.Shard(), about.changed))
+	to.Nodes = uint32(r.member.nodes)
+	sequences, lag := r.hub.convergence.lag(r.member, now)
+	if to.LagSequences = sequences; lag != 0 {
+		to.Lag = durationpb.New(lag)
+	}
+	return about != nil && (!r.acked || nacked || !r.hub.convergence.has(r.member, about.snapshot.Shard(), about.changed))
 }

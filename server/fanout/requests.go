@@ -235,7 +235,7 @@ func (s *Session) receiveNack(m *pb.Nack) {
 	s.hub.metrics.nacks.Inc()
 	s.lent.nacksLogged.Do(func() {
 		s.hub.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason,
-			"behind", n.Node, "shard", m.GetShard(), "sequence", m.GetSequence())
+			"behind", n.NodeName, "shard", m.GetShard(), "sequence", m.GetSequence())
 	})
 }
 

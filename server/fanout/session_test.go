@@ -186,14 +186,14 @@ func TestANodesNewestStreamCounts(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1)})
 	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
 	first := connect(t, h, agent)
-	require.Eventually(t, func() bool { return len(h.Sessions(nil)) == 1 }, patience, tick)
+	require.Eventually(t, func() bool { return len(h.Agents(nil)) == 1 }, patience, tick)
 	observer := connect(t, h, &pb.Hello{NodeName: "a"})
 	second := connect(t, h, agent)
 	require.Equal(t, "Aborted", status.Code(<-first.done).String())
-	require.Eventually(t, func() bool { return len(h.Sessions(nil)) == 2 && h.servedNodes.Load() == 1 }, patience, tick)
+	require.Eventually(t, func() bool { return len(h.Agents(nil)) == 2 && h.servedNodes.Load() == 1 }, patience, tick)
 	_ = observer.close()
 	_ = second.close()
-	require.Eventually(t, func() bool { return h.servedNodes.Load() == 0 && len(h.Sessions(nil)) == 0 }, patience, tick)
+	require.Eventually(t, func() bool { return h.servedNodes.Load() == 0 && len(h.Agents(nil)) == 0 }, patience, tick)
 }
 
 // TestStreamEndsWithItsCredentials checks that a stream ends when the credentials that it began
@@ -211,7 +211,7 @@ func TestStreamEndsWithItsCredentials(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 	require.False(t, time.Now().Before(until))
 	eventually(t, lasting.session.synced.Load)
-	require.Len(t, h.Sessions(nil), 1)
+	require.Len(t, h.Agents(nil), 1)
 	_ = lasting.close()
 }
 
@@ -226,7 +226,7 @@ func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	for range maxOthers {
 		pipes = append(pipes, observe("greedy"))
 	}
-	require.Eventually(t, func() bool { return len(h.Sessions(nil)) == maxOthers }, patience, tick)
+	require.Eventually(t, func() bool { return len(h.Agents(nil)) == maxOthers }, patience, tick)
 	err := <-observe("greedy").done
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.ErrorContains(t, err, `for "greedy"`)
@@ -239,7 +239,7 @@ func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	for _, p := range append(pipes, modest) {
 		_ = p.close()
 	}
-	require.Eventually(t, func() bool { return len(h.Sessions(nil)) == 0 }, patience, tick)
+	require.Eventually(t, func() bool { return len(h.Agents(nil)) == 0 }, patience, tick)
 	h.sessions.mu.Lock()
 	defer h.sessions.mu.Unlock()
 	require.Empty(t, h.sessions.others)
@@ -252,7 +252,7 @@ func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 	h := running(t, Options{Store: s})
 	p := connect(t, h, &pb.Hello{})
 	defer p.cancel()
-	require.Eventually(t, func() bool { return len(p.read(t)) > 0 && len(h.Sessions(nil)) == 1 }, patience, tick)
+	require.Eventually(t, func() bool { return len(p.read(t)) > 0 && len(h.Agents(nil)) == 1 }, patience, tick)
 	p.set(false)
 	for n := range 3 * ringEntries {
 		s.Upsert(slice(1, 1+n%100), 0)

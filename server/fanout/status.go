@@ -2,92 +2,58 @@ package fanout
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Status summarizes a hub.
-type Status struct {
-	ServerName, ServerVersion string
-	Started                   time.Time
-	Draining                  bool
-	// Sessions counts the open sessions by kind of client.
-	Sessions map[pb.ClientKind]int
-	// Nodes counts the served nodes, including those behind relays.
-	Nodes int
-	// Servers is the list of servers that clients are sent.
-	Servers []*pb.Server
-	// Relay reports whether the hub has an upstream, Connected whether the upstream has a path, and
-	// Path is that path.
-	Relay, Connected bool
-	Path             []uint64
-}
-
-// Status returns the hub's status. It is cheap, however many sessions there are.
-func (h *Hub) Status() Status {
+// Status returns what the hub knows of the server's state. It is cheap, however many sessions there
+// are.
+func (h *Hub) Status() *pb.GetStatusResponse {
 	servers, _ := h.announced()
-	s := Status{
-		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion, Started: h.started,
-		Draining: h.drainBegun.Err() != nil, Sessions: make(map[pb.ClientKind]int), Nodes: int(h.servedNodes.Load()),
-		Servers: servers,
+	out := &pb.GetStatusResponse{
+		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion, StartTime: timestamppb.New(h.started),
+		Draining: h.drainBegun.Err() != nil, Nodes: uint32(h.servedNodes.Load()), Servers: servers,
 	}
-	for _, session := range h.sessions.list() {
-		s.Sessions[session.kind]++
+	streams := make(map[pb.ClientKind]uint32)
+	for _, s := range h.sessions.list() {
+		streams[s.kind]++
+	}
+	for _, kind := range slices.Sorted(maps.Keys(streams)) {
+		out.Streams = append(out.Streams, &pb.StreamCount{Kind: kind, Count: streams[kind]})
 	}
 	if h.upward != nil {
 		path, stream := h.upward.Path()
-		s.Relay, s.Connected, s.Path = true, stream != nil, path
+		out.Upstream = &pb.UpstreamStatus{Connected: stream != nil, Path: path}
 	}
-	return s
+	return out
 }
 
-// SessionStatus describes one client.
-type SessionStatus struct {
-	Node, Peer          string
-	Kind                pb.ClientKind
-	Version, Programmer string
-	Since               time.Time
-	// Synced reports whether the client has been sent its initial state, and Acked whether it has
-	// acknowledged it.
-	Synced, Acked bool
-	// Nodes is how many nodes the client stands for: 1 for an agent, any number for a relay.
-	Nodes int
-	// LagSequences is how many sequences the client is behind, summed over all shards. Lag is how
-	// long ago the oldest Update that it lacks was published.
-	LagSequences uint64
-	Lag          time.Duration
-	SentBytes    uint64
-	// Nacks are the open nacks, oldest first. LastNack may have been resolved since.
-	Nacks    []Nack
-	LastNack Nack
-	// Lacks reports whether the client lacks the server's latest state of the requested Service, or
-	// has an open nack that concerns it.
-	Lacks bool
-}
-
-// Sessions returns all clients, sorted by node name. With a service, it sets Lacks for each of
-// them.
-func (h *Hub) Sessions(service *model.ServiceKey) []SessionStatus {
+// Agents returns all clients, sorted by node name. With a service, it returns only those that lack
+// the server's latest state of the Service, or have an open nack that concerns it.
+func (h *Hub) Agents(service *model.ServiceKey) (out []*pb.AgentStatus) {
 	var about *serviceQuestion
 	if service != nil {
 		snapshot := h.store.Snapshot(service.Shard(h.store.Shards()))
 		about = &serviceQuestion{service: *service, snapshot: snapshot, changed: snapshot.ChangedAt(*service)}
 	}
 	now := time.Now()
-	var out []SessionStatus
 	for _, s := range h.sessions.list() {
-		i := SessionStatus{
-			Node: s.node, Peer: s.peer, Kind: s.kind, Version: s.version, Programmer: s.programmer, Since: s.since,
-			Synced: s.synced.Load(), SentBytes: s.sentBytes.Load(),
+		agent := &pb.AgentStatus{
+			NodeName: s.node, Kind: s.kind, Address: s.peer, ClientVersion: s.version, Programmer: s.programmer,
+			Since: timestamppb.New(s.since), Synced: s.synced.Load(), SentBytes: s.sentBytes.Load(),
 		}
-		s.reports.describe(&i, about, now)
-		out = append(out, i)
+		if lacks := s.reports.describe(agent, about, now); lacks || about == nil {
+			out = append(out, agent)
+		}
 	}
-	slices.SortFunc(out, func(a, b SessionStatus) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), a.Since.Compare(b.Since))
+	slices.SortFunc(out, func(a, b *pb.AgentStatus) int {
+		return cmp.Or(cmp.Compare(a.GetNodeName(), b.GetNodeName()), a.GetSince().AsTime().Compare(b.GetSince().AsTime()))
 	})
 	return out
 }

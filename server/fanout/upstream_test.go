@@ -125,15 +125,14 @@ func TestNackOfANode(t *testing.T) {
 		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: i, Sequence: h.store.Snapshot(i).Sequence()})
 	}
 	require.NoError(t, agent.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}))
-	require.False(t, h.Sessions(&key)[0].Lacks)
+	require.Empty(t, h.Agents(&key))
 	nack(agent, "victim", "", "nothing of IPv4 is programmed")
 	require.Equal(t, []string{"a: a: nothing of IPv4 is programmed"}, up.take(t, 1))
-	at := h.Sessions(&key)[0]
-	require.True(t, at.Lacks)
-	require.Equal(t, "Node a", at.Nacks[0].Object)
+	at := h.Agents(&key)[0]
+	require.Equal(t, "Node a", at.GetErrors()[0].GetObject())
 	nack(agent, "", "", "")
 	require.Equal(t, []string{"a: a: resolved"}, up.take(t, 1))
-	require.False(t, h.Sessions(&key)[0].Lacks)
+	require.Empty(t, h.Agents(&key))
 
 	relay := open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 	nack(relay, "victim", "b", "nothing of IPv6 is programmed")
@@ -225,16 +224,15 @@ func TestNacksOfARelayAreRemembered(t *testing.T) {
 	for n := range wire.MaxRelayedNacks + 1 {
 		if n == wire.MaxRelayedNacks {
 			require.Zero(t, testutil.ToFloat64(h.metrics.droppedNacks))
-			require.False(t, h.Sessions(&key)[0].Lacks)
+			require.Empty(t, h.Agents(&key))
 		}
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Key: wire.KeyToProto(service(1).Key()), NodeName: fmt.Sprint("node-", n), Reason: "no room",
 		}}}))
 	}
 	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.droppedNacks))
-	at := h.Sessions(&key)[0]
-	require.Len(t, at.Nacks, wire.MaxRelayedNacks)
-	require.True(t, at.Lacks)
+	at := h.Agents(&key)[0]
+	require.Len(t, at.GetErrors(), wire.MaxRelayedNacks)
 }
 
 // TestARelayHearsWhatIsReached checks that a relay is sent the resource versions after the updates
