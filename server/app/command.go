@@ -31,13 +31,13 @@ also identifies relays (slicecast:relays), observers (slicecast:observers) and o
 		SilenceUsage:      true,
 		SilenceErrors:     true, // main prints the error
 		RunE: func(command *cobra.Command, _ []string) error {
-			logger, err := options.Log.NewLogger(os.Stderr)
+			logger, err := options.log.NewLogger(os.Stderr)
 			if err != nil {
 				return err
 			}
 			slog.SetDefault(logger)
 			kube.RouteLogs(logger)
-			config, err := options.Config(logger)
+			config, err := options.Complete(logger)
 			if err != nil {
 				return err
 			}

@@ -13,16 +13,21 @@ import (
 	"github.com/slicecast/slicecast/server/relay"
 )
 
-// Config configures a Server. Options.Config creates it from the command line.
+// Config configures a Server. Options.Complete creates it from the command line.
 type Config struct {
 	// Source feeds the server. If Upstream is set, the server is a relay, and Source is ignored.
 	// SourceKind is the value of --source.
 	Source     source.Source
 	Upstream   *relay.Options
 	SourceKind string
-	// Servers and ServerService are passed to fanout.Options.
-	Servers       []*pb.Server
-	ServerService model.ServiceKey
+	// fanout.Options describes the fields up to MaxBehindWait, and ColdBytes for MaxColdSyncBytes.
+	Servers                                       []*pb.Server
+	ServerService                                 model.ServiceKey
+	MaxColdSyncBytes                              int64
+	HeartbeatInterval, DrainWindow, MaxBehindWait time.Duration
+	// store.Options describes Shards and Tombstones.
+	Shards     uint32
+	Tombstones int
 	// TLS is for the gRPC and metrics listeners. nil means that they are plaintext, and that
 	// everyone is an operator.
 	TLS *tlsfiles.Files
@@ -36,15 +41,6 @@ type Config struct {
 	// listeners. Empty ones are not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string
 
-	// Shards and Tombstones are passed to store.Options.
-	Shards     uint32
-	Tombstones int
-	// HeartbeatInterval and DrainWindow are passed to fanout.Options as Heartbeat and DrainWindow.
-	HeartbeatInterval, DrainWindow time.Duration
-	// MaxBehindWait and MaxColdSyncBytes are passed to fanout.Options as MaxBehindWait and
-	// ColdBytes.
-	MaxBehindWait    time.Duration
-	MaxColdSyncBytes int64
 	// GracePeriod is how long calls may take to end when the server stops.
 	GracePeriod time.Duration
 

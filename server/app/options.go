@@ -1,9 +1,11 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -25,60 +27,34 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// These are the values of --source.
-const (
-	sourceKube = "kube"
-	sourceFile = "file"
-	// sourceUpstream makes the server a relay.
-	sourceUpstream = "upstream"
-)
+// These are the values of --source. sourceUpstream makes the server a relay.
+const sourceKube, sourceFile, sourceUpstream = "kube", "file", "upstream"
 
-const (
-	defaultBindAddress = ":8472"
-	// rootAudience and relayAudience are the defaults of --token-audience. They differ, so that a
-	// relay cannot present its agents' tokens to the servers that feed it.
-	rootAudience  = "slicecast"
-	relayAudience = "slicecast-relay"
-	// defaultGracePeriod leaves time to end for streams that are drained late in the window, and
-	// for other calls.
-	defaultGracePeriod = 2 * fanout.DefaultDrainWindow
-)
+// rootAudience and relayAudience are the defaults of --token-audience. They differ, so that a relay
+// cannot present its agents' tokens to the servers that feed it.
+const rootAudience, relayAudience = "slicecast", "slicecast-relay"
 
-// Options has the values of the command line's flags.
+// defaultGracePeriod leaves time to end for streams that are drained late in the window, and for
+// other calls.
+const defaultGracePeriod = 2 * fanout.DefaultDrainWindow
+
+// Options has the values of the command line's flags. Some of them are fields of the configuration;
+// Complete derives the other fields.
 type Options struct {
-	Source           string
-	Kubeconfig       string
-	Manifests        string
-	ServiceProxyName string
-	Upstream         UpstreamOptions
+	Config
 
-	AdvertiseServers []string
-	ServerService    string
+	kubeconfig, manifests, serviceProxyName string
+	upstream                                upstreamOptions
 
-	BindAddress          string
-	TLSCertFile          string
-	TLSPrivateKeyFile    string
-	ClientCAFile         string
-	TokenAudience        string
-	AgentServiceAccounts []string
-	RelayServiceAccounts []string
-	InsecurePlaintext    bool
-	DebugSocket          string
-	HealthzBindAddress   string
-	MetricsBindAddress   string
+	advertiseServers []string
+	serverService    string
 
-	Shards              uint32
-	Tombstones          int
-	HeartbeatInterval   time.Duration
-	DrainWindow         time.Duration
-	MaxBehindWait       time.Duration
-	MaxColdSyncBytes    int64
-	ShutdownGracePeriod time.Duration
+	files                        tlsfiles.Files
+	agentAccounts, relayAccounts []string
+	audience                     string
+	insecurePlaintext            bool
 
-	Log daemon.LogOptions
-
-	// Registry is not a flag. nil means a new one.
-	Registry daemon.Registry
+	log daemon.LogOptions
 }
 
 // AddFlags adds the flags with their defaults.
@@ -86,50 +62,50 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.addSourceFlags(fs)
 	o.addListenerFlags(fs)
 	o.addTuningFlags(fs)
-	o.Log.AddFlags(fs)
+	o.log.AddFlags(fs)
 }
 
 func (o *Options) addSourceFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Source, "source", sourceKube,
+	fs.StringVar(&o.SourceKind, "source", sourceKube,
 		"Where Services and EndpointSlices come from: kube (a Kubernetes API server), file (a directory of "+
 			"manifests), or upstream (other slicecast-servers, which makes this server a relay).")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"Path to the kubeconfig file for the API server, for --source=kube and for TokenReviews. "+
 			"If empty, the in-cluster configuration is used.")
-	fs.StringVar(&o.Manifests, "manifests", "",
+	fs.StringVar(&o.manifests, "manifests", "",
 		"Path to the directory of manifests for --source=file. Changes in the directory take effect at once.")
-	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
+	fs.StringVar(&o.serviceProxyName, "service-proxy-name", "",
 		"Value of the label service.kubernetes.io/service-proxy-name of the Services to serve. "+
 			"If empty, the Services without the label are served.")
-	o.Upstream.AddFlags(fs)
-	fs.StringSliceVar(&o.AdvertiseServers, "advertise-servers", nil,
+	o.upstream.addFlags(fs)
+	fs.StringSliceVar(&o.advertiseServers, "advertise-servers", nil,
 		"Comma-separated addresses (host:port) of all servers that agents may connect to, including this one. "+
 			"Agents spread over them.")
-	fs.StringVar(&o.ServerService, "server-service", "",
+	fs.StringVar(&o.serverService, "server-service", "",
 		"Service (namespace/name) of the servers. Its ready endpoints are advertised to agents, "+
 			"as with --advertise-servers. It must have a cluster IP.")
 }
 
 func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "Address (host:port) to serve gRPC on.")
-	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "",
+	fs.StringVar(&o.BindAddress, "bind-address", ":8472", "Address (host:port) to serve gRPC on.")
+	fs.StringVar(&o.files.Certificate, "tls-cert-file", "",
 		"Path to the PEM file with the server's certificate and its chain. The file is reloaded when it changes.")
-	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "",
+	fs.StringVar(&o.files.PrivateKey, "tls-private-key-file", "",
 		"Path to the PEM file with the private key of --tls-cert-file. The file is reloaded when it changes.")
-	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
+	fs.StringVar(&o.files.CA, "client-ca-file", "",
 		"Path to the PEM file with the CA certificates that client certificates are verified against. The "+
 			"organization of a certificate says whether the client is a node (as for kubelets), a relay, an observer "+
 			"or an operator. The file is reloaded when it changes.")
-	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
+	fs.StringArrayVar(&o.agentAccounts, "agent-service-account", nil,
 		"ServiceAccount (namespace/name) of agents. A token that is bound to a Pod authenticates the agent of the "+
 			"Pod's node. The flag may be repeated.")
-	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
+	fs.StringArrayVar(&o.relayAccounts, "relay-service-account", nil,
 		"ServiceAccount (namespace/name) of relays, whose tokens authenticate relays of this server. The flag may be "+
 			"repeated.")
-	fs.StringVar(&o.TokenAudience, "token-audience", "",
+	fs.StringVar(&o.audience, "token-audience", "",
 		"Audience of the tokens of this server's agents and relays. No server that feeds this one may accept the same "+
 			"audience. If empty, it is "+rootAudience+", or "+relayAudience+" with --source=upstream.")
-	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
+	fs.BoolVar(&o.insecurePlaintext, "insecure-plaintext", false,
 		"Serve gRPC and metrics without TLS and without authentication. Every client is then an operator.")
 	fs.StringVar(&o.DebugSocket, "debug-socket", "",
 		"Path of a Unix socket on which to serve gRPC to operators on this machine, without TLS. Only the server's "+
@@ -158,7 +134,7 @@ func (o *Options) addTuningFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
 		"Maximum number of bytes that are in flight to agents that need whole shards. Other such agents wait for "+
 			"their turn.")
-	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
+	fs.DurationVar(&o.GracePeriod, "shutdown-grace-period", defaultGracePeriod,
 		"Maximum time to wait for calls to end when the server stops. It must be at least --drain-window.")
 }
 
@@ -175,30 +151,31 @@ func (p *problems) when(holds bool, format string, args ...any) {
 // validate returns an error for everything that is wrong with the options.
 func (o *Options) validate() error {
 	var p problems
-	p.when(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source),
-		"--source is %q: use kube, file or upstream", o.Source)
-	p.when(o.Source == sourceUpstream && o.ServiceProxyName != "",
+	p.when(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.SourceKind),
+		"--source is %q: use kube, file or upstream", o.SourceKind)
+	p.when(o.SourceKind == sourceUpstream && o.serviceProxyName != "",
 		"--service-proxy-name has no effect on a relay: set it on the servers that feed the relay, and remove it here")
-	p.when(len(o.AdvertiseServers) > 0 && o.ServerService != "",
+	p.when(len(o.advertiseServers) > 0 && o.serverService != "",
 		"--advertise-servers and --server-service exclude each other: remove one of them")
-	for _, s := range o.AdvertiseServers {
+	for _, s := range o.advertiseServers {
 		_, _, err := net.SplitHostPort(s)
 		p.when(err != nil, "--advertise-servers: %w: use host:port", err)
 	}
-	p.when(o.Source == sourceFile && o.Manifests == "", "--source=file requires --manifests: set it to a directory")
-	p.when(o.Source != sourceFile && o.Manifests != "", "--manifests requires --source=file: set it, or remove "+
+	p.when(o.SourceKind == sourceFile && o.manifests == "", "--source=file requires --manifests: set it to a directory")
+	p.when(o.SourceKind != sourceFile && o.manifests != "", "--manifests requires --source=file: set it, or remove "+
 		"--manifests")
-	p.when(o.Source != sourceKube && o.Kubeconfig != "" && !o.takesTokens(),
+	p.when(o.SourceKind != sourceKube && o.kubeconfig != "" && !o.takesTokens(),
 		"--kubeconfig requires --source=kube, --agent-service-account or --relay-service-account: set one of them, or "+
 			"remove --kubeconfig")
-	p.when(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
+	p.when(o.SourceKind == sourceFile && o.kubeconfig == "" && o.takesTokens(),
 		"--agent-service-account and --relay-service-account require an API server that reviews tokens: set "+
 			"--kubeconfig, or use --client-ca-file instead")
-	_, serviceErr := o.serverService()
-	_, agentsErr := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
-	_, relaysErr := parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
-	p = append(p, o.Upstream.validate(o.Source == sourceUpstream), source.ValidateProxyName(o.ServiceProxyName),
-		serviceErr, agentsErr, relaysErr, o.validateTLS(), o.validateTuning())
+	_, isService := model.ParseServiceKey(o.serverService)
+	p.when(o.serverService != "" && !isService, "--server-service is %q: use namespace/name", o.serverService)
+	_, agentsErr := parseServiceAccounts("--agent-service-account", o.agentAccounts)
+	_, relaysErr := parseServiceAccounts("--relay-service-account", o.relayAccounts)
+	p = append(p, o.upstream.validate(o.SourceKind == sourceUpstream), source.ValidateProxyName(o.serviceProxyName),
+		agentsErr, relaysErr, o.validateTLS(), o.validateTuning())
 	return errors.Join(p...)
 }
 
@@ -213,44 +190,38 @@ func (o *Options) validateTuning() error {
 		"--heartbeat-interval is %v: use at most 5m, because clients wait no longer for a heartbeat",
 		o.HeartbeatInterval)
 	p.when(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
-	p.when(o.ShutdownGracePeriod < o.DrainWindow,
+	p.when(o.GracePeriod < o.DrainWindow,
 		"--shutdown-grace-period is %v, less than --drain-window (%v): increase it, so that streams can end as they "+
 			"are asked to",
-		o.ShutdownGracePeriod, o.DrainWindow)
+		o.GracePeriod, o.DrainWindow)
 	return errors.Join(p...)
 }
 
 func (o *Options) validateTLS() error {
-	set := func(flags map[string]bool) (names []string) {
-		for name, is := range flags {
-			if is {
-				names = append(names, name)
-			}
-		}
-		slices.Sort(names)
-		return names
+	set := func(flags map[string]bool) []string {
+		maps.DeleteFunc(flags, func(_ string, is bool) bool { return !is })
+		return slices.Sorted(maps.Keys(flags))
 	}
-	files := set(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
+	files := set(map[string]bool{"--tls-cert-file": o.files.Certificate != "", "--tls-private-key-file": o.files.PrivateKey != ""})
 	clients := set(map[string]bool{
-		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
-		"--relay-service-account": len(o.RelayServiceAccounts) > 0,
-		"--token-audience":        o.TokenAudience != "",
+		"--client-ca-file": o.files.CA != "", "--agent-service-account": len(o.agentAccounts) > 0,
+		"--relay-service-account": len(o.relayAccounts) > 0, "--token-audience": o.audience != "",
 	})
 	switch {
-	case o.InsecurePlaintext && len(files)+len(clients) > 0:
+	case o.insecurePlaintext && len(files)+len(clients) > 0:
 		return fmt.Errorf("--insecure-plaintext means no TLS and no authentication: remove it, or remove %s",
 			strings.Join(append(files, clients...), ", "))
-	case o.InsecurePlaintext:
+	case o.insecurePlaintext:
 		return nil
 	case len(files) == 0:
 		return errors.New("no TLS certificate: set --tls-cert-file and --tls-private-key-file, or set " +
 			"--insecure-plaintext where nobody else can reach the server")
 	case len(files) == 1:
 		return errors.New("--tls-cert-file and --tls-private-key-file must be set together")
-	case o.ClientCAFile == "" && !o.takesTokens():
+	case o.files.CA == "" && !o.takesTokens():
 		return errors.New("no agent can authenticate: set --client-ca-file to accept client certificates, such as " +
 			"those of kubelets, or --agent-service-account to accept ServiceAccount tokens")
-	case !o.takesTokens() && o.TokenAudience != "":
+	case !o.takesTokens() && o.audience != "":
 		return errors.New("--token-audience requires --agent-service-account or --relay-service-account: set one of " +
 			"them, or remove --token-audience")
 	}
@@ -259,19 +230,7 @@ func (o *Options) validateTLS() error {
 
 // takesTokens reports whether tokens of any ServiceAccount are accepted.
 func (o *Options) takesTokens() bool {
-	return len(o.AgentServiceAccounts)+len(o.RelayServiceAccounts) > 0
-}
-
-// tokenAudience returns --token-audience or its default.
-func (o *Options) tokenAudience() string {
-	switch {
-	case o.TokenAudience != "":
-		return o.TokenAudience
-	case o.Source == sourceUpstream:
-		return relayAudience
-	default:
-		return rootAudience
-	}
+	return len(o.agentAccounts)+len(o.relayAccounts) > 0
 }
 
 func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
@@ -285,92 +244,63 @@ func parseServiceAccounts(flag string, list []string) (accounts []types.Namespac
 	return accounts, err
 }
 
-// Config validates the options and returns the configuration for them.
-func (o *Options) Config(logger *slog.Logger) (Config, error) {
+// Complete validates the options and returns the configuration for them.
+func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	if err := o.validate(); err != nil {
 		return Config{}, err
 	}
-	c := Config{
-		SourceKind:         o.Source,
-		BindAddress:        o.BindAddress,
-		DebugSocket:        o.DebugSocket,
-		HealthzBindAddress: o.HealthzBindAddress,
-		MetricsBindAddress: o.MetricsBindAddress,
-		Shards:             o.Shards,
-		Tombstones:         o.Tombstones,
-		HeartbeatInterval:  o.HeartbeatInterval,
-		DrainWindow:        o.DrainWindow,
-		MaxBehindWait:      o.MaxBehindWait,
-		MaxColdSyncBytes:   o.MaxColdSyncBytes,
-		GracePeriod:        o.ShutdownGracePeriod,
-		Logger:             logger,
-		Registry:           o.Registry,
-	}
+	c := o.Config
+	c.Logger = logger
 	if c.Registry == nil {
 		c.Registry = daemon.NewRegistry()
 	}
-	if !o.InsecurePlaintext {
-		c.TLS = &tlsfiles.Files{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, CA: o.ClientCAFile}
+	if !o.insecurePlaintext {
+		c.TLS = &o.files
 	}
-	for _, address := range o.AdvertiseServers {
+	for _, address := range o.advertiseServers {
 		c.Servers = append(c.Servers, &pb.Server{Address: address})
 	}
-	var err error
-	if c.ServerService, err = o.serverService(); err != nil {
-		return Config{}, err
-	}
+	c.ServerService, _ = model.ParseServiceKey(o.serverService) // validate has checked it
 	var api *rest.Config
-	if o.Source == sourceKube || o.takesTokens() {
-		if api, err = kube.Config(o.Kubeconfig); err != nil {
+	var err error
+	if o.SourceKind == sourceKube || o.takesTokens() {
+		if api, err = kube.Config(o.kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
 	}
-	if o.Source == sourceUpstream {
-		c.Upstream, err = o.Upstream.config(c)
-	} else {
-		c.Source, err = o.newSource(api, c)
-	}
-	if err != nil {
-		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
-	}
-	if o.takesTokens() {
-		if c.Tokens, err = o.tokens(api); err != nil {
-			return Config{}, err
-		}
-	}
-	return c, nil
-}
-
-// serverService returns --server-service, and the zero key if it is not set.
-func (o *Options) serverService() (model.ServiceKey, error) {
-	if o.ServerService == "" {
-		return model.ServiceKey{}, nil
-	}
-	key, ok := model.ParseServiceKey(o.ServerService)
-	if !ok {
-		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
-	}
-	return key, nil
-}
-
-func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
-	if o.Source == sourceFile {
-		return file.New(file.Options{
-			Directory: o.Manifests, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry,
+	switch o.SourceKind {
+	case sourceUpstream:
+		c.Upstream, err = o.upstream.config(c)
+	case sourceFile:
+		c.Source, err = file.New(file.Options{
+			Directory: o.manifests, ServiceProxyName: o.serviceProxyName, Log: c.Logger, Metrics: c.Registry,
+		})
+	default:
+		c.Source, err = kube.New(kube.Options{
+			Config: api, ServiceProxyName: o.serviceProxyName, Log: c.Logger, Metrics: c.Registry,
 		})
 	}
-	return kube.New(kube.Options{Config: api, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry})
+	if err != nil {
+		return Config{}, fmt.Errorf("--source=%s: %w", o.SourceKind, err)
+	}
+	if o.takesTokens() {
+		c.Tokens, err = o.tokens(api)
+	}
+	return c, err
 }
 
-// tokens returns the options for the review of tokens.
+// tokens returns the options for the review of tokens. validate has checked the accounts.
 func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
 	api = rest.CopyConfig(api)
 	api.QPS = -1 // the reviewer has budgets of its own
-	out := &auth.TokenOptions{Audience: o.tokenAudience()}
-	var errs [4]error
-	out.Review, errs[0] = kube.TokenReviews(api)
-	out.Get, errs[1] = kube.Paths(api)
-	out.Agents, errs[2] = parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
-	out.Relays, errs[3] = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
-	return out, errors.Join(errs[:]...)
+	out := &auth.TokenOptions{Audience: cmp.Or(o.audience, rootAudience)}
+	if o.audience == "" && o.SourceKind == sourceUpstream {
+		out.Audience = relayAudience
+	}
+	var reviewErr, getErr error
+	out.Review, reviewErr = kube.TokenReviews(api)
+	out.Get, getErr = kube.Paths(api)
+	out.Agents, _ = parseServiceAccounts("", o.agentAccounts)
+	out.Relays, _ = parseServiceAccounts("", o.relayAccounts)
+	return out, errors.Join(reviewErr, getErr)
 }

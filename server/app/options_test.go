@@ -116,7 +116,7 @@ func TestKubeconfigIsRequired(t *testing.T) {
 			"--tls-cert-file=c", "--tls-private-key-file=k", "--relay-service-account=a/b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parse(t, args...).Config(slog.Default())
+			_, err := parse(t, args...).Complete(slog.Default())
 			require.ErrorContains(t, err, "--kubeconfig")
 		})
 	}

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,9 +63,8 @@ A server knows only its own clients. To see all of them, ask each replica.`,
 				return err
 			}
 			defer func() { _ = conn.Close() }()
-			client := pb.NewDebugServiceClient(conn)
 			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
-				return o.ask(ctx, client)
+				return o.ask(ctx, pb.NewDebugServiceClient(conn))
 			})
 		},
 	}
@@ -96,7 +96,7 @@ func (o *statusOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Shards, "shards", false, "Show the shards, too.")
 }
 
-func (o *statusOptions) validate() (err error) {
+func (o *statusOptions) validate() error {
 	tls := o.CAFile != "" || o.ClientCertFile != "" || o.ClientKeyFile != "" || o.ServerName != ""
 	switch {
 	case o.DebugSocket == "" && o.Server == "":
@@ -115,13 +115,10 @@ func (o *statusOptions) validate() (err error) {
 		return errors.New("--service shows a Service instead of clients: remove it, or remove --lacks, --node, " +
 			"--behind and --errors")
 	}
-	if o.service, err = parseService("--service", o.Service); err != nil {
-		return err
-	}
-	if o.lacks, err = parseService("--lacks", o.Lacks); err != nil {
-		return err
-	}
-	return o.Validate()
+	var serviceErr, lacksErr error
+	o.service, serviceErr = parseService("--service", o.Service)
+	o.lacks, lacksErr = parseService("--lacks", o.Lacks)
+	return errors.Join(serviceErr, lacksErr, o.Validate())
 }
 
 // parseService parses the value of a flag. It returns nil for an empty one.
@@ -186,35 +183,24 @@ func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (
 	agents, err := client.ListAgents(ctx, &pb.ListAgentsRequest{
 		NodeName: o.Node, OnlyBehind: o.Behind, OnlyWithErrors: o.Errors, Lacks: o.lacks,
 	})
-	if err != nil {
+	for err == nil {
+		var a *pb.ListAgentsResponse
+		if a, err = agents.Recv(); err == nil {
+			r.agents = append(r.agents, a.GetAgent())
+		}
+	}
+	if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	for {
-		a, err := agents.Recv()
-		if errors.Is(err, io.EOF) {
-			return r, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		r.agents = append(r.agents, a.GetAgent())
-	}
+	return r, nil
 }
 
 // explain adds to an error what the user can do about it.
 func (o *statusOptions) explain(err error) error {
-	if err == nil {
-		return nil
-	}
-	s := status.Convert(err)
-	switch s.Code() {
+	switch s := status.Convert(err); s.Code() {
 	case codes.Unavailable:
-		where := o.Server
-		if o.DebugSocket != "" {
-			where = o.DebugSocket
-		}
 		return fmt.Errorf("no answer from %s: %s; check that the server runs there and accepts these credentials",
-			where, s.Message())
+			cmp.Or(o.DebugSocket, o.Server), s.Message())
 	case codes.Unimplemented:
 		return errors.New("the server does not implement the DebugService: use the status command of the server's " +
 			"version")

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -30,20 +31,20 @@ func (r *statusReport) Fields() []show.Field {
 	if r.service != nil {
 		fields = append(fields, show.Field{Name: "service", Message: r.service})
 	} else {
-		agents := show.Field{Name: "agents"}
-		for _, a := range r.agents {
-			agents.List = append(agents.List, a)
-		}
-		fields = append(fields, agents)
+		fields = append(fields, listField("agents", r.agents))
 	}
 	if r.shards != nil {
-		shards := show.Field{Name: "shards"}
-		for _, s := range r.shards.GetShards() {
-			shards.List = append(shards.List, proto.Message(s))
-		}
-		fields = append(fields, shards)
+		fields = append(fields, listField("shards", r.shards.GetShards()))
 	}
 	return fields
+}
+
+func listField[M proto.Message](name string, messages []M) show.Field {
+	f := show.Field{Name: name}
+	for _, m := range messages {
+		f.List = append(f.List, m)
+	}
+	return f
 }
 
 // Print implements show.Report.
@@ -55,9 +56,9 @@ func (r *statusReport) Print(out *show.Page) {
 	}
 	if r.service != nil {
 		r.printService(out)
-		return
+	} else {
+		r.printAgents(out)
 	}
-	r.printAgents(out)
 }
 
 // since returns the age of a time by the server's clock.
@@ -78,7 +79,7 @@ func (r *statusReport) printServer(out *show.Page) {
 		s.GetServerName(), s.GetServerVersion(), r.since(s.GetStartTime()), state))
 	source := s.GetSource().GetKind()
 	if v := s.GetSource().GetResourceVersions(); v != nil {
-		source += ", resource versions " + versions(v)
+		source += fmt.Sprintf(", resource versions %d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
 	}
 	if up := s.GetUpstream(); up != nil {
 		source += ", " + r.upstream(up)
@@ -89,12 +90,10 @@ func (r *statusReport) printServer(out *show.Page) {
 		size.GetServices(), size.GetSlices(), size.GetEndpoints(), size.GetShards(), s.GetEpoch()))
 	var streams []string
 	for _, c := range s.GetStreams() {
-		streams = append(streams, fmt.Sprintf("%d %s", c.GetCount(), plural(kindName(c.GetKind()), c.GetCount())))
+		streams = append(streams, plural(kindName(c.GetKind()), c.GetCount()))
 	}
-	if len(streams) == 0 {
-		streams = []string{"none"}
-	}
-	out.Row("Streams", fmt.Sprintf("%s; %d %s served", strings.Join(streams, ", "), s.GetNodes(), plural("node", s.GetNodes())))
+	out.Row("Streams", fmt.Sprintf("%s; %s served",
+		cmp.Or(strings.Join(streams, ", "), "none"), plural("node", s.GetNodes())))
 	var servers []string
 	for _, x := range s.GetServers() {
 		servers = append(servers, x.GetAddress())
@@ -122,20 +121,14 @@ func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	return text
 }
 
-func versions(v *pb.ResourceVersions) string {
-	return fmt.Sprintf("%d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
-}
-
 func plural(word string, n uint32) string {
-	if n == 1 {
-		return word
+	if n != 1 {
+		word += "s"
 	}
-	return word + "s"
+	return fmt.Sprint(n, " ", word)
 }
 
-func kindName(k pb.ClientKind) string {
-	return strings.ToLower(strings.TrimPrefix(k.String(), "CLIENT_KIND_"))
-}
+func kindName(k pb.ClientKind) string { return strings.ToLower(enumName(k, "CLIENT_KIND_")) }
 
 func (r *statusReport) printConvergences(out *show.Page) {
 	s := r.status
@@ -154,8 +147,8 @@ func (r *statusReport) printConvergences(out *show.Page) {
 	out.Title("%s", title)
 	out.Row("AGE", "SHARD", "SEQUENCE", "NODES", "LACKING", "50%", "99%", "100%", "LAST")
 	for _, c := range list {
-		out.Row(r.since(c.GetPublishTime()), number(c.GetShard()), number(c.GetSequence()),
-			number(c.GetNodes()), number(c.GetLacking()),
+		out.Row(r.since(c.GetPublishTime()), fmt.Sprint(c.GetShard()), fmt.Sprint(c.GetSequence()),
+			fmt.Sprint(c.GetNodes()), fmt.Sprint(c.GetLacking()),
 			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()), lastNodes(c.GetLast()))
 	}
 }
@@ -164,11 +157,7 @@ func (r *statusReport) printConvergences(out *show.Page) {
 func lastNodes(nodes []*pb.NodeTime) string {
 	var out []string
 	for _, n := range nodes {
-		if n.GetTime() == nil {
-			out = append(out, n.GetNodeName()+" (lacks it)")
-		} else {
-			out = append(out, fmt.Sprintf("%s (%s)", n.GetNodeName(), span(n.GetTime())))
-		}
+		out = append(out, fmt.Sprintf("%s (%s)", n.GetNodeName(), cmp.Or(span(n.GetTime()), "lacks it")))
 	}
 	return strings.Join(out, ", ")
 }
@@ -181,14 +170,12 @@ func span(d *durationpb.Duration) string {
 	return show.Age(d.AsDuration())
 }
 
-func number[T uint32 | uint64](n T) string { return strconv.FormatUint(uint64(n), 10) }
-
 func (r *statusReport) printAgents(out *show.Page) {
 	if r.gone != "" {
 		out.Title("The server has no Service %s: check its name. If it was removed, these clients still have it",
 			r.gone)
 	}
-	out.Title("%d %s", len(r.agents), plural("client", uint32(len(r.agents))))
+	out.Title("%s", plural("client", uint32(len(r.agents))))
 	if len(r.agents) == 0 {
 		return
 	}
@@ -196,10 +183,10 @@ func (r *statusReport) printAgents(out *show.Page) {
 	for _, a := range r.agents {
 		behind := ""
 		if a.GetLagSequences() > 0 {
-			behind = number(a.GetLagSequences())
+			behind = fmt.Sprint(a.GetLagSequences())
 		}
 		out.Row(a.GetNodeName(), agentKind(a), agentState(a), span(a.GetLag()), behind, r.since(a.GetSince()), a.GetAddress(),
-			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), number(uint32(len(a.GetErrors()))), r.lastError(a))
+			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), fmt.Sprint(len(a.GetErrors())), r.lastError(a))
 	}
 }
 
@@ -240,15 +227,13 @@ func (r *statusReport) printShards(out *show.Page) {
 	out.Title("Shards")
 	out.Row("SHARD", "SEQUENCE", "DIGEST", "OBJECTS")
 	for _, s := range r.shards.GetShards() {
-		out.Row(number(s.GetShard()), number(s.GetSequence()), show.Hash(s.GetDigest()), number(s.GetObjects()))
+		out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), show.Hash(s.GetDigest()), fmt.Sprint(s.GetObjects()))
 	}
 }
 
 func (r *statusReport) printService(out *show.Page) {
 	held := r.service
 	out.Title("")
-	place := fmt.Sprintf("shard %d, last changed at sequence %d of %d",
-		held.GetShard(), held.GetChangedSequence(), held.GetSequence())
 	if s := held.GetService(); s == nil {
 		first := held.GetSlices()[0]
 		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" does not exist, but slices of it do")
@@ -270,7 +255,8 @@ func (r *statusReport) printService(out *show.Page) {
 		}
 		out.Row("Ports", strings.Join(ports, ", "))
 	}
-	out.Row("Position", place)
+	out.Row("Position", fmt.Sprintf("shard %d, last changed at sequence %d of %d",
+		held.GetShard(), held.GetChangedSequence(), held.GetSequence()))
 	for _, s := range held.GetSlices() {
 		r.printSlice(out, s)
 	}

@@ -69,7 +69,7 @@ func helloWith(t *testing.T, token, address string, ca *authtest.CA, node string
 // startOf runs a server with the given flags.
 func startOf(t *testing.T, args ...string) *running {
 	t.Helper()
-	c, err := parse(t, args...).Config(slog.New(slog.DiscardHandler))
+	c, err := parse(t, args...).Complete(slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	r := startConfig(t, c)
 	select {

@@ -51,7 +51,7 @@ type reports struct {
 
 // openNack is a nack that is not resolved.
 type openNack struct {
-	*pb.AgentError // is immutable once the nack is recorded
+	*pb.AgentError           // is immutable once the nack is recorded
 	key            model.Key // without a name if the client's key is invalid
 	// untold is set while Upstream has no room for the nack.
 	untold bool

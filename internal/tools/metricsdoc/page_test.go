@@ -103,13 +103,13 @@ func serverCommand(dir string) command {
 				[]string{"--source=upstream", "TLS"}},
 		},
 		make: func(args []string, r *recorder) error {
-			o := server.Options{Registry: r}
+			o := server.Options{Config: server.Config{Registry: r}}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.AddFlags(fs)
 			if err := fs.Parse(append(args, "--bind-address=127.0.0.1:0")); err != nil {
 				return err
 			}
-			config, err := o.Config(slog.New(slog.DiscardHandler))
+			config, err := o.Complete(slog.New(slog.DiscardHandler))
 			if err != nil {
 				return err
 			}
