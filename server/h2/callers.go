@@ -68,7 +68,6 @@ func (c *Connection) holdLocked(by Caller) (displaced *Connection, reason string
 	return displaced, "", nil
 }
 
-// dropCallLocked ends a call that holdLocked has counted.
 func (a *connections) dropCallLocked(by Caller) {
 	if by.Name == "" || by.MaxCalls == 0 {
 		return
@@ -77,7 +76,6 @@ func (a *connections) dropCallLocked(by Caller) {
 	a.forgetLocked(by.Name)
 }
 
-// disownLocked removes the connection from its owner's holdings, if it has an owner.
 func (c *Connection) disownLocked() {
 	if c.owner == "" {
 		return
@@ -87,7 +85,6 @@ func (c *Connection) disownLocked() {
 	c.owner, c.owned = "", nil
 }
 
-// forgetLocked removes a caller that has nothing open.
 func (a *connections) forgetLocked(name string) {
 	if h := a.callers[name]; h.calls == 0 && h.connections.Len() == 0 {
 		delete(a.callers, name)

@@ -83,13 +83,11 @@ func newConn(s *Server, secure net.Conn, under *socket, info connectionInfo) *co
 		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
-	c.guard = newGuard(delivery{secure, under}, s.options.MaxHeaderBytes, func() {
+	c.guard = s.newGuard(secure, under, info.connection, false, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.breakLocked(errBlockTooSlow)
 	})
-	c.guard.blockTime = s.blockTime
-	c.guard.stranger = info.connection.stranger
 	c.framer = http2.NewFramer(nil, &c.guard)
 	c.framer.SetMaxReadFrameSize(frameSize)
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(initialHeaderTableSize, nil)
@@ -98,7 +96,6 @@ func newConn(s *Server, secure net.Conn, under *socket, info connectionInfo) *co
 	return c
 }
 
-// start makes the socket non-blocking, starts the pings and sends the server's SETTINGS.
 func (c *conn) start() error {
 	if err := c.socket.noWait(&c.server.wait, c.flushed); err != nil {
 		return err
@@ -116,7 +113,6 @@ func (c *conn) start() error {
 	})
 }
 
-// run reads the connection until it ends.
 func (c *conn) run() {
 	defer c.server.remove(c)
 	defer c.socket.Close()
@@ -189,7 +185,6 @@ func (c *conn) readPreface() error {
 	return c.settingsLocked(settings)
 }
 
-// readFrame reads and handles one frame.
 func (c *conn) readFrame() error {
 	header, err := c.framer.ReadFrameHeader()
 	if err != nil {
@@ -297,7 +292,6 @@ func (c *conn) windowUpdateLocked(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// endsLocked reports whether the connection accepts no new streams.
 func (c *conn) endsLocked() bool { return c.draining || c.closed != nil }
 
 // headersLocked handles the headers of a request: it begins a stream, or refuses it.
@@ -386,7 +380,6 @@ func (c *conn) requestTrailersLocked(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// readData reads a DATA frame into a pooled buffer.
 func (c *conn) readData(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
 		return violation{http2.ErrCodeProtocol, "DATA without a stream"}
@@ -560,7 +553,6 @@ type buffer [frameSize]byte
 // buffers are used for the duration of one write or read.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
-// appendFrame appends the header of a frame.
 func appendFrame(b []byte, size int, kind http2.FrameType, flags http2.Flags, stream uint32) []byte {
 	b = append(b, byte(size>>16), byte(size>>8), byte(size), byte(kind), byte(flags))
 	return binary.BigEndian.AppendUint32(b, stream)

@@ -2,6 +2,7 @@ package h2
 
 import (
 	"io"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -38,7 +39,6 @@ type frameBudget struct {
 	since time.Duration
 }
 
-// spend charges the client for a frame.
 func (b *frameBudget) spend(at time.Duration) error {
 	if at-b.since > time.Second {
 		b.since = at
@@ -65,7 +65,7 @@ type guard struct {
 	blockTime time.Duration
 	// slow is called, on a goroutine of its own, if a header block takes longer than blockTime.
 	slow func()
-	// stranger reports whether no call has been admitted yet; nil means that one has.
+	// stranger reports whether no call has been admitted yet.
 	stranger func() bool
 	// dataPays means that the bytes of DATA frames pay for frames.
 	dataPays bool
@@ -81,9 +81,11 @@ type guard struct {
 	timer       *time.Timer // calls slow
 }
 
-func newGuard(reader io.Reader, maxHeaderBytes uint32, slow func()) guard {
+// newGuard returns the guard of a connection. secure is TLS over the socket under.
+func (s *Server) newGuard(secure net.Conn, under *socket, of *Connection, dataPays bool, slow func()) guard {
 	return guard{
-		reader: reader, maxBlock: 2 * int(maxHeaderBytes), blockTime: maxBlockTime, slow: slow, skip: len(http2.ClientPreface),
+		reader: delivery{secure, under}, maxBlock: 2 * int(s.options.MaxHeaderBytes), blockTime: s.blockTime, slow: slow,
+		stranger: of.stranger, dataPays: dataPays, skip: len(http2.ClientPreface),
 	}
 }
 
@@ -99,7 +101,6 @@ func (g *guard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// follow finds the headers of frames in the bytes that were read.
 func (g *guard) follow(b []byte) error {
 	for len(b) > 0 {
 		if g.skip > 0 {
@@ -125,7 +126,7 @@ func (g *guard) follow(b []byte) error {
 
 // frame checks a frame before its payload is read.
 func (g *guard) frame(size int, kind http2.FrameType, flags http2.Flags) error {
-	if g.stranger != nil && g.stranger() {
+	if g.stranger() {
 		if g.ofStranger++; g.ofStranger > maxStrangerFrames {
 			return errTooManyFrames
 		}

@@ -20,6 +20,14 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
+// testGuard returns the guard of a connection on which a call has been admitted.
+func testGuard(r io.Reader) guard {
+	return guard{
+		reader: r, maxBlock: 32 << 10, blockTime: maxBlockTime, slow: func() {}, stranger: func() bool { return false },
+		skip: len(http2.ClientPreface),
+	}
+}
+
 // followed passes a client's frames to a guard, after the preface. It returns the guard and the
 // guard's error.
 func followed(t *testing.T, say func(w *http2.Framer)) (*guard, error) {
@@ -28,7 +36,7 @@ func followed(t *testing.T, say func(w *http2.Framer)) (*guard, error) {
 	w := http2.NewFramer(b, nil)
 	w.AllowIllegalWrites = true
 	say(w)
-	g := newGuard(b, 16<<10, func() {})
+	g := testGuard(b)
 	said := b.Len()
 	n, err := io.Copy(io.Discard, struct{ io.Reader }{&g})
 	if err == nil {
@@ -85,7 +93,7 @@ func TestGuardBounds(t *testing.T) {
 // admitted.
 func TestFramesOfStrangersAreBounded(t *testing.T) {
 	stranger := true
-	g := newGuard(nil, 16<<10, func() {})
+	g := testGuard(nil)
 	g.stranger = func() bool { return stranger }
 	frame := func() error { return g.frame(0, http2.FrameWindowUpdate, 0) }
 	for range maxStrangerFrames {
@@ -107,7 +115,7 @@ func TestGuardInPieces(t *testing.T) {
 		require.NoError(t, w.WriteData(1, false, make([]byte, 300)))
 	}
 	for size := 1; size <= said.Len(); size++ {
-		g := newGuard(nil, 16<<10, func() {})
+		g := testGuard(nil)
 		for piece := range slices.Chunk(said.Bytes(), size) {
 			require.NoError(t, g.follow(piece))
 		}
@@ -134,7 +142,8 @@ func TestBudgetIsOfASecond(t *testing.T) {
 func TestBlockTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := 0
-		g := newGuard(nil, 16<<10, func() { slow++ })
+		g := testGuard(nil)
+		g.slow = func() { slow++ }
 		for range 2 {
 			require.NoError(t, g.block(0, false))
 			<-time.After(maxBlockTime - 1)

@@ -52,7 +52,6 @@ type request struct {
 	hasTimeout bool
 }
 
-// refusal is the answer to an invalid request.
 type refusal struct {
 	httpStatus int
 	status     *status.Status
@@ -165,7 +164,6 @@ func parseTimeout(v string) (time.Duration, error) {
 	return 0, fmt.Errorf("header grpc-timeout is %q: use up to eight digits and one of H, M, S, m, u, n", v)
 }
 
-// statusOf returns the status for the result of a session.
 func statusOf(err error) *status.Status {
 	if s, ok := status.FromError(err); ok {
 		return s

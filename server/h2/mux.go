@@ -145,7 +145,6 @@ func (m *Mux) Serve() error {
 	}
 }
 
-// start begins a handshake, unless the Mux is closed.
 func (m *Mux) start(conn net.Conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,7 +156,6 @@ func (m *Mux) start(conn net.Conn) {
 	m.wait.Go(func() { m.handshake(c) })
 }
 
-// handshake completes the TLS handshake and hands the connection to its server.
 func (m *Mux) handshake(c *Connection) {
 	// the handshake then fails, and its error is counted
 	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close() })
@@ -258,10 +256,7 @@ type handedOver struct {
 
 func newHandedOver(conn net.Conn, under *socket, info connectionInfo, s *Server) *handedOver {
 	h := &handedOver{Conn: conn, info: info, server: s}
-	h.guard = newGuard(delivery{conn, under}, s.options.MaxHeaderBytes, func() { h.broken(errBlockTooSlow) })
-	h.guard.blockTime = s.blockTime
-	h.guard.stranger = info.connection.stranger
-	h.guard.dataPays = true
+	h.guard = s.newGuard(conn, under, info.connection, true, func() { h.broken(errBlockTooSlow) })
 	return h
 }
 

@@ -56,7 +56,6 @@ type socket struct {
 	last     bool // no more writes follow: the sending side closes once nothing is pending
 }
 
-// noWait makes Write non-blocking.
 func (s *socket) noWait(wait *sync.WaitGroup, onFlush func()) error {
 	conn, ok := s.Conn.(syscall.Conn)
 	if !ok {
@@ -151,7 +150,6 @@ func (s *socket) tryLocked(b []byte) int {
 	return max(s.written, 0) // it is -1 with an error
 }
 
-// flush writes pending bytes until there are none.
 func (s *socket) flush() {
 	s.mu.Lock()
 	for len(s.pending) > 0 && s.err == nil {
@@ -172,7 +170,6 @@ func (s *socket) flush() {
 	s.onFlush()
 }
 
-// busy reports whether bytes are pending.
 func (s *socket) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -70,8 +71,30 @@ type connections struct {
 
 func newConnections(o *MuxOptions) *connections {
 	return &connections{
-		options: o, closed: newClosed(o), refused: newRefused(o),
-		sources: make(map[netip.Prefix]*list.List), callers: make(map[string]*holdings),
+		options: o, sources: make(map[netip.Prefix]*list.List), callers: make(map[string]*holdings),
+		closed: refusals.New(o.Logger, o.Registerer, prometheus.CounterOpts{
+			Name: "slicecast_server_refused_connections_total",
+			Help: "Number of connections that the server closed, by reason. For address, strangers and caller, a newer " +
+				"connection took the place of the oldest one: of an address or of all addresses, without an admitted " +
+				"call, or of a node. For timeout, no call was admitted in time. For certificate, the client certificate " +
+				"is invalid. For refused, the credentials of too many calls were refused.",
+		}, map[string]string{
+			reasonAddress:   "too many connections from this address have no admitted call, and this was the oldest",
+			reasonStrangers: "too many connections have no admitted call, and this was the oldest",
+			reasonTimeout:   "no call was admitted in time",
+			reasonCertificate: "the client certificate is invalid: check that a CA in this server's --client-ca-file " +
+				"issued it",
+			reasonRefused: "the credentials of too many of its calls were refused",
+			reasonCaller:  "the caller has too many connections, and this was the oldest",
+		}),
+		refused: refusals.New(o.Logger, o.Registerer, prometheus.CounterOpts{
+			Name: "slicecast_server_refused_calls_total",
+			Help: "Number of calls that were refused because their caller has too much open, by reason: connections or " +
+				"calls.",
+		}, map[string]string{
+			reasonConnections: "the caller has too many connections",
+			reasonCalls:       "the caller has too many calls",
+		}),
 	}
 }
 
@@ -169,7 +192,6 @@ func (c *Connection) classLocked() *list.List {
 	return &c.all.others
 }
 
-// knownLocked removes the connection from the strangers, if it is one.
 func (c *Connection) knownLocked() {
 	if c.places[0] == nil {
 		return
@@ -182,7 +204,6 @@ func (c *Connection) knownLocked() {
 	c.places = [2]*list.Element{}
 }
 
-// overLocked stops counting the connection.
 func (c *Connection) overLocked() {
 	c.over = true
 	c.timer.Stop()
@@ -210,7 +231,6 @@ func (c *Connection) expire() {
 	c.close(reasonTimeout)
 }
 
-// stranger reports whether no call on the connection has been admitted yet.
 func (c *Connection) stranger() bool { return !c.known.Load() }
 
 // Enter admits a call, if identify returns its caller without an error. ctx must end with the call.
@@ -226,7 +246,14 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 		c.refuse()
 		return err
 	}
-	return c.admit(ctx, by)
+	displaced, reason, err := c.enter(ctx, by)
+	if displaced != nil {
+		displaced.close(reasonCaller, "caller", by.Name)
+	}
+	if reason != "" {
+		c.all.refused.Add(reason, c.raw.RemoteAddr(), "err", err)
+	}
+	return err
 }
 
 // endIfRefusedOften closes the connection if too many of its calls were refused, and then returns
@@ -255,17 +282,7 @@ func (c *Connection) refuse() {
 	c.refusals.Allow() // calls that are checked at the same time may exceed the limit
 }
 
-func (c *Connection) admit(ctx context.Context, by Caller) error {
-	displaced, reason, err := c.enter(ctx, by)
-	if displaced != nil {
-		displaced.close(reasonCaller, "caller", by.Name)
-	}
-	if reason != "" {
-		c.all.refused.Add(reason, c.raw.RemoteAddr(), "err", err)
-	}
-	return err
-}
-
+// enter counts a call. Its results are those of holdLocked.
 func (c *Connection) enter(ctx context.Context, by Caller) (displaced *Connection, reason string, err error) {
 	a := c.all
 	a.mu.Lock()
@@ -287,7 +304,6 @@ func (c *Connection) enter(ctx context.Context, by Caller) (displaced *Connectio
 	return displaced, "", nil
 }
 
-// leave ends an admitted call.
 func (c *Connection) leave(by Caller) {
 	a := c.all
 	a.mu.Lock()
@@ -299,7 +315,6 @@ func (c *Connection) leave(by Caller) {
 	}
 }
 
-// connectionInfo is the AuthInfo of a Mux's connections.
 type connectionInfo struct {
 	credentials.TLSInfo
 	connection *Connection

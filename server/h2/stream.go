@@ -150,7 +150,6 @@ func (m *messages) size() int {
 	return n
 }
 
-// appendTo appends the next n bytes.
 func (m *messages) appendTo(b []byte, n int) []byte {
 	for n > 0 {
 		f := m.frames[0]
@@ -172,7 +171,6 @@ func (m *messages) appendTo(b []byte, n int) []byte {
 	return b
 }
 
-// run is the stream's goroutine.
 func (s *Stream) run() {
 	session, err := s.conn.server.options.Open(s)
 	if err == nil {
@@ -294,7 +292,6 @@ func (s *Stream) failLocked(err error) {
 	}
 }
 
-// dropLocked ends the stream without sending a status.
 func (s *Stream) dropLocked(err error) {
 	s.failLocked(err)
 	s.goneLocked()
@@ -309,7 +306,6 @@ func (s *Stream) goneLocked() {
 	}
 }
 
-// finish ends the stream after the session has returned.
 func (s *Stream) finish(err error) {
 	c := s.conn
 	c.mu.Lock()
