@@ -42,7 +42,7 @@ func TestAnObjectIsSentOnceHoweverOftenItIsNamed(t *testing.T) {
 	c.send(resyncOf(r))
 	end := c.ends()
 	require.Equal(t, codes.InvalidArgument, end.Code())
-	require.Contains(t, end.Message(), "ask for the shard")
+	require.Contains(t, end.Message(), "request the shard")
 }
 
 // TestRequestsThatWaitAreBounded checks that the number of a client's messages is bounded, and the
@@ -58,15 +58,15 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 			return resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{{
 				Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: strings.Repeat("x", 4<<10),
 			}}})
-		}, 40, "too many resyncs wait"},
+		}, 40, "too many resyncs are waiting"},
 		"resyncs": {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
 		"subscriptions": {func(int) *pb.StreamRequest {
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: only("service-0")}}
 		}, resyncsBurst, "subscriptions"},
-		"empty messages": {func(int) *pb.StreamRequest { return &pb.StreamRequest{} }, 2 * messagesBurst, "messages a second"},
+		"empty messages": {func(int) *pb.StreamRequest { return &pb.StreamRequest{} }, 2 * messagesBurst, "messages per second"},
 		"nacks": {func(n int) *pb.StreamRequest {
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Reason: fmt.Sprint(n)}}}
-		}, 2 * messagesBurst, "messages a second"},
+		}, 2 * messagesBurst, "messages per second"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// A node's limits apply to all of its streams together.

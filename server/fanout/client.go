@@ -6,9 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -67,12 +65,13 @@ func newGreeting(ctx context.Context, hello *pb.Hello) (g greeting, err error) {
 	}
 	switch c := &g.client; {
 	case c.isAgent() && c.node == "", c.isRelay() && c.node != "":
-		return g, status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", c.kind, c.node)
+		return g, invalid("invalid Hello of kind %v with node name %q: an agent needs a name, and a relay "+
+			"has none", c.kind, c.node)
 	case len(c.node) > maxNodeName:
-		return g, status.Errorf(codes.InvalidArgument, "hello with a node name of %d bytes: Kubernetes allows %d",
+		return g, invalid("invalid Hello: the node name has %d bytes: use at most %d",
 			len(c.node), maxNodeName)
 	case c.isRelay() && hello.GetSubscription() != nil:
-		return g, errNarrowRelay
+		return g, errRelaySubscribes
 	}
 	if g.wanted, err = newSubscription(hello.GetSubscription()); err != nil {
 		return g, err
@@ -97,7 +96,7 @@ func newClientState(hello *pb.Hello) (clientState, error) {
 		versions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
 	}
 	if n := len(c.sequences); n > maxShards {
-		return c, status.Errorf(codes.InvalidArgument, "hello has %d sequences: there are %d shards at most", n, maxShards)
+		return c, invalid("invalid Hello: %d sequences: a server has at most %d shards", n, maxShards)
 	}
 	for _, d := range []struct {
 		field string
@@ -109,7 +108,7 @@ func newClientState(hello *pb.Hello) (clientState, error) {
 		case model.HashSize:
 			*d.to = model.Digest(d.from)
 		default:
-			return c, status.Errorf(codes.InvalidArgument, "hello with a %s of %d bytes: it has %d",
+			return c, invalid("invalid Hello: the %s has %d bytes: use %d bytes",
 				d.field, len(d.from), model.HashSize)
 		}
 	}

@@ -65,7 +65,7 @@ type positionModel struct {
 type relayModel struct {
 	member   *member
 	own      *convergence
-	marks    *marks
+	marks    *upward
 	mark     uint64   // the root's sequence that its store has
 	sequence uint64   // its own sequence
 	reached  []uint64 // the root's sequence for each of its own, from 0 on
@@ -246,7 +246,7 @@ func playConvergence(t *rapid.T) {
 	for i := range rapid.IntRange(0, 2).Draw(t, "relays") {
 		r := &relayModel{reached: []uint64{0}}
 		r.member = f.root.joinRelay(fmt.Sprint("relay-", i))
-		r.marks = newMarks(r, 1)
+		r.marks = newUpward(r, 1)
 		r.own = newConvergence(1, newMetrics(nil), r.marks.programmed)
 		f.relays = append(f.relays, r)
 	}

@@ -61,19 +61,19 @@ func TestRefusals(t *testing.T) {
 		code     codes.Code
 		message  string
 	}{
-		"no hello":               {[]*pb.StreamRequest{ack(0, 0)}, codes.InvalidArgument, "must be hello"},
-		"an empty one":           {[]*pb.StreamRequest{{}}, codes.InvalidArgument, "must be hello"},
-		"two":                    {[]*pb.StreamRequest{hello(&pb.Hello{}), hello(&pb.Hello{})}, codes.InvalidArgument, "second hello"},
+		"no hello":               {[]*pb.StreamRequest{ack(0, 0)}, codes.InvalidArgument, "must be Hello"},
+		"an empty one":           {[]*pb.StreamRequest{{}}, codes.InvalidArgument, "must be Hello"},
+		"two":                    {[]*pb.StreamRequest{hello(&pb.Hello{}), hello(&pb.Hello{})}, codes.InvalidArgument, "second Hello"},
 		"too many":               {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: make([]uint64, 5000)})}, codes.InvalidArgument, "5000"},
-		"half of a digest":       {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: []uint64{1}, Digest: []byte{1}})}, codes.InvalidArgument, "digest of 1 bytes"},
-		"digests of half":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: []byte{1}}}}}, codes.InvalidArgument, "digests of 1 bytes"},
-		"digests unasked":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}}, codes.InvalidArgument, "nobody has asked"},
+		"half of a digest":       {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: []uint64{1}, Digest: []byte{1}})}, codes.InvalidArgument, "the digest has 1 bytes"},
+		"digests of half":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: []byte{1}}}}}, codes.InvalidArgument, "invalid Digests: 1 bytes"},
+		"digests unasked":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}}, codes.InvalidArgument, "only to answer a DigestQuery"},
 		"an agent of no node":    {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_AGENT})}, codes.InvalidArgument, "kind"},
 		"a relay that is a node": {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY, NodeName: "n"})}, codes.InvalidArgument, "kind"},
 		"a stranger":             {[]*pb.StreamRequest{hello(&pb.Hello{NodeName: "stranger"})}, codes.PermissionDenied, "who are you?"},
 		"ack of the future":      {[]*pb.StreamRequest{hello(&pb.Hello{}), ack(0, 99)}, codes.InvalidArgument, "never sent"},
 		"ack of no shard":        {[]*pb.StreamRequest{hello(&pb.Hello{}), ack(2, 0)}, codes.InvalidArgument, "never sent"},
-		"resync of no shard":     {[]*pb.StreamRequest{hello(&pb.Hello{}), resync(&pb.Resync{Shard: 2})}, codes.InvalidArgument, "there are 2"},
+		"resync of no shard":     {[]*pb.StreamRequest{hello(&pb.Hello{}), resync(&pb.Resync{Shard: 2})}, codes.InvalidArgument, "the server has 2 shards"},
 		"resync of no object":    {[]*pb.StreamRequest{hello(&pb.Hello{}), resync(&pb.Resync{Keys: []*pb.ObjectKey{{Name: "x"}}})}, codes.InvalidArgument, "unknown kind"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 	"sync"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -194,23 +192,8 @@ func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, e
 		}
 		h.metrics.catchUps.Inc()
 		if key.more {
-			return orInternal(key.shard)(wire.EncodeBeginning(update()))
+			return wire.EncodeBeginning(update())
 		}
-		return encodeParts(update())
+		return wire.EncodeParts(update())
 	})
-}
-
-// encodeParts returns the frames of an Update, or an error that is the status of the stream.
-func encodeParts(u *model.Update) ([]wire.Frame, error) {
-	return orInternal(u.Shard)(wire.EncodeParts(u))
-}
-
-// orInternal converts an error of encoding into the status of a stream.
-func orInternal(shard uint32) func([]wire.Frame, error) ([]wire.Frame, error) {
-	return func(frames []wire.Frame, err error) ([]wire.Frame, error) {
-		if err != nil {
-			return nil, status.Errorf(codes.Internal, "shard %d: %v", shard, err)
-		}
-		return frames, nil
-	}
 }

@@ -32,8 +32,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -57,6 +60,9 @@ const (
 // frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its
 // catch-ups.
 const frameCacheBytes = 64 << 20
+
+// logInterval is how often trouble of one kind that clients cause is logged.
+const logInterval = time.Minute
 
 // Options configures a Hub.
 type Options struct {
@@ -104,7 +110,7 @@ type Hub struct {
 	metrics     *metrics
 	frames      *frameCache
 	turns       *turns
-	allowances  *allowances
+	allowances  *lru.Cache[identity, *allowance]
 	sessions    *registry
 	convergence *convergence
 	upward      *upward // nil unless the server is a relay
@@ -139,21 +145,22 @@ func New(o Options) *Hub {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	h := &Hub{
 		options: o, log: o.Logger, store: o.Store, started: time.Now(), metrics: newMetrics(o.Registerer),
-		frames: newFrameCache(frameCacheBytes), turns: newTurns(o.ColdBytes), allowances: newAllowances(),
+		frames: newFrameCache(frameCacheBytes), turns: newTurns(o.ColdBytes),
 		sessions: newRegistry(), upward: newUpward(o.Upstream, o.Store.Shards()),
 		work: make(chan struct{}, 1), pace: newPacer(), published: make(chan struct{}),
 	}
+	h.allowances, _ = lru.New[identity, *allowance](maxIdentities) // an error is returned only for sizes below 1
 	for _, few := range []*rate.Sometimes{&h.logged.replaced, &h.logged.behind} {
-		few.First, few.Interval = 5, time.Minute
+		few.First, few.Interval = 5, logInterval
 	}
 	for _, one := range []*rate.Sometimes{&h.logged.tooMany, &h.logged.tooOften, &h.logged.late} {
-		one.Interval = time.Minute
+		one.Interval = logInterval
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
 	h.registerGauges(o.Registerer)
 	var programmed func(shard uint32, c completed)
 	if h.upward != nil {
-		programmed = h.upward.marks.programmed
+		programmed = h.upward.programmed
 	}
 	h.convergence = newConvergence(o.Store.Shards(), h.metrics, programmed)
 	h.ring.reach(o.Store.Reached())
@@ -164,13 +171,13 @@ func New(o Options) *Hub {
 // ready returns nil if the hub accepts streams, and the status to refuse a stream with otherwise.
 func (h *Hub) ready() error {
 	if h.drainBegun.Err() != nil {
-		return errStopping
+		return status.Error(codes.Unavailable, "the server is draining: use another server, or try again later")
 	}
 	select {
 	case <-h.store.WaitPublished():
 		return nil
 	default:
-		return errNotSynced
+		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again later")
 	}
 }
 
@@ -248,11 +255,10 @@ func (h *Hub) publishStore(start time.Time) store.Publication {
 	if h.upward == nil {
 		return h.store.Publish(func(u *model.Update) { h.convergence.published(u.Shard, u.To, start) })
 	}
-	marks := h.upward.marks
-	positions := marks.before()
-	defer marks.after(positions)
+	positions := h.upward.before()
+	defer h.upward.after(positions)
 	return h.store.Publish(func(u *model.Update) {
-		marks.updated(u.Shard, u.To, positions[u.Shard])
+		h.upward.updated(u.Shard, u.To, positions[u.Shard])
 		h.convergence.published(u.Shard, u.To, start)
 	})
 }
@@ -263,7 +269,7 @@ func (h *Hub) encode(updates []*model.Update) (e entry) {
 		frames, err := wire.EncodeParts(u)
 		// Sources reject strings that are not UTF-8, so this is not expected.
 		if err != nil {
-			h.log.Error("An update can't be encoded; clients will be caught up from snapshots", "shard", u.Shard, "err", err)
+			h.log.Error("Cannot encode an update; clients will receive it from snapshots", "shard", u.Shard, "err", err)
 			h.metrics.encodeErrors.Inc()
 			continue
 		}

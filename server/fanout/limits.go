@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -69,7 +68,7 @@ type lent struct {
 }
 
 func newAllowance(of identity) *allowance {
-	logged := func() rate.Sometimes { return rate.Sometimes{First: 5, Interval: time.Minute} }
+	logged := func() rate.Sometimes { return rate.Sometimes{First: 5, Interval: logInterval} }
 	a := &allowance{
 		starts:  rate.NewLimiter(othersStartsPerSecond, othersStartsBurst),
 		ofAgent: of.node != "", nacksLogged: logged(), resyncsLogged: logged(),
@@ -115,30 +114,18 @@ func (a *allowance) start() error {
 		return nil
 	}
 	return wire.RetryLater(status.Errorf(codes.ResourceExhausted,
-		"more streams than %v a second were opened by this node, observer or relay", a.starts.Limit()),
+		"this node, observer or relay opens more than %v streams per second", a.starts.Limit()),
 		startWait/2+rand.N(startWait))
 }
 
-// allowances keeps the allowances of identities, so that they outlive their streams.
-type allowances struct {
-	mu  sync.Mutex // guards lru
-	lru *simplelru.LRU[identity, *allowance]
-}
-
-func newAllowances() *allowances {
-	a := &allowances{}
-	// An error is returned only for sizes below 1.
-	a.lru, _ = simplelru.NewLRU[identity, *allowance](maxIdentities, nil)
-	return a
-}
-
-func (a *allowances) of(id identity) *allowance {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	of, ok := a.lru.Get(id)
-	if !ok {
-		of = newAllowance(id)
-		a.lru.Add(id, of)
+// allowance returns the allowance of an identity, which outlives the identity's streams.
+func (h *Hub) allowance(of identity) *allowance {
+	if a, ok := h.allowances.Get(of); ok {
+		return a
 	}
-	return of
+	a := newAllowance(of)
+	if before, ok, _ := h.allowances.PeekOrAdd(of, a); ok {
+		return before
+	}
+	return a
 }

@@ -72,47 +72,47 @@ func newMetrics(r prometheus.Registerer) *metrics {
 }
 
 func (m *metrics) registerPublishing(f metricFactory) {
-	m.updates = f.counter("updates_total", "Updates published, one for each changed shard of a publish.")
-	m.updateBytes = f.histograms("update_size_bytes", "Size of published updates, before TLS and HTTP/2.",
+	m.updates = f.counter("updates_total", "Number of published updates, one for each changed shard of a publish.")
+	m.updateBytes = f.histograms("update_size_bytes", "Size of published updates in bytes, before TLS and HTTP/2.",
 		64, 4, 10).WithLabelValues()
-	m.publishSeconds = f.histograms("publish_duration_seconds", "Time to publish pending changes: apply, diff and encode.",
+	m.publishSeconds = f.histograms("publish_duration_seconds", "Time to apply, diff and encode pending changes in seconds.",
 		1e-5, 4, 10).WithLabelValues()
-	m.encodeErrors = f.counter("encode_errors_total", "Updates that could not be encoded.")
+	m.encodeErrors = f.counter("encode_errors_total", "Number of updates that could not be encoded.")
 	m.catchUps = f.counter("catch_up_frames_total",
-		"Snapshot, catch-up and bucket frames built, each for any number of streams.")
-	m.sentFrames = f.counter("sent_frames_total", "Frames sent, over all streams.")
-	m.sentBytes = f.counter("sent_bytes_total", "Bytes of frames sent, before TLS and HTTP/2.")
-	m.lapped = f.counter("lapped_streams_total", "Times a slow stream was caught up from snapshots.")
+		"Number of snapshot, catch-up and bucket frames that were built, each for any number of streams.")
+	m.sentFrames = f.counter("sent_frames_total", "Number of frames sent on all streams.")
+	m.sentBytes = f.counter("sent_bytes_total", "Number of bytes of frames sent, before TLS and HTTP/2.")
+	m.lapped = f.counter("lapped_streams_total", "Number of times that a slow stream was caught up from snapshots.")
 }
 
 func (m *metrics) registerStarts(f metricFactory) {
-	m.starts = f.counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), "+
-		"resume (something), narrowed (it has a subscription); refused: those that waited for whole shards and were asked "+
-		"to come back later; too_many: of observers and relays that had as many as they may, refused before they began; "+
-		"too_often: of clients that had opened others just before, refused likewise.", "start",
+	m.starts = f.counters("stream_starts_total", "Number of streams that began, by what the client held: cold "+
+		"(nothing), resume (something), or narrowed (it has a subscription). Streams that were refused count as refused (the "+
+		"client waited too long for whole shards), too_many (an observer or relay had too many streams) or too_often (the "+
+		"client opened streams too often).", "start",
 		"cold", "resume", "narrowed", "refused", "too_many", "too_often")
-	m.replaced = f.counter("replaced_streams_total", "Streams ended because the same node has opened a newer one.")
-	m.behindWaits = f.counters("behind_waits_total", "Clients that had seen newer state than this server and waited for "+
-		"it, by result: caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up")
+	m.replaced = f.counter("replaced_streams_total", "Number of streams that were replaced by a newer stream of the same node.")
+	m.behindWaits = f.counters("behind_waits_total", "Number of clients that had seen newer state than this server and waited "+
+		"for it, by result: caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up")
 	m.admissionWaiting = f.NewGauge(prometheus.GaugeOpts(metricOpts("admission_waiting_streams",
-		"Streams of clients without any state that wait for their turn.")))
-	m.stalledTurns = f.counter("admission_stalled_turns_total", "Turns that ended early because the client did not take "+
-		"the whole shards that it was sent, or took them slowly. It is sent them nonetheless, and others have their turns "+
-		"meanwhile.")
+		"Number of streams that wait for their turn to receive whole shards.")))
+	m.stalledTurns = f.counter("admission_stalled_turns_total", "Number of turns that ended early because the client "+
+		"received whole shards too slowly. It still receives them, but other clients no longer wait for it.")
 }
 
 func (m *metrics) registerReports(f metricFactory) {
-	m.acks = f.counter("acks_total", "Acks received.")
-	m.nacks = f.counter("nacks_total", "Nacks received: objects that a node could not program.")
+	m.acks = f.counter("acks_total", "Number of acks received.")
+	m.nacks = f.counter("nacks_total", "Number of nacks received, each for an object that a node could not program.")
 	m.droppedNacks = f.counter("dropped_nacks_total",
-		"Nacks that are not remembered, as too many of the same client stood already.")
+		"Number of nacks that were dropped because their client had too many open nacks.")
 	m.resyncs = f.counter("resyncs_total",
-		"Requests for state to be sent again, beside answers to the server's own questions.")
+		"Number of resyncs that clients requested, without answers to the server's queries.")
 	m.unconverged = f.counter("unconverged_updates_total",
-		"Updates of which no time was taken until all nodes had them, as too many newer ones came meanwhile.")
-	convergence := f.histograms("convergence_duration_seconds", "Time from the publish of an update until this share of "+
-		"the connected nodes had it programmed, by the nodes' own times and at most a sixteenth more. It is observed once "+
-		"all nodes have the update; if some lack it, with the first heartbeat after 10 s for the shares that have it.",
+		"Number of updates whose convergence was not measured to the end because too many newer ones followed.")
+	convergence := f.histograms("convergence_duration_seconds", "Time from the publish of an update until this share "+
+		"of the connected nodes had programmed it, in seconds, measured by the nodes and rounded up by at most a "+
+		"sixteenth. It is observed once all nodes have the update. If some nodes lack it, shares that have it are observed "+
+		"with the first heartbeat after 10 s.",
 		1e-3, 2, 18, "nodes")
 	for i := range shares {
 		m.convergence[i] = convergence.WithLabelValues(shares[i].label)
@@ -125,10 +125,10 @@ func (h *Hub) registerGauges(r prometheus.Registerer) {
 		opts := prometheus.GaugeOpts(metricOpts(name, help))
 		promauto.With(r).NewGaugeFunc(opts, func() float64 { return float64(value()) })
 	}
-	gauge("streams", "Open streams.", func() int { return len(h.sessions.list()) })
-	gauge("nodes", "Nodes that are served, by agents' streams and through relays.",
+	gauge("streams", "Number of open streams.", func() int { return len(h.sessions.list()) })
+	gauge("nodes", "Number of nodes that are served, by agents' streams or through relays.",
 		func() int { return int(h.servedNodes.Load()) })
-	gauge("frame_cache_bytes", "Bytes of snapshot and catch-up frames that are kept for other streams.", h.frames.size)
+	gauge("frame_cache_bytes", "Number of bytes of snapshot and catch-up frames that are cached for other streams.", h.frames.size)
 }
 
 // countSent counts frames that are sent to a client, and returns their bytes.

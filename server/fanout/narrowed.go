@@ -4,11 +4,9 @@ import (
 	"maps"
 	"slices"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -36,8 +34,7 @@ func newSubscription(p *pb.Subscription) (*subscription, error) {
 		return nil, nil
 	}
 	if n := len(p.GetNamespaces()) + len(p.GetServices()); n > maxSubscription {
-		return nil, status.Errorf(codes.InvalidArgument,
-			"a subscription with %d names: use at most %d, or none to get everything", n, maxSubscription)
+		return nil, invalid("invalid subscription: %d names: use at most %d, or subscribe to everything", n, maxSubscription)
 	}
 	s := &subscription{namespaces: make(map[string]struct{}), services: make(map[model.ServiceKey]struct{})}
 	for _, n := range p.GetNamespaces() {
@@ -137,7 +134,7 @@ func roughBytes(u *model.Update) (size int64) {
 
 // catchUp sends the Services of the subscription in a shard, as a full update.
 func (p *narrowedPolicy) catchUp(snapshot *store.Snapshot) error {
-	frames, err := encodeParts(snapshot.Where(p.wanted.wants))
+	frames, err := wire.EncodeParts(snapshot.Where(p.wanted.wants))
 	if err != nil {
 		return err
 	}
@@ -174,14 +171,11 @@ func (p *narrowedPolicy) forwardUpdate(u encodedUpdate) error {
 	}
 	parts, err := u.parts()
 	if err != nil {
-		return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
+		return err
 	}
 	frames, err := parts.Cut(s.sequences[u.shard], p.wanted.wants)
-	if err != nil {
-		return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
-	}
-	if frames == nil {
-		return nil
+	if err != nil || frames == nil {
+		return err
 	}
 	s.sequences[u.shard] = u.to
 	return s.send(frames...)

@@ -154,7 +154,7 @@ func (p *relayPolicy) sendReached(reached model.ResourceVersions) error {
 		return nil
 	}
 	p.reached = reached
-	return p.s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+	return p.s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
 		ResourceVersions: wire.ResourceVersionsToProto(reached),
-	}}}))
+	}}})
 }

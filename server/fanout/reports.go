@@ -219,9 +219,13 @@ func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
 	if up == nil || r.left || r.client.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
 		return true
 	}
-	return up.passOn(&pb.Nack{
+	passed := up.Nack(&pb.Nack{
 		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: n.sender(r.client), Resolved: resolved,
 	})
+	if !passed {
+		up.untold.Store(true)
+	}
+	return passed
 }
 
 // tellAgain reports the nacks to upstream that it had no room for. It returns false if upstream

@@ -93,7 +93,7 @@ func (r *resync) add(m *pb.Resync) {
 func (r *resync) differing(snapshot *store.Snapshot) (differ []uint32, err error) {
 	digests, err := model.SplitDigests(r.buckets.GetBucketDigests())
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "resync with %v", err)
+		return nil, invalid("invalid Resync: %v", err)
 	}
 	for i, digest := range snapshot.Buckets() {
 		if digest != digests[i] {
@@ -146,10 +146,10 @@ func (s *Session) receive(r *pb.StreamRequest) error {
 		return s.receiveHello(r.GetHello())
 	}
 	if !s.admitted.Load() {
-		return errTooEarly
+		return invalid("a message arrived before the client was admitted: wait for Welcome")
 	}
 	if !s.lent.messages.AllowN(time.Now(), 1+len(r.GetAck().GetPositions())/positionsPerMessage) {
-		return errTooManyMessages
+		return status.Errorf(codes.ResourceExhausted, "more than %d messages per second: send fewer", messagesPerSecond)
 	}
 	switch m := r.GetMessage().(type) {
 	case *pb.StreamRequest_Ack:
@@ -160,7 +160,7 @@ func (s *Session) receive(r *pb.StreamRequest) error {
 		return s.receiveResync(m.Resync)
 	case *pb.StreamRequest_Subscribe:
 		if s.isRelay() {
-			return errSubscribingRelay
+			return errRelaySubscribes
 		}
 		if !s.lent.resyncs.Allow() {
 			return errTooManyResyncs
@@ -174,14 +174,14 @@ func (s *Session) receive(r *pb.StreamRequest) error {
 		}
 		s.request(func() bool { s.requests.compare = true; return true })
 	case *pb.StreamRequest_Hello:
-		return errSecondHello
+		return invalid("a second Hello arrived: open a new stream instead")
 	}
 	return nil
 }
 
 func (s *Session) receiveHello(m *pb.Hello) error {
 	if m == nil {
-		return errNotHello
+		return invalid("the first message must be Hello")
 	}
 	s.greeted = true
 	hello, err := newGreeting(s.transport.Context(), m)
@@ -196,11 +196,11 @@ func (s *Session) receiveHello(m *pb.Hello) error {
 func (s *Session) receiveDigests(m *pb.Digests) error {
 	digests, err := model.SplitDigests(m.GetDigests())
 	if shards := s.hub.store.Shards(); err != nil || uint32(len(digests)) != shards {
-		return status.Errorf(codes.InvalidArgument, "digests of %d bytes: give %d for each of %d shards",
+		return invalid("invalid Digests: %d bytes: send %d bytes for each of %d shards",
 			len(m.GetDigests()), model.HashSize, shards)
 	}
 	if !s.request(func() bool { return s.queries.closeDigests(digests) }) {
-		return errUnaskedDigests
+		return invalid("unexpected Digests: send them only to answer a DigestQuery")
 	}
 	return nil
 }
@@ -208,16 +208,16 @@ func (s *Session) receiveDigests(m *pb.Digests) error {
 // receiveAck validates an Ack and reports it.
 func (s *Session) receiveAck(a *pb.Ack) error {
 	if n := len(a.GetPositions()); n > maxPositions {
-		return status.Errorf(codes.InvalidArgument, "ack of %d positions: give at most %d", n, maxPositions)
+		return invalid("invalid Ack: %d positions: send at most %d", n, maxPositions)
 	}
 	for _, p := range a.GetPositions() {
 		if p.GetShard() >= s.hub.store.Shards() || p.GetSequence() > s.hub.store.Snapshot(p.GetShard()).Sequence() {
-			return status.Errorf(codes.InvalidArgument, "ack of shard %d at %d, which was never sent",
+			return invalid("invalid Ack: shard %d at sequence %d was never sent",
 				p.GetShard(), p.GetSequence())
 		}
 	}
 	if a.GetNodes() > maxRelayNodes {
-		return status.Errorf(codes.InvalidArgument, "ack for %d nodes: a relay may stand for %d", a.GetNodes(), maxRelayNodes)
+		return invalid("invalid Ack: %d nodes: a relay may have at most %d", a.GetNodes(), maxRelayNodes)
 	}
 	s.hub.metrics.acks.Inc()
 	s.reports.ack(a)
@@ -234,7 +234,7 @@ func (s *Session) receiveNack(m *pb.Nack) {
 	s.reports.nack(n)
 	s.hub.metrics.nacks.Inc()
 	s.lent.nacksLogged.Do(func() {
-		s.hub.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason,
+		s.hub.log.Warn("Node cannot program an object", "node", s.node, "object", n.Object, "reason", n.Reason,
 			"behind", n.NodeName, "shard", m.GetShard(), "sequence", m.GetSequence())
 	})
 }
@@ -244,12 +244,12 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 	shards := s.hub.store.Shards()
 	switch n := len(r.GetBucketDigests()); {
 	case r.GetShard() >= shards:
-		return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), shards)
+		return invalid("invalid Resync of shard %d: the server has %d shards", r.GetShard(), shards)
 	case n != 0 && n != model.Buckets*model.HashSize:
-		return status.Errorf(codes.InvalidArgument, "resync with %d bytes of bucket_digests: there are %d buckets, "+
-			"and digests of %d bytes", n, model.Buckets, model.HashSize)
+		return invalid("invalid Resync: %d bytes of bucket_digests: send %d digests of %d bytes",
+			n, model.Buckets, model.HashSize)
 	case len(r.GetKeys()) > maxKeys:
-		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard",
+		return invalid("invalid Resync: %d objects: name at most %d, or request the shard",
 			len(r.GetKeys()), maxKeys)
 	}
 	s.mu.Lock()
@@ -263,7 +263,7 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 	}
 	r.Reason = ""
 	if !s.request(func() bool { return s.requests.addResync(r, shards) }) {
-		return errTooManyWaiting
+		return status.Error(codes.ResourceExhausted, "too many resyncs are waiting: read the answers to earlier ones first")
 	}
 	return nil
 }
@@ -272,15 +272,15 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 // may not send it.
 func (s *Session) countResync(r *pb.Resync) error {
 	if len(r.GetKeys()) == 0 && !s.synced.Load() {
-		return status.Errorf(codes.InvalidArgument, "resync of shard %d before in_sync, which no bucket_query asks for: "+
-			"answer one once for each of its shards", r.GetShard())
+		return invalid("unexpected Resync of shard %d before InSync: answer a BucketQuery once "+
+			"for each of its shards", r.GetShard())
 	}
 	if !s.lent.resyncs.Allow() {
 		return errTooManyResyncs
 	}
 	s.hub.metrics.resyncs.Inc()
 	s.lent.resyncsLogged.Do(func() {
-		s.hub.log.Warn("A client asks for state again", "node", s.node, "shard", r.GetShard(),
+		s.hub.log.Warn("Client requested a resync", "node", s.node, "shard", r.GetShard(),
 			"keys", len(r.GetKeys()), "reason", clip(r.GetReason()))
 	})
 	return nil
@@ -331,9 +331,9 @@ func (s *Session) sendDigests() error {
 		}
 		digests = append(digests, snapshot.Digest())
 	}
-	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
 		Sequences: s.sequences, Digests: model.JoinDigests(digests),
-	}}}))
+	}}})
 }
 
 // sendBuckets sends some buckets of a snapshot, which lead the client there.
@@ -368,11 +368,11 @@ func selected(snapshot *store.Snapshot, named []*pb.ObjectKey) ([]wire.Frame, er
 	for _, k := range named {
 		key, err := wire.KeyFromProto(k)
 		if err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "resync: %v", err)
+			return nil, invalid("invalid Resync: %v", err)
 		}
 		keys = append(keys, key)
 	}
 	slices.SortFunc(keys, model.Key.Compare)
 	keys = slices.Compact(keys)
-	return encodeParts(snapshot.Select(keys))
+	return wire.EncodeParts(snapshot.Select(keys))
 }

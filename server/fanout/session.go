@@ -3,6 +3,7 @@ package fanout
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,7 +84,9 @@ func (s *Session) Serve() error {
 		return err
 	}
 	if !until.IsZero() {
-		defer time.AfterFunc(time.Until(until), func() { s.end(errExpired) }).Stop()
+		defer time.AfterFunc(time.Until(until), func() {
+			s.end(status.Error(codes.Unauthenticated, "the credentials of this stream have expired: open a new stream"))
+		}).Stop()
 	}
 	if upstream != nil {
 		defer context.AfterFunc(upstream, func() { s.end(errNoUpstream) })()
@@ -93,11 +96,15 @@ func (s *Session) Serve() error {
 	}
 	defer h.sessions.remove(s)
 	defer s.reports.leave()
-	defer s.lend()()
+	s.lent = h.allowance(s.identity()).lend()
+	defer s.lent.giveBack()
 	s.policy = newPolicy(s, hello.wanted)
 	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
 	err = s.run(hello.state)
+	if _, ok := status.FromError(err); !ok { // a failure to encode
+		err = status.Error(codes.Internal, err.Error())
+	}
 	h.log.Debug("Stream closed", "node", s.node, "reason", err)
 	return err
 }
@@ -107,7 +114,7 @@ func (s *Session) Serve() error {
 func (s *Session) Message(b []byte) error {
 	var r pb.StreamRequest
 	if err := proto.Unmarshal(b, &r); err != nil {
-		return status.Errorf(codes.InvalidArgument, "a message that is no StreamRequest: %v", err)
+		return invalid("cannot decode a StreamRequest: %v", err)
 	}
 	return s.receive(&r)
 }
@@ -116,7 +123,7 @@ func (s *Session) Message(b []byte) error {
 // that has not sent its Hello by then cannot be served, so its session ends.
 func (s *Session) CloseSend() {
 	if !s.greeted {
-		s.end(errClosed)
+		s.end(invalid("the client closed its side of the stream before it sent a Hello"))
 	}
 }
 
@@ -151,7 +158,7 @@ func (s *Session) awaitHello() (*greeting, error) {
 	case err := <-s.ending:
 		return nil, err
 	case <-timeout.C:
-		return nil, errNoHello
+		return nil, invalid("no Hello within %v: send it first", helloTimeout)
 	case <-s.transport.Context().Done():
 		return nil, s.gone()
 	case <-s.hub.drainBegun.Done():
@@ -173,11 +180,11 @@ func (s *Session) admit() (until time.Time, upstream context.Context, err error)
 			return until, nil, errNoUpstream
 		}
 	}
-	if err := h.allowances.of(s.identity()).start(); err != nil {
+	if err := h.allowance(s.identity()).start(); err != nil {
 		h.metrics.starts.WithLabelValues("too_often").Inc()
 		h.logged.tooOften.Do(func() {
-			h.log.Warn("A client opens streams too often and is asked to come back later; more are only counted for a while",
-				"node", s.node, "user", s.user, "peer", s.peer)
+			h.log.Warn("Refused a client that opens streams too often; logged at most once per interval",
+				"node", s.node, "user", s.user, "peer", s.peer, "interval", logInterval)
 		})
 		return until, nil, err
 	}
@@ -191,30 +198,22 @@ func (s *Session) register() error {
 	if !ok {
 		h.metrics.starts.WithLabelValues("too_many").Inc()
 		h.logged.tooMany.Do(func() {
-			h.log.Warn("A stream of an observer or relay is refused, as it has as many as it may; more are only counted "+
-				"for a while", "user", s.user, "peer", s.peer, "streams", maxOthers)
+			h.log.Warn("Refused a stream of an observer or relay that has too many; logged at most once per interval",
+				"user", s.user, "peer", s.peer, "streams", maxOthers, "interval", logInterval)
 		})
-		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open for %q, "+
-			"as many as one may have: close some", maxOthers, s.user)
+		return status.Errorf(codes.ResourceExhausted, "%q has %d open streams of observers and relays, the maximum: "+
+			"close some of them", s.user, maxOthers)
 	}
 	if older != nil {
 		h.metrics.replaced.Inc()
 		h.logged.replaced.Do(func() {
-			h.log.Info("A newer stream of the same node ends an older one",
-				"node", s.node, "from", s.peer, "older", older.peer)
+			h.log.Info("Replaced a node's older stream", "node", s.node, "peer", s.peer, "older_peer", older.peer)
 		})
 		older.reports.leave()
-		older.end(status.Errorf(codes.Aborted, "a newer stream of node %q, from %s, has taken this one's place: "+
-			"if that was not this agent, two are running with the same node name", s.node, s.peer))
+		older.end(status.Errorf(codes.Aborted, "replaced by a newer stream of node %q, from %s: if another agent opened "+
+			"it, two agents run with the same node name", s.node, s.peer))
 	}
 	return nil
-}
-
-// lend lends the session its share of what its identity may do. The caller calls giveBack when the
-// session has ended.
-func (s *Session) lend() (giveBack func()) {
-	s.lent = s.hub.allowances.of(s.identity()).lend()
-	return s.lent.giveBack
 }
 
 // run serves the client after its admission, until the session ends.
@@ -242,12 +241,11 @@ func (s *Session) follow() error {
 		if err := s.sendDue(&b); err != nil {
 			return err
 		}
-		wake := s.pokes
 		if !s.park() {
-			wake = closed
+			notify(s.pokes)
 		}
 		select {
-		case <-wake:
+		case <-s.pokes:
 		case err := <-s.ending:
 			return err
 		case <-draining:
@@ -267,9 +265,6 @@ func (s *Session) follow() error {
 		s.own()
 	}
 }
-
-// closed is a closed channel: receiving from it never blocks.
-var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // own makes the session's goroutine the owner of the cursor; see invariant 1.
 func (s *Session) own() {
@@ -361,10 +356,18 @@ func (s *Session) send(frames ...wire.Frame) error {
 	return err
 }
 
+func (s *Session) sendMessage(m *pb.StreamResponse) error {
+	f, err := wire.Encode(m)
+	if err != nil {
+		return err
+	}
+	return s.send(f)
+}
+
 func (s *Session) sendDrain() error {
-	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
 		ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
-	}}}))
+	}}})
 }
 
 // sendServers sends the list of servers.
@@ -379,7 +382,7 @@ func (s *Session) sendServers() error {
 func (s *Session) sendNode(name string, n *model.Node) error {
 	f, err := wire.EncodeNode(name, n)
 	if err != nil {
-		return status.Errorf(codes.Internal, "node %s: %v", name, err)
+		return fmt.Errorf("node %s: %w", name, err)
 	}
 	return s.send(f)
 }

@@ -229,7 +229,7 @@ func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	require.Eventually(t, func() bool { return len(h.Agents(nil)) == maxOthers }, patience, tick)
 	err := <-observe("greedy").done
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	require.ErrorContains(t, err, `for "greedy"`)
+	require.ErrorContains(t, err, `"greedy" has`)
 	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.starts.WithLabelValues("too_many")))
 	modest := observe("modest")
 	eventually(t, modest.session.synced.Load)

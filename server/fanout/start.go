@@ -99,18 +99,14 @@ func (s *Session) sendWelcome() error {
 		w.Path, _ = h.upward.Path()
 	}
 	w.Path = append(w.Path[:len(w.Path):len(w.Path)], h.store.Epoch())
-	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
-	if err != nil {
-		return status.Errorf(codes.Internal, "welcome: %v", err)
-	}
-	return s.send(f)
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
 }
 
 func (s *Session) sendInSync(allNodes bool) error {
 	s.synced.Store(true)
-	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
 		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(s.hub.store.Seen()), AllNodes: allNodes,
-	}}}))
+	}}})
 }
 
 // awaitStore waits until the store has reached the resource versions that the client has seen, for
@@ -191,8 +187,7 @@ func (up *startup) countGivenUp(seen model.ResourceVersions) {
 	h, reached := up.hub, up.hub.store.Reached()
 	h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
 	h.logged.behind.Do(func() {
-		h.log.Warn("A client has seen newer state than this server, which did not catch up in time: serving what "+
-			"there is; check this server's watch of the API server", "node", up.node, "waited", h.options.MaxBehindWait,
+		h.log.Warn("Serving a client that has seen newer state; check this server's watch of the API server", "node", up.node, "waited", h.options.MaxBehindWait,
 			"client_services", seen.Services, "services", reached.Services,
 			"client_slices", seen.Slices, "slices", reached.Slices)
 	})
@@ -322,7 +317,7 @@ func (up *startup) resumeByDigests(shards []uint32) error {
 
 // ask sends a query and waits until answered reports that the client has answered it.
 func (up *startup) ask(name string, query *pb.StreamResponse, answered func() (bool, error)) error {
-	if err := up.send(mustEncode(query)); err != nil {
+	if err := up.sendMessage(query); err != nil {
 		return err
 	}
 	timeout := time.NewTimer(bucketTimeout)
@@ -475,12 +470,12 @@ func (up *startup) awaitTurn(turn *turn) error {
 	}
 	h.metrics.starts.WithLabelValues("refused").Inc()
 	h.logged.late.Do(func() {
-		h.log.Warn("A client that needs whole shards did not get its turn and is asked to come back later; more are only "+
-			"counted for a while; if this goes on, raise --max-cold-sync-bytes or add replicas",
-			"node", up.node, "peer", up.peer, "waited", admissionWait)
+		h.log.Warn("Refused a client that waited too long for whole shards; if this persists, increase "+
+			"--max-cold-sync-bytes or add replicas; logged at most once per interval",
+			"node", up.node, "peer", up.peer, "waited", admissionWait, "interval", logInterval)
 	})
 	return wire.RetryLater(status.Errorf(codes.ResourceExhausted,
-		"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
+		"too many clients need whole shards: this one has waited for %v", admissionWait),
 		admissionWait/2+rand.N(admissionWait))
 }
 

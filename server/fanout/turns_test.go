@@ -352,7 +352,8 @@ func TestLogOfAnIdentityIsBounded(t *testing.T) {
 		if n%10 < 2 { // another stream
 			*s = *h.Open(nil)
 			s.kind, s.node = pb.ClientKind_CLIENT_KIND_AGENT, "a"
-			defer s.lend()()
+			s.lent = s.hub.allowance(s.identity()).lend()
+			defer s.lent.giveBack()
 		}
 		s.receiveNack(&pb.Nack{Reason: fmt.Sprint(n)})
 		require.NoError(t, s.receiveResync(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}}))

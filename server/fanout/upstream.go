@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,65 +30,20 @@ type Upstream interface {
 }
 
 // upward reports to a relay's upstream what the relay's nodes have. A server that is no relay has
-// none.
-type upward struct {
-	Upstream
-	marks *marks
-	// untold is set when Upstream had no room for a nack.
-	untold atomic.Bool
-
-	mu    sync.Mutex // guards nodes
-	nodes int        // last reported to Upstream
-}
-
-// newUpward returns nil if upstream is nil.
-func newUpward(upstream Upstream, shards uint32) *upward {
-	if upstream == nil {
-		return nil
-	}
-	return &upward{Upstream: upstream, marks: newMarks(upstream, shards)}
-}
-
-// addNodes changes the number of nodes that is reported to upstream.
-func (u *upward) addNodes(by int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.nodes += by
-	u.Nodes(u.nodes)
-}
-
-// passOn passes on a nack. It returns false if upstream has no room, and the nack is to be told
-// again.
-func (u *upward) passOn(n *pb.Nack) bool {
-	if u.Nack(n) {
-		return true
-	}
-	u.untold.Store(true)
-	return false
-}
-
-// tellNacksAgain reports nacks to upstream that it had no room for.
-func (h *Hub) tellNacksAgain() {
-	if h.upward == nil || !h.upward.untold.Swap(false) {
-		return
-	}
-	for _, s := range h.sessions.list() {
-		if !s.reports.tellAgain() {
-			return
-		}
-	}
-}
-
-// marks records which of a relay's Updates include which upstream positions, so that the relay can
-// acknowledge a position once all of its nodes have it. Its invariants, under mu:
+// none. It records which of the relay's Updates include which upstream positions, so that the relay
+// can acknowledge a position once all of its nodes have it. Its invariants, under mu:
 //
 //  1. open has the Updates of a shard that some node lacks, oldest first; maxOpen at most.
 //  2. reported is the position of a shard last reported to upstream. Within an epoch of upstream,
 //     it only grows.
-type marks struct {
-	upstream Upstream
-	mu       sync.Mutex
-	shards   []shardMarks
+type upward struct {
+	Upstream
+	// untold is set when Upstream had no room for a nack.
+	untold atomic.Bool
+
+	mu     sync.Mutex // guards the fields below
+	nodes  int        // last reported to Upstream
+	shards []shardMarks
 }
 
 type shardMarks struct {
@@ -104,53 +60,76 @@ type mark struct {
 	since time.Time
 }
 
-func newMarks(upstream Upstream, shards uint32) *marks {
-	return &marks{upstream: upstream, shards: make([]shardMarks, shards)}
+// newUpward returns nil if upstream is nil.
+func newUpward(upstream Upstream, shards uint32) *upward {
+	if upstream == nil {
+		return nil
+	}
+	return &upward{Upstream: upstream, shards: make([]shardMarks, shards)}
+}
+
+func (u *upward) addNodes(by int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.nodes += by
+	u.Nodes(u.nodes)
+}
+
+// tellNacksAgain reports nacks to upstream that it had no room for.
+func (h *Hub) tellNacksAgain() {
+	if h.upward == nil || !h.upward.untold.Swap(false) {
+		return
+	}
+	for _, s := range h.sessions.list() {
+		if !s.reports.tellAgain() {
+			return
+		}
+	}
 }
 
 // before returns the upstream positions that the publish about to begin will include at least.
-func (m *marks) before() []model.Position {
-	out := make([]model.Position, len(m.shards))
+func (u *upward) before() []model.Position {
+	out := make([]model.Position, len(u.shards))
 	for i := range out {
-		out[i] = m.upstream.Mark(uint32(i))
+		out[i] = u.Mark(uint32(i))
 	}
 	return out
 }
 
 // updated records an Update of the publish and the upstream position that it includes.
-func (m *marks) updated(shard uint32, sequence uint64, position model.Position) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := &m.shards[shard]
+func (u *upward) updated(shard uint32, sequence uint64, position model.Position) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := &u.shards[shard]
 	if len(s.open) == maxOpen {
-		s.open = append(s.open[:0], s.open[1:]...)
+		s.open = slices.Delete(s.open, 0, 1)
 	}
 	s.open = append(s.open, mark{sequence: sequence, upstream: position})
 }
 
 // after records the positions of shards in which the publish changed nothing. Nodes have such a
 // position as soon as they have the shard's latest Update.
-func (m *marks) after(positions []model.Position) {
+func (u *upward) after(positions []model.Position) {
 	now := time.Now()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	for i, position := range positions {
-		if s := &m.shards[i]; len(s.open) > 0 {
+		if s := &u.shards[i]; len(s.open) > 0 {
 			if last := &s.open[len(s.open)-1]; last.upstream != position {
 				last.upstream, last.since = position, now
 			}
 		} else {
-			m.reportLocked(uint32(i), position, completed{at: now})
+			u.reportLocked(uint32(i), position, completed{at: now})
 		}
 	}
 }
 
 // programmed reports to upstream that all nodes have a shard up to an Update, and since when the
 // last of them has it.
-func (m *marks) programmed(shard uint32, c completed) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := &m.shards[shard]
+func (u *upward) programmed(shard uint32, c completed) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := &u.shards[shard]
 	position := s.reported
 	for len(s.open) > 0 && s.open[0].sequence <= c.sequence {
 		position = s.open[0].upstream
@@ -159,12 +138,12 @@ func (m *marks) programmed(shard uint32, c completed) {
 		}
 		s.open = s.open[1:]
 	}
-	m.reportLocked(shard, position, c)
+	u.reportLocked(shard, position, c)
 }
 
-func (m *marks) reportLocked(shard uint32, position model.Position, c completed) {
-	if s := &m.shards[shard]; position.Epoch != s.reported.Epoch || position.Sequence > s.reported.Sequence {
+func (u *upward) reportLocked(shard uint32, position model.Position, c completed) {
+	if s := &u.shards[shard]; position.Epoch != s.reported.Epoch || position.Sequence > s.reported.Sequence {
 		s.reported = position
-		m.upstream.Programmed(shard, position, c.at, c.last)
+		u.Programmed(shard, position, c.at, c.last)
 	}
 }

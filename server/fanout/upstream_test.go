@@ -313,7 +313,7 @@ func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	now := time.Now()
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
 	u := &relayModel{}
-	m := newMarks(u, 1)
+	m := newUpward(u, 1)
 	c := newConvergence(1, newMetrics(nil), m.programmed)
 	a, b, stuck := c.joinAgent("a"), c.joinAgent("b"), c.joinAgent("stuck")
 	publish := func(sequence, upstream uint64) {

@@ -90,8 +90,8 @@ func New(o Options, s *store.Store) *Source {
 		marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
 		refused: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
-			Help: "Times that a nack of this relay's nodes could not be passed on, as too many stood already; " +
-				"it is tried again with each heartbeat.",
+			Help: "Number of times that a nack of this relay's nodes could not be passed on because too many nacks were " +
+				"open. The relay tries again with each heartbeat.",
 		}),
 	}
 	u.client = client.New(client.Options{
@@ -112,11 +112,11 @@ func (u *Source) Run(ctx context.Context, _ source.Sink) error { return u.client
 // same number of shards.
 func (u *Source) begin(path []uint64) error {
 	if slices.Contains(path, u.store.Epoch()) {
-		return fmt.Errorf("that server is fed by this relay, directly or through others (epoch %016x is in its path): "+
-			"give this relay a server that is nearer to the API server", u.store.Epoch())
+		return fmt.Errorf("the server is fed by this relay, directly or through others (epoch %016x is in its path): "+
+			"set --upstream-servers to servers that are nearer to the API server", u.store.Epoch())
 	}
 	if sequences, _ := u.cache.Digests(); uint32(len(sequences)) != u.store.Shards() {
-		return fmt.Errorf("that server has %d shards and this relay %d: start the relay with --shards=%d",
+		return fmt.Errorf("the server has %d shards and this relay %d: start the relay with --shards=%d",
 			len(sequences), u.store.Shards(), len(sequences))
 	}
 	u.mu.Lock()
