@@ -125,15 +125,16 @@ func (p *Parts) holds(key model.Key, wanted func(model.ServiceKey) bool) bool {
 }
 
 // assembleParts returns the frames with an update's header and encoded objects. Each frame holds at
-// most MaxPart bytes of objects, or a single larger object.
+// most MaxPart bytes of objects, or a single larger object. Only the first frame has FullBuckets,
+// because a receiver adds up the buckets of all parts. header.More applies to the last frame.
 func assembleParts(header *pb.ShardUpdate, body [][]byte) (frames []Frame, err error) {
-	for {
+	for more := header.GetMore(); ; header.FullBuckets = nil {
 		size, n := 0, 0
 		for n < len(body) && (n == 0 || size+len(body[n]) <= MaxPart) {
 			size += len(body[n])
 			n++
 		}
-		header.More = n < len(body)
+		header.More = more || n < len(body)
 		f, err := assemble(header, body[:n], size)
 		if err != nil {
 			return nil, err

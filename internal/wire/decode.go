@@ -124,36 +124,22 @@ func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 	if err := proto.Unmarshal(content, &r); err != nil {
 		return nil, err
 	}
-	switch m := r.GetMessage().(type) {
-	case *pb.StreamResponse_Welcome:
-		return &Response{Welcome: m.Welcome}, nil
-	case *pb.StreamResponse_InSync:
-		return &Response{InSync: m.InSync}, nil
-	case *pb.StreamResponse_Heartbeat:
-		return &Response{Heartbeat: m.Heartbeat}, nil
-	case *pb.StreamResponse_Drain:
-		return &Response{Drain: m.Drain}, nil
-	case *pb.StreamResponse_Servers:
-		return &Response{Servers: m.Servers}, nil
-	case *pb.StreamResponse_BucketQuery:
-		return &Response{BucketQuery: m.BucketQuery}, nil
-	case *pb.StreamResponse_DigestQuery:
-		return &Response{DigestQuery: m.DigestQuery}, nil
-	case *pb.StreamResponse_Digests:
-		return &Response{Digests: m.Digests}, nil
-	case *pb.StreamResponse_NodeUpdate:
-		name := cmp.Or(m.NodeUpdate.GetName(), m.NodeUpdate.GetNode().GetName())
+	out := &Response{
+		Welcome: r.GetWelcome(), InSync: r.GetInSync(), Heartbeat: r.GetHeartbeat(), Drain: r.GetDrain(),
+		Servers: r.GetServers(), BucketQuery: r.GetBucketQuery(), DigestQuery: r.GetDigestQuery(), Digests: r.GetDigests(),
+	}
+	if p := r.GetNodeUpdate(); p != nil {
+		name := cmp.Or(p.GetName(), p.GetNode().GetName())
 		if len(name) > maxName {
 			return nil, fmt.Errorf("the name of a Node has %d bytes", len(name))
 		}
-		n, err := nodeFromProto(m.NodeUpdate.GetNode())
-		out := &Response{Node: &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}}
+		n, err := nodeFromProto(p.GetNode())
+		out.Node = &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}
 		if err != nil {
 			out.Problems = []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}}
 		}
-		return out, nil
 	}
-	return &Response{}, nil
+	return out, nil
 }
 
 // ResourceVersionsFromProto converts resource versions.
@@ -353,7 +339,7 @@ func (d *decoder) protocol(p pb.Protocol) model.Protocol {
 
 func (d *decoder) port(field string, v uint32) uint16 {
 	if v > 65535 {
-		d.fail("%s: %d is no port number", field, v)
+		d.fail("%s: %d is not a port number", field, v)
 	}
 	return uint16(v)
 }
@@ -361,31 +347,33 @@ func (d *decoder) port(field string, v uint32) uint16 {
 func (d *decoder) addr(field, s string) netip.Addr {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
-		d.fail("%s: %.80q is no address", field, s)
+		d.fail("%s: %.80q is not an address", field, s)
 	}
 	return a
 }
 
+func (d *decoder) prefix(field, s string) netip.Prefix {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		d.fail("%s: %.80q is not a range of addresses", field, s)
+	}
+	return p
+}
+
 func (d *decoder) addrs(field string, list []string) []netip.Addr {
-	var out []netip.Addr
+	return each(d, field, list, d.addr)
+}
+
+func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
+	return each(d, field, list, d.prefix)
+}
+
+func each[T any](d *decoder, field string, list []string, parse func(field, s string) T) (out []T) {
 	for _, s := range list {
 		if d.err != nil {
 			break
 		}
-		out = append(out, d.addr(field, s))
-	}
-	return out
-}
-
-func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			d.fail("%s: %.80q is no range of addresses", field, s)
-			break
-		}
-		out = append(out, p)
+		out = append(out, parse(field, s))
 	}
 	return out
 }

@@ -8,6 +8,7 @@ package wire
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -48,19 +49,17 @@ func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 		Shard: u.Shard, FromSequence: fromToProto(u.From, u.To), Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
 		ServicesResourceVersion: u.ResourceVersions.Services, SlicesResourceVersion: u.ResourceVersions.Slices,
 	}
-	for _, s := range u.Services {
-		p.Services = append(p.Services, serviceToProto(s))
-	}
-	for _, s := range u.Slices {
-		p.Slices = append(p.Slices, sliceToProto(s))
-	}
-	for _, d := range u.Deltas {
-		p.SliceDeltas = append(p.SliceDeltas, deltaToProto(d))
-	}
-	for _, k := range u.Removed {
-		p.Removed = append(p.Removed, KeyToProto(k))
-	}
+	p.Services, p.Slices = convert(u.Services, serviceToProto), convert(u.Slices, sliceToProto)
+	p.SliceDeltas, p.Removed = convert(u.Deltas, deltaToProto), convert(u.Removed, KeyToProto)
 	return p
+}
+
+func convert[M, P any](list []M, toProto func(M) P) []P {
+	out := slices.Grow([]P(nil), len(list))
+	for _, m := range list {
+		out = append(out, toProto(m))
+	}
+	return out
 }
 
 // fromToProto returns 0 in place of from if from is to-1. Nearly all updates are like that, and 0
@@ -98,8 +97,8 @@ func serviceToProto(s *model.Service) *pb.Service {
 		Name:                    s.Name,
 		Version:                 bytesOf(s.ContentVersion()),
 		Type:                    pb.ServiceType(s.Type),
-		ClusterIps:              addrs(s.ClusterIPs),
-		ExternalIps:             addrs(s.ExternalIPs),
+		ClusterIps:              convert(s.ClusterIPs, netip.Addr.String),
+		ExternalIps:             convert(s.ExternalIPs, netip.Addr.String),
 		InternalTrafficPolicy:   pb.TrafficPolicy(s.InternalTrafficPolicy),
 		ExternalTrafficPolicy:   pb.TrafficPolicy(s.ExternalTrafficPolicy),
 		ClientIpAffinitySeconds: s.ClientIPAffinitySeconds,
@@ -107,6 +106,8 @@ func serviceToProto(s *model.Service) *pb.Service {
 		TrafficDistribution:     s.TrafficDistribution,
 		CreationTimeSeconds:     s.CreationTimeSeconds,
 		IpvsScheduler:           s.IPVSScheduler,
+
+		LoadBalancerSourceRanges: convert(s.LoadBalancerSourceRanges, netip.Prefix.String),
 	}
 	for _, i := range s.LoadBalancerIngress {
 		p.LoadBalancerIngress = append(p.LoadBalancerIngress, &pb.LoadBalancerIngress{Ip: i.IP.String(), ProxyMode: i.ProxyMode})
@@ -115,9 +116,6 @@ func serviceToProto(s *model.Service) *pb.Service {
 		p.Ports = append(p.Ports, &pb.ServicePort{
 			Name: x.Name, Protocol: pb.Protocol(x.Protocol), Port: uint32(x.Port), NodePort: uint32(x.NodePort),
 		})
-	}
-	for _, r := range s.LoadBalancerSourceRanges {
-		p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, r.String())
 	}
 	return p
 }
@@ -156,7 +154,7 @@ func endpointToProto(e *model.Endpoint) *pb.Endpoint {
 func deltaToProto(d *model.SliceDelta) *pb.SliceDelta {
 	p := &pb.SliceDelta{
 		Namespace: d.Namespace, Name: d.Name, Version: bytesOf(d.Version),
-		Removed: addrs(d.Removed), LastChangeTriggerTimeMs: d.LastChangeTriggerTimeMS,
+		Removed: convert(d.Removed, netip.Addr.String), LastChangeTriggerTimeMs: d.LastChangeTriggerTimeMS,
 	}
 	for i := range d.Endpoints {
 		p.Endpoints = append(p.Endpoints, endpointToProto(&d.Endpoints[i]))
@@ -173,25 +171,11 @@ func nodeToProto(n *model.Node) *pb.Node {
 	if n == nil {
 		return nil
 	}
-	p := &pb.Node{
-		Name: n.Name, Labels: n.Labels, InternalIps: addrs(n.InternalIPs),
+	return &pb.Node{
+		Name: n.Name, Labels: n.Labels, InternalIps: convert(n.InternalIPs, netip.Addr.String),
+		PodCidrs: convert(n.PodCIDRs, netip.Prefix.String), ServiceCidrs: convert(n.ServiceCIDRs, netip.Prefix.String),
 		Deleting: n.Deleting, TaintedForDeletion: n.TaintedForDeletion,
 	}
-	for _, c := range n.PodCIDRs {
-		p.PodCidrs = append(p.PodCidrs, c.String())
-	}
-	for _, c := range n.ServiceCIDRs {
-		p.ServiceCidrs = append(p.ServiceCidrs, c.String())
-	}
-	return p
 }
 
 func bytesOf(v model.Version) []byte { return v[:] }
-
-func addrs(list []netip.Addr) []string {
-	var out []string
-	for _, a := range list {
-		out = append(out, a.String())
-	}
-	return out
-}

@@ -35,80 +35,25 @@ func encodeParts(u *model.Update, more bool) ([]Frame, error) {
 	if proto.Size(whole) <= MaxPart {
 		f, err := proto.MarshalOptions{Deterministic: true, UseCachedSize: true}.Marshal(whole)
 		if err != nil {
-			return nil, fmt.Errorf("encode an update: %w", err)
+			return nil, fmt.Errorf("encode an update of shard %d: %w", u.Shard, err)
 		}
 		return []Frame{f}, nil
 	}
-	parts := split(p)
-	parts[len(parts)-1].More = more
-	var frames []Frame
-	for _, part := range parts {
-		f, err := encodePart(part)
-		if err != nil {
-			return nil, err
+	b, err := marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("shard %d: %w", u.Shard, err)
+	}
+	var objects [][]byte
+	for len(b) > 0 {
+		number, _, n := protowire.ConsumeField(b)
+		if number >= updateServices && number <= updateRemoved {
+			objects = append(objects, b[:n])
 		}
-		frames = append(frames, f)
+		b = b[n:]
 	}
-	return frames, nil
+	p.Services, p.Slices, p.SliceDeltas, p.Removed = nil, nil, nil, nil
+	return assembleParts(p, objects)
 }
-
-func encodePart(p *pb.ShardUpdate) (Frame, error) {
-	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
-}
-
-// split divides an update into parts that share its objects. Each part repeats the header of the
-// update. Only the first part has FullBuckets, because a receiver adds up the buckets of all parts.
-func split(p *pb.ShardUpdate) []*pb.ShardUpdate {
-	d := &divider{part: &pb.ShardUpdate{
-		Shard: p.GetShard(), FromSequence: p.GetFromSequence(), Sequence: p.GetSequence(), Full: p.GetFull(),
-		ServicesResourceVersion: p.GetServicesResourceVersion(), SlicesResourceVersion: p.GetSlicesResourceVersion(), FullBuckets: p.GetFullBuckets(),
-	}}
-	d.parts = append(d.parts, d.part)
-	for _, s := range p.GetServices() {
-		part := d.room(s)
-		part.Services = append(part.Services, s)
-	}
-	for _, s := range p.GetSlices() {
-		part := d.room(s)
-		part.Slices = append(part.Slices, s)
-	}
-	for _, s := range p.GetSliceDeltas() {
-		part := d.room(s)
-		part.SliceDeltas = append(part.SliceDeltas, s)
-	}
-	for _, k := range p.GetRemoved() {
-		part := d.room(k)
-		part.Removed = append(part.Removed, k)
-	}
-	return d.parts
-}
-
-// divider distributes objects over parts, which it fills one after the other.
-type divider struct {
-	parts []*pb.ShardUpdate
-	part  *pb.ShardUpdate // the last of parts
-	bytes int             // size of the objects in part
-}
-
-// room returns the part to which the object must be added. It starts a new part if the object does
-// not fit in the last one.
-func (d *divider) room(object proto.Message) *pb.ShardUpdate {
-	size := fieldSize(proto.Size(object))
-	if d.bytes > 0 && d.bytes+size > MaxPart {
-		d.part.More = true
-		d.part = &pb.ShardUpdate{
-			Shard: d.part.GetShard(), FromSequence: d.part.GetFromSequence(), Sequence: d.part.GetSequence(), Full: d.part.GetFull(),
-			ServicesResourceVersion: d.part.GetServicesResourceVersion(), SlicesResourceVersion: d.part.GetSlicesResourceVersion(),
-		}
-		d.parts, d.bytes = append(d.parts, d.part), 0
-	}
-	d.bytes += size
-	return d.part
-}
-
-// fieldSize returns the size, in bytes, of a field that holds a message of this size. The tags of
-// all fields with objects take one byte.
-func fieldSize(message int) int { return 1 + protowire.SizeBytes(message) }
 
 // CompressParts returns the frames compressed.
 func CompressParts(frames []Frame) ([]Frame, error) {
