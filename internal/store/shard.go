@@ -92,9 +92,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	next.resourceVersions = seen
 	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
 	next.digests = &digests{}
-	u := &model.Update{
-		Shard: old.shard, From: old.sequence, To: next.sequence,
-	}
+	u := &model.Update{Shard: old.shard, From: old.sequence, To: next.sequence}
 	for key, object := range objects {
 		s.set(&next, u, key, object)
 	}
@@ -115,10 +113,8 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 func (s *shard) set(next *Snapshot, u *model.Update, key model.Key, object model.Object) {
 	before, known := next.byKey.Get(&entry{key: key})
 	wasLive := known && before.live()
-	switch {
-	case object == nil && !wasLive:
-		return
-	case object != nil && wasLive && before.object.ContentVersion() == object.ContentVersion():
+	if object == nil && !wasLive ||
+		object != nil && wasLive && before.object.ContentVersion() == object.ContentVersion() {
 		return
 	}
 	s.lastChange++
@@ -158,21 +154,14 @@ func record(u *model.Update, before, now *entry) {
 	case *model.Service:
 		u.Services = append(u.Services, o)
 	case *model.Slice:
-		if d := delta(before, o); d != nil {
-			u.Deltas = append(u.Deltas, d)
-		} else {
-			u.Slices = append(u.Slices, o)
+		if before != nil && before.live() {
+			if d := model.Diff(before.object.(*model.Slice), o); d != nil { // it is smaller than the slice
+				u.Deltas = append(u.Deltas, d)
+				return
+			}
 		}
+		u.Slices = append(u.Slices, o)
 	}
-}
-
-// delta returns the delta from before to now, or nil if there is none that is smaller than the
-// slice.
-func delta(before *entry, now *model.Slice) *model.SliceDelta {
-	if before == nil || !before.live() {
-		return nil
-	}
-	return model.Diff(before.object.(*model.Slice), now)
 }
 
 // forget drops the oldest tombstones beyond the bound and raises the floor accordingly.
@@ -204,14 +193,10 @@ func (s *Snapshot) Shard() uint32 { return s.shard }
 func (s *Snapshot) Sequence() uint64 { return s.sequence }
 
 // Digest returns the digest of all objects.
-func (s *Snapshot) Digest() model.Digest {
-	return s.computed().shard
-}
+func (s *Snapshot) Digest() model.Digest { return s.computed().shard }
 
 // Buckets returns the digest of each bucket. The caller must not change it.
-func (s *Snapshot) Buckets() []model.Digest {
-	return s.computed().buckets
-}
+func (s *Snapshot) Buckets() []model.Digest { return s.computed().buckets }
 
 func (s *Snapshot) computed() *digests {
 	d := s.digests
@@ -235,12 +220,7 @@ func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
 	for _, b := range buckets {
 		wanted[b] = true
 	}
-	s.byKey.Scan(func(e *entry) bool {
-		if e.live() && wanted[e.key.Bucket()] {
-			put(u, e.object)
-		}
-		return true
-	})
+	s.putEach(u, func(o model.Object) bool { return wanted[o.Key().Bucket()] })
 	return u
 }
 
@@ -248,13 +228,17 @@ func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
 func (s *Snapshot) Where(wanted func(model.ServiceKey) bool) *model.Update {
 	u := s.update(0)
 	u.Full = true
+	s.putEach(u, func(o model.Object) bool { return wanted(o.ServiceKey()) })
+	return u
+}
+
+func (s *Snapshot) putEach(u *model.Update, wanted func(model.Object) bool) {
 	s.byKey.Scan(func(e *entry) bool {
-		if e.live() && wanted(e.object.ServiceKey()) {
+		if e.live() && wanted(e.object) {
 			put(u, e.object)
 		}
 		return true
 	})
-	return u
 }
 
 // Has reports whether the shard has an object of a Service for which means is true.

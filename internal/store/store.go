@@ -136,12 +136,8 @@ func New(o Options) (*Store, error) {
 
 func newEpoch() uint64 {
 	var b [8]byte
-	for {
-		_, _ = rand.Read(b[:]) // never fails
-		if e := binary.LittleEndian.Uint64(b[:]); e != 0 {
-			return e
-		}
-	}
+	_, _ = rand.Read(b[:]) // never fails
+	return max(1, binary.LittleEndian.Uint64(b[:]))
 }
 
 // Epoch returns the random number of this Store. Sequences of another epoch have no meaning in it.
@@ -188,6 +184,9 @@ func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
 // has synced. Until then snapshots are empty or incomplete, and no client may be served.
 func (s *Store) WaitPublished() <-chan struct{} { return s.first }
 
+// Published reports whether the channel that WaitPublished returns is closed.
+func (s *Store) Published() bool { return closed(s.first) }
+
 // Dirty returns a channel that receives a value when something may be waiting for Publish. It is
 // for one receiver.
 func (s *Store) Dirty() <-chan struct{} { return s.dirty }
@@ -215,15 +214,20 @@ func (s *Store) Nodes() []*model.Node {
 func (s *Store) Synced() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case <-s.synced:
-	default:
+	if !closed(s.synced) {
 		close(s.synced)
 	}
-	s.signal()
+	notify(s.dirty)
 }
 
-func (s *Store) signal() { notify(s.dirty) }
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 func notify(c chan struct{}) {
 	select {
@@ -266,7 +270,7 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	} else {
 		p.reached = p.reached.Max(model.ResourceVersions{}.With(kind, resourceVersion))
 	}
-	s.signal()
+	notify(s.dirty)
 }
 
 // Remove implements source.Sink.
@@ -324,7 +328,7 @@ func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	if !s.relayed {
 		p.reached = p.reached.Max(p.seen)
 	}
-	s.signal()
+	notify(s.dirty)
 }
 
 func (s *Store) upsertLocked(o model.Keyed) {
@@ -407,9 +411,7 @@ type Publication struct {
 // Publish makes the pending changes visible. It does nothing before the source has synced. It calls
 // each function in hear with each Update before the Update's snapshot becomes visible.
 func (s *Store) Publish(hear ...func(*model.Update)) Publication {
-	select {
-	case <-s.synced:
-	default:
+	if !closed(s.synced) {
 		return Publication{}
 	}
 	s.publishing.Lock()
@@ -437,13 +439,9 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 			p.Updates = append(p.Updates, u)
 		}
 	}
-	for name := range nodes {
-		p.Nodes = append(p.Nodes, name)
-	}
+	p.Nodes = slices.Collect(maps.Keys(nodes))
 	s.published.Store(&progress)
-	select {
-	case <-s.first:
-	default:
+	if !s.Published() {
 		close(s.first)
 	}
 	return p

@@ -256,12 +256,10 @@ func (s *Server) ready() error {
 		return errors.New("draining")
 	default:
 	}
-	select {
-	case <-s.store.WaitPublished():
-		return nil
-	default:
+	if !s.store.Published() {
 		return errors.New("not synced with the source yet")
 	}
+	return nil
 }
 
 // drain makes the server not ready, sends the clients elsewhere, and waits for their calls to end,

@@ -66,11 +66,8 @@ func New(o Options) *Service {
 func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
 	out := s.Hub.Status()
 	out.Time, out.Epoch, out.Size = timestamppb.Now(), s.Store.Epoch(), s.size()
-	out.Source = &pb.SourceStatus{Kind: s.Source, ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached())}
-	select {
-	case <-s.Store.WaitPublished():
-		out.Source.Synced = true
-	default:
+	out.Source = &pb.SourceStatus{
+		Kind: s.Source, Synced: s.Store.Published(), ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached()),
 	}
 	for _, c := range s.Hub.Convergences() {
 		p := convergence(c)

@@ -173,12 +173,10 @@ func (h *Hub) ready() error {
 	if h.drainBegun.Err() != nil {
 		return status.Error(codes.Unavailable, "the server is draining: use another server, or try again later")
 	}
-	select {
-	case <-h.store.WaitPublished():
-		return nil
-	default:
+	if !h.store.Published() {
 		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again later")
 	}
+	return nil
 }
 
 // Run publishes what the source writes until the context ends.

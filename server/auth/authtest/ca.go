@@ -3,6 +3,9 @@ package authtest
 
 import (
 	"crypto/tls"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/testca"
 )
@@ -10,36 +13,22 @@ import (
 // ServerName is the name in server certificates.
 const ServerName = "slicecast-server.test"
 
-// TB is the part of testing.TB that the package uses.
-type TB interface {
-	// Helper marks the calling function as a helper.
-	Helper()
-	// Fatalf reports a failure and does not return.
-	Fatalf(format string, args ...any)
-	// TempDir returns a directory that is removed when the test ends.
-	TempDir() string
-}
-
 // CA signs certificates. Its files exist until the test ends.
 type CA struct {
 	// File holds the CA's certificate.
 	File string
 
-	t  TB
+	t  testing.TB
 	ca *testca.CA
 }
 
 // NewCA returns a new CA.
-func NewCA(t TB) *CA {
+func NewCA(t testing.TB) *CA {
 	t.Helper()
 	ca, err := testca.New()
-	if err != nil {
-		t.Fatalf("make a CA: %v", err)
-	}
+	require.NoError(t, err)
 	file, err := ca.WriteCA(t.TempDir())
-	if err != nil {
-		t.Fatalf("write the CA's certificate: %v", err)
-	}
+	require.NoError(t, err)
 	return &CA{File: file, t: t, ca: ca}
 }
 
@@ -47,13 +36,9 @@ func NewCA(t TB) *CA {
 func (c *CA) Server() (certFile, keyFile string) {
 	c.t.Helper()
 	certificate, err := c.ca.Server(ServerName)
-	if err != nil {
-		c.t.Fatalf("make a server certificate: %v", err)
-	}
+	require.NoError(c.t, err)
 	certFile, keyFile, err = testca.Write(c.t.TempDir(), "server", certificate)
-	if err != nil {
-		c.t.Fatalf("write a server certificate: %v", err)
-	}
+	require.NoError(c.t, err)
 	return certFile, keyFile
 }
 
@@ -61,9 +46,7 @@ func (c *CA) Server() (certFile, keyFile string) {
 func (c *CA) Client(user string, groups ...string) tls.Certificate {
 	c.t.Helper()
 	certificate, err := c.ca.Client(user, groups...)
-	if err != nil {
-		c.t.Fatalf("make a client certificate: %v", err)
-	}
+	require.NoError(c.t, err)
 	return certificate
 }
 
