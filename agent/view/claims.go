@@ -48,10 +48,6 @@ type claims struct {
 	rivals map[claim][]claimant
 }
 
-func newClaims() claims {
-	return claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)}
-}
-
 // ranks orders the kinds of addresses by who decides on them. The API server assigns a cluster IP
 // to one Service only, the cluster's load balancer assigns its addresses, and anybody who may write
 // a Service may write any external IP.

@@ -228,7 +228,7 @@ func (v *View) nodePort(c claim) claimant {
 // that has these on one of its interfaces uses them as the source of its own connections to them.
 func (v *View) sources(s *model.Service, family model.Family) []netip.Prefix {
 	ranges := ofFamily(s.LoadBalancerSourceRanges, family)
-	if slices.ContainsFunc(ranges, isZero) {
+	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return nil
 	}
 	ofNode := func(p netip.Prefix) bool { return slices.ContainsFunc(v.node.ips, p.Contains) }
@@ -257,7 +257,10 @@ func (v *View) setRoutes(p *ServicePort, s *model.Service, anyUsable bool) {
 		f := &p.Frontends[i]
 		switch {
 		case f.Kind == ClusterIP:
-			target := policyTarget(s.InternalTrafficPolicy)
+			target := Cluster
+			if s.InternalTrafficPolicy == model.TrafficLocal {
+				target = Local
+			}
 			f.Pods = to(target, v.options.MasqueradeAll)
 			f.Node = to(target, v.options.MasqueradeAll || podsTold)
 			f.Others = f.Node
@@ -275,13 +278,6 @@ func (v *View) setRoutes(p *ServicePort, s *model.Service, anyUsable bool) {
 			}
 		}
 	}
-}
-
-func policyTarget(p model.TrafficPolicy) Target {
-	if p == model.TrafficLocal {
-		return Local
-	}
-	return Cluster
 }
 
 // uses reports which sets a Service's frontends lead to, provided that these are not empty.

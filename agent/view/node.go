@@ -103,18 +103,16 @@ func (o *Options) node(n *model.Node) node {
 
 	primary := o.NodePortPrimary || len(o.NodePortAddresses) == 0 && o.LocalhostNodePorts == nil
 	for _, unspecified := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		all := netip.PrefixFrom(unspecified, 0)
-		family := model.FamilyOf(all.Addr())
+		family := model.FamilyOf(unspecified)
 		of := ofFamily(o.NodePortAddresses, family)
 		if primary {
 			if i := slices.IndexFunc(out.ips, func(a netip.Addr) bool { return model.FamilyOf(a) == family }); i >= 0 {
 				of = append(of, netip.PrefixFrom(out.ips[i], out.ips[i].BitLen()))
 			}
 		} else if len(of) == 0 {
-			of = []netip.Prefix{all}
+			of = []netip.Prefix{netip.PrefixFrom(unspecified, 0)}
 		}
-		of = disjoint(of)
-		out.programmed.NodePorts = append(out.programmed.NodePorts, of...)
+		out.programmed.NodePorts = append(out.programmed.NodePorts, disjoint(of)...)
 	}
 	loopback := netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
 	out.programmed.LocalhostNodePorts = o.LocalhostNodePorts != nil && *o.LocalhostNodePorts &&
@@ -158,5 +156,3 @@ func ofFamily(prefixes []netip.Prefix, family model.Family) []netip.Prefix {
 	}
 	return canonical(out)
 }
-
-func isZero(p netip.Prefix) bool { return p.Bits() == 0 }

@@ -57,6 +57,7 @@ const (
 	stillServing // terminating endpoints that still serve, used when none is ready
 	readyLocal
 	stillServingLocal
+	serving // whether they receive new connections or not
 )
 
 // cluster returns which endpoints receive the connections that may go to any node. If no endpoint
@@ -96,6 +97,8 @@ func (v *View) chooses(c choice, e endpoint) bool {
 		return e.stillServing()
 	case readyLocal:
 		return e.local && e.ready()
+	case serving:
+		return e.Conditions.Serving
 	}
 	return e.local && e.stillServing()
 }
@@ -119,26 +122,6 @@ func keep[T comparable](before, now []T) []T {
 		return before
 	}
 	return append(make([]T, 0, len(now)), now...)
-}
-
-// keepBackends returns before if it has the backends of now, and otherwise a new set of them. now
-// has to be ascending.
-func keepBackends(before Backends, now []Backend) Backends {
-	if before.is(now) {
-		return before
-	}
-	return ascending(now)
-}
-
-// appendServing appends the backends of the endpoints that serve, whether they receive new
-// connections or not.
-func appendServing(out []Backend, of []endpoint) []Backend {
-	for _, e := range of {
-		if e.Conditions.Serving {
-			out = append(out, e.backend())
-		}
-	}
-	return out
 }
 
 // seen is what the view remembers about a Service with many slices: what its ports in View.ports
@@ -199,24 +182,24 @@ func (v *View) setBackends(s *service, p, before *ServicePort) (usable bool) {
 		}
 		s.seen.ports[p.ID] = now
 	}
-	set := func(before Backends, appendOf func([]Backend, []endpoint) []Backend) Backends {
+	set := func(before Backends, c choice) Backends {
 		if known {
-			return before.with(appendOf(nil, d.before), appendOf(nil, d.after))
+			return before.with(v.appendChosen(nil, d.before, c), v.appendChosen(nil, d.after, c))
 		}
-		v.backendSpace = appendOf(v.backendSpace[:0], all)
-		return keepBackends(before, v.backendSpace)
-	}
-	chosen := func(c choice) func([]Backend, []endpoint) []Backend {
-		return func(out []Backend, of []endpoint) []Backend { return v.appendChosen(out, of, c) }
+		v.backendSpace = v.appendChosen(v.backendSpace[:0], all, c)
+		if before.is(v.backendSpace) {
+			return before
+		}
+		return ascending(v.backendSpace)
 	}
 	if cluster {
-		p.Cluster = set(old.Cluster, chosen(now.cluster()))
+		p.Cluster = set(old.Cluster, now.cluster())
 	}
 	if local {
-		p.Local = set(old.Local, chosen(now.local()))
+		p.Local = set(old.Local, now.local())
 	}
 	if p.ID.Protocol == model.UDP {
-		p.Serving = set(old.Serving, appendServing)
+		p.Serving = set(old.Serving, serving)
 	}
 	return now.usable()
 }

@@ -62,17 +62,7 @@ const (
 
 // String returns the kind's name: "clusterIP", "externalIP", "loadBalancer" or "nodePort".
 func (k FrontendKind) String() string {
-	switch k {
-	case ClusterIP:
-		return "clusterIP"
-	case ExternalIP:
-		return "externalIP"
-	case LoadBalancer:
-		return "loadBalancer"
-	case NodePort:
-		return "nodePort"
-	}
-	return "unknown"
+	return [...]string{"unknown", "clusterIP", "externalIP", "loadBalancer", "nodePort"}[k]
 }
 
 // Target is what happens to a new connection.
@@ -92,19 +82,7 @@ const (
 )
 
 // String returns the target's name: "reject", "drop", "cluster" or "local".
-func (t Target) String() string {
-	switch t {
-	case Reject:
-		return "reject"
-	case Drop:
-		return "drop"
-	case Cluster:
-		return "cluster"
-	case Local:
-		return "local"
-	}
-	return "unknown"
-}
+func (t Target) String() string { return [...]string{"unknown", "reject", "drop", "cluster", "local"}[t] }
 
 // Route is where new connections lead, and how.
 type Route struct {

@@ -106,7 +106,7 @@ func New(o Options) *View {
 		node:        nodeless,
 		told:        nodeless.programmed,
 		services:    make(map[model.ServiceKey]*service),
-		claims:      newClaims(),
+		claims:      claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)},
 		ports:       make(map[ServicePortID]*ServicePort),
 		health:      make(map[HealthCheckID]HealthCheck),
 		problematic: make(map[model.ServiceKey]*service),
