@@ -97,7 +97,7 @@ type Options struct {
 //  3. lacking has an entry for exactly the IP families in out. The entry contains every Service of
 //     which the kernel lacks something in that family. The positions of these Services' shards are
 //     not acknowledged.
-//  4. outReason, nacked and toldChecks are what the Reporter and Health were last told.
+//  4. outReason, status.failures and toldChecks are what the Reporter and Health were last told.
 type Reconciler struct {
 	Options
 	schedule schedule
@@ -121,9 +121,9 @@ type Reconciler struct {
 	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
 	checksDue          bool
 	// failed contains the Service ports that the kernel does not hold as it should, with the reasons.
-	// nacked contains what the Reporter was told about them, and about what the view cannot serve.
+	// status.failures contains what the Reporter was told about them, and about what the view cannot
+	// serve.
 	failed map[view.ServicePortID]*programmer.PortError
-	nacked map[model.ServiceKey]string
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
 	// lost receives a reason when others have removed something.
@@ -146,7 +146,6 @@ func New(o Options) *Reconciler {
 		unacked:  make(map[uint32]uint64),
 		lacking:  make(map[model.Family]map[model.ServiceKey]struct{}),
 		failed:   make(map[view.ServicePortID]*programmer.PortError),
-		nacked:   make(map[model.ServiceKey]string),
 		nowhere:  make(map[model.Family]bool),
 		lost:     make(chan string, 1),
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
@@ -176,7 +175,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 	for {
 		var due <-chan time.Time
-		if at, ok := r.schedule.next(r.status.changesPending()); ok {
+		if at, ok := r.schedule.next(!r.status.pending.IsZero()); ok {
 			now := time.Now()
 			if !at.After(now) && ctx.Err() == nil { // a timer would add a pass through the scheduler
 				r.run(ctx, now)
@@ -188,7 +187,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.Cache.Dirty():
-			r.status.queued()
+			r.status.setPending(earlier(r.status.pending, time.Now()))
 		case reason := <-r.lost:
 			r.status.lost()
 			if r.schedule.repair() {
@@ -244,10 +243,11 @@ func (r *Reconciler) hopeful() bool {
 func (r *Reconciler) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
-	defer r.status.step()()
+	r.status.setStepping(time.Now())
+	defer r.status.setStepping(time.Time{})
 	taken, ok := r.Cache.Take()
 	if !ok {
-		r.status.idle()
+		r.status.setPending(time.Time{})
 		return
 	}
 	r.schedule.began = time.Now()
@@ -371,10 +371,7 @@ func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
 func (r *Reconciler) setNode() {
 	n := r.Cache.Node()
 	r.View.SetNode(n)
-	if !r.schedule.replaced.IsZero() {
-		return
-	}
-	if n == nil {
+	if n == nil && r.schedule.replaced.IsZero() {
 		r.Logger.Warn("No Node object for this node: its zone, addresses and pod CIDRs are unknown")
 	}
 }
@@ -391,10 +388,11 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 			r.Flows.Changed(changes)
 		}
 	}
-	if checks, changed := r.View.TakeHealthChecks(); changed {
+	checks, changed := r.View.TakeHealthChecks()
+	if changed {
 		r.checks = checks
-		r.tellHealth()
-	} else if r.checksDue {
+	}
+	if changed || r.checksDue {
 		r.tellHealth()
 	}
 }
@@ -487,24 +485,28 @@ func (r *Reconciler) report() {
 	for id, f := range r.failed {
 		reasons[id.Service] = append(reasons[id.Service], f.Error())
 	}
+	failures := r.status.failures
 	for service, list := range reasons {
 		slices.Sort(list)
-		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
-			r.nacked[service] = reason
+		f, known := failures[service]
+		if reason := strings.Join(list, "; "); f.Reason != reason {
+			if !known {
+				f = Failure{Service: service, Since: time.Now()}
+			}
+			f.Reason = reason
+			r.status.change(func() { failures[service] = f })
 			r.Logger.Warn("Service is not completely programmed", "service", service.String(), "reason", reason)
-			r.status.fails(service, reason)
 			r.Reporter.Nack(service, reason)
 		}
 	}
-	for service := range r.nacked {
+	for service := range failures {
 		if _, ok := reasons[service]; !ok {
-			delete(r.nacked, service)
+			r.status.change(func() { delete(failures, service) })
 			r.Logger.Info("Service is completely programmed, or was removed", "service", service.String())
-			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}
 	}
-	r.metrics.nacks.Set(float64(len(r.nacked)))
+	r.metrics.nacks.Set(float64(len(failures)))
 }
 
 // program applies the changes, or replaces everything if the kernel's state is not known. replaced
@@ -552,8 +554,9 @@ func (r *Reconciler) program(
 func (r *Reconciler) observe(operation string, f func() error) error {
 	start := time.Now()
 	err := f()
-	r.status.ran(start)
-	r.metrics.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+	took := time.Since(start)
+	r.status.change(func() { r.status.now.Time, r.status.now.Duration = start, took })
+	r.metrics.seconds.WithLabelValues(operation).Observe(took.Seconds())
 	if err != nil {
 		r.metrics.errors.WithLabelValues(operation).Inc()
 	}

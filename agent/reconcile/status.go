@@ -88,7 +88,8 @@ func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 	return time.Time{}
 }
 
-// status records what the loop does, for other goroutines to read.
+// status records what the loop does, for other goroutines to read. Only the loop changes it, so the
+// loop reads it without mu.
 //
 // Invariants:
 //
@@ -96,9 +97,8 @@ func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 //     found none.
 //  2. A family is broken from a loss or a failure until a Replace has programmed it.
 type status struct {
-	// mu guards all other fields.
-	mu       sync.Mutex
-	now      Status // without Failures
+	mu       sync.Mutex // guards all other fields
+	now      Status     // without Failures
 	failures map[model.ServiceKey]Failure
 	// pending is when the oldest of the waiting changes arrived; zero means that none waits.
 	pending time.Time
@@ -117,56 +117,26 @@ type familyStatus struct {
 	programmed time.Time
 }
 
-// changesPending reports whether changes wait to be programmed.
-func (s *status) changesPending() bool {
+// change calls f, which changes fields.
+func (s *status) change(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.pending.IsZero()
+	f()
 }
+
+// setPending records when the oldest of the waiting changes arrived; zero means that none waits.
+func (s *status) setPending(t time.Time) { s.change(func() { s.pending = t }) }
+
+// setStepping records when the present step began; zero means that no step is in progress.
+func (s *status) setStepping(t time.Time) { s.change(func() { s.stepping = t }) }
 
 // lost records that the kernel no longer holds what was programmed.
 func (s *status) lost() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.families {
-		if f.broken.IsZero() {
-			f.broken = time.Now()
-		}
+		f.broken = earlier(f.broken, time.Now())
 	}
-}
-
-// queued records that there is something to program.
-func (s *status) queued() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending.IsZero() {
-		s.pending = time.Now()
-	}
-}
-
-// step records that a step begins. The function that it returns records that the step has ended.
-func (s *status) step() (end func()) {
-	set := func(t time.Time) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.stepping = t
-	}
-	set(time.Now())
-	return func() { set(time.Time{}) }
-}
-
-// idle records that there is nothing to program after all.
-func (s *status) idle() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pending = time.Time{}
-}
-
-// ran records an operation of the programmer that began at this time and has just ended.
-func (s *status) ran(begin time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.Time, s.now.Duration = begin, time.Since(begin)
 }
 
 // failed records the IP families that are out. They count as broken since the oldest waiting change
@@ -212,23 +182,4 @@ func (s *status) reached(
 			f.broken = time.Time{}
 		}
 	}
-}
-
-// fails records that a Service fails, for a reason that may have changed.
-func (s *status) fails(service model.ServiceKey, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f, ok := s.failures[service]
-	if !ok {
-		f = Failure{Service: service, Since: time.Now()}
-	}
-	f.Reason = reason
-	s.failures[service] = f
-}
-
-// resolved records that a Service no longer fails.
-func (s *status) resolved(service model.ServiceKey) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.failures, service)
 }
