@@ -82,7 +82,9 @@ const (
 )
 
 // String returns the target's name: "reject", "drop", "cluster" or "local".
-func (t Target) String() string { return [...]string{"unknown", "reject", "drop", "cluster", "local"}[t] }
+func (t Target) String() string {
+	return [...]string{"unknown", "reject", "drop", "cluster", "local"}[t]
+}
 
 // Route is where new connections lead, and how.
 type Route struct {
