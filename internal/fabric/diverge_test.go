@@ -49,7 +49,7 @@ func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, repairs)
 	require.EqualValues(t, 1, s.metric(t, "slicecast_server_resyncs_total"))
-	require.Equal(t, 1, logged.count("level=WARN", "holds something else than the server"), logged)
+	require.Equal(t, 1, logged.count("level=WARN", "State differs from the server's"), logged)
 	require.Equal(t, 1, s.logs.count("level=WARN", "asks for state again", nodes[0]), s.logs)
 	require.Equal(t, len(inPlaces(c.state(), []model.Object{c.state()[changed].(model.Object)})), a.came()-before,
 		"the objects of one bucket have come")
