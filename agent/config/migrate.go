@@ -61,16 +61,16 @@ type kubeProxyLogging struct {
 // kubeProxyMode contains the fields of the sections of kube-proxy's modes that have an equivalent
 // here. Each section has some of them.
 type kubeProxyMode struct {
-	MasqueradeBit      *int32          `json:"masqueradeBit"`
-	MasqueradeAll      bool            `json:"masqueradeAll"`
-	LocalhostNodePorts *bool           `json:"localhostNodePorts"`
-	MinSyncPeriod      metav1.Duration `json:"minSyncPeriod"`
-	Scheduler          string          `json:"scheduler"`
-	StrictARP          bool            `json:"strictARP"`
-	ExcludeCIDRs       []string        `json:"excludeCIDRs"`
-	TCPTimeout         metav1.Duration `json:"tcpTimeout"`
-	TCPFinTimeout      metav1.Duration `json:"tcpFinTimeout"`
-	UDPTimeout         metav1.Duration `json:"udpTimeout"`
+	MasqueradeBit      *int32           `json:"masqueradeBit"`
+	MasqueradeAll      bool             `json:"masqueradeAll"`
+	LocalhostNodePorts *bool            `json:"localhostNodePorts"`
+	MinSyncPeriod      metav1.Duration  `json:"minSyncPeriod"`
+	Scheduler          string           `json:"scheduler"`
+	StrictARP          bool             `json:"strictARP"`
+	ExcludeCIDRs       []string         `json:"excludeCIDRs"`
+	TCPTimeout         *metav1.Duration `json:"tcpTimeout"`
+	TCPFinTimeout      *metav1.Duration `json:"tcpFinTimeout"`
+	UDPTimeout         *metav1.Duration `json:"udpTimeout"`
 }
 
 // Note is a remark about a field of kube-proxy's file.
@@ -245,7 +245,7 @@ func (m *migration) mode() error {
 // ipvs carries over the fields that only mode ipvs has.
 func (m *migration) ipvs() {
 	in, out := &m.in.IPVS, &IPVS{}
-	m.take("ipvs.strictARP", "ipvs.excludeCIDRs", "ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
+	m.take("ipvs.strictARP", "ipvs.excludeCIDRs")
 	switch {
 	case in.Scheduler == "":
 		m.take("ipvs.scheduler")
@@ -262,32 +262,29 @@ func (m *migration) ipvs() {
 	if in.StrictARP {
 		out.StrictARP = &in.StrictARP
 	}
-	for _, timeout := range []struct {
-		name string
-		in   *metav1.Duration
-		out  **metav1.Duration
-	}{
-		{"tcpTimeout", &in.TCPTimeout, &out.TCPTimeout}, {"tcpFinTimeout", &in.TCPFinTimeout, &out.TCPFinTimeout},
-		{"udpTimeout", &in.UDPTimeout, &out.UDPTimeout},
-	} {
-		if timeout.in.Duration == 0 { // the kernel's setting stays as it is
-			continue
-		}
-		*timeout.out = m.wholeSeconds("ipvs."+timeout.name, timeout.in)
-	}
+	out.TCPTimeout = m.timeout("ipvs.tcpTimeout", in.TCPTimeout, true)
+	out.TCPFinTimeout = m.timeout("ipvs.tcpFinTimeout", in.TCPFinTimeout, true)
+	out.UDPTimeout = m.timeout("ipvs.udpTimeout", in.UDPTimeout, true)
 	if !reflect.DeepEqual(*out, IPVS{}) {
 		m.out.Agent.IPVS = out
 	}
 }
 
-// wholeSeconds truncates a duration to whole seconds, which are all that the kernel can store.
-func (m *migration) wholeSeconds(field string, d *metav1.Duration) *metav1.Duration {
-	if d.Duration%time.Second == 0 {
-		return d
+// timeout carries over a timeout in whole seconds, which are all that the kernel can store.
+// zeroIsDefault means that 0 is the same as no value.
+func (m *migration) timeout(field string, d *metav1.Duration, zeroIsDefault bool) *metav1.Duration {
+	m.take(field)
+	if d == nil {
+		return nil
 	}
 	whole := &metav1.Duration{Duration: d.Duration.Truncate(time.Second)}
-	m.note(field, "it is set to "+whole.Duration.String()+", because the kernel has whole seconds; kube-proxy "+
-		"truncates it, too")
+	if *whole != *d {
+		m.note(field, "it is set to "+whole.Duration.String()+", because the kernel has whole seconds; kube-proxy "+
+			"truncates it, too")
+	}
+	if whole.Duration == 0 && zeroIsDefault {
+		return nil
+	}
 	return whole
 }
 
@@ -372,30 +369,17 @@ func (m *migration) others() {
 		m.take("bindAddress")
 	}
 	c := m.in.Conntrack
-	for _, timeout := range []struct {
-		name  string
-		value **metav1.Duration
-	}{
-		{"tcpEstablishedTimeout", &c.TCPEstablishedTimeout}, {"tcpCloseWaitTimeout", &c.TCPCloseWaitTimeout},
-		{"udpTimeout", &c.UDPTimeout}, {"udpStreamTimeout", &c.UDPStreamTimeout},
-	} {
-		if d := *timeout.value; d != nil {
-			*timeout.value = m.wholeSeconds("conntrack."+timeout.name, d)
-		}
-	}
-	for _, d := range []**metav1.Duration{&c.UDPTimeout, &c.UDPStreamTimeout} { // 0 is the default
-		if *d != nil && (*d).Duration == 0 {
-			*d = nil
-		}
-	}
+	c.TCPEstablishedTimeout = m.timeout("conntrack.tcpEstablishedTimeout", c.TCPEstablishedTimeout, false)
+	c.TCPCloseWaitTimeout = m.timeout("conntrack.tcpCloseWaitTimeout", c.TCPCloseWaitTimeout, false)
+	c.UDPTimeout = m.timeout("conntrack.udpTimeout", c.UDPTimeout, true)
+	c.UDPStreamTimeout = m.timeout("conntrack.udpStreamTimeout", c.UDPStreamTimeout, true)
 	if c.TCPBeLiberal != nil && !*c.TCPBeLiberal {
 		c.TCPBeLiberal = nil
 	}
 	if c != (Conntrack{}) {
 		m.out.Agent.Conntrack = &c
 	}
-	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
-		"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout")
+	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpBeLiberal")
 	if saysNothing(m.given["metricsBindAddress"], false) {
 		m.note("metricsBindAddress",
 			"kube-proxy serves metrics on 127.0.0.1:10249; the agent's "+reasons["metricsBindAddress"])
