@@ -286,8 +286,8 @@ func TestReportsReachTheServer(t *testing.T) {
 	// and is sent once.
 	a.Ack(4, map[uint32]uint64{0: 99, 1: 99})
 	a.Ack(5, map[uint32]uint64{1: 4})
-	a.AckSince(5, 0, 2, time.Now().Add(-2*time.Minute), "")
-	a.AckSince(5, 0, 3, time.Now().Add(-time.Minute), "")
+	a.AckSince(5, map[uint32]uint64{0: 2}, time.Now().Add(-2*time.Minute), "")
+	a.AckSince(5, map[uint32]uint64{0: 3}, time.Now().Add(-time.Minute), "")
 	nacked, fixed := model.ServiceKey{Namespace: "default", Name: "web"}, model.ServiceKey{Namespace: "default", Name: "fixed"}
 	a.Nack(fixed, "never told")
 	a.Resolve(fixed)

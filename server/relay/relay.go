@@ -244,7 +244,7 @@ func (u *Source) Programmed(shard uint32, m model.Position, at time.Time, last s
 	u.programmed[shard] = m
 	u.mu.Unlock()
 	if current {
-		u.client.AckSince(m.Epoch, shard, m.Sequence, at, last)
+		u.client.AckSince(m.Epoch, map[uint32]uint64{shard: m.Sequence}, at, last)
 	}
 }
 

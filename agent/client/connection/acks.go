@@ -55,8 +55,6 @@ type acks struct {
 	nodes, toldNodes, leastNodes uint32
 }
 
-func (a *acks) newStream() { a.rested, a.toldNodes, a.leastNodes = time.Time{}, 0, a.nodes }
-
 // add adds positions that are programmed since at. last is the name of a relay's slowest node.
 func (a *acks) add(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
 	if epoch != a.epoch {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -100,13 +101,15 @@ type Connection struct {
 	choice   *discovery.Choice
 	log      *slog.Logger
 	metrics  *metrics
-	status   status
 	prepared *prepared
 	// repairs limits how often the client asks the server for diverged shards. unreadableLogged
 	// limits log lines about objects that do not decode. nodeLogged limits log lines about a
 	// deleted Node.
 	repairs                      *rate.Limiter
 	unreadableLogged, nodeLogged rate.Sometimes
+
+	mu     sync.Mutex // guards status
+	status Status
 }
 
 // New returns a Connection without a stream. choice decides which server is preferred. The metrics
@@ -120,7 +123,7 @@ func New(o Options, choice *discovery.Choice, subsystem string) *Connection {
 	return &Connection{
 		Outbox:  newOutbox(w, o.NodeName, o.Subscription, m.nacks),
 		options: o, cache: w, choice: choice, log: o.Logger, metrics: m,
-		status:           status{now: Status{Since: time.Now()}},
+		status:           Status{Since: time.Now()},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 		nodeLogged:       rate.Sometimes{First: 10, Interval: time.Minute},
@@ -147,12 +150,6 @@ func (c *Connection) Close() {
 		c.prepared = nil
 	}
 }
-
-// Failed records why there is no stream. It implements discovery.Connector, as Stream does.
-func (c *Connection) Failed(err error) { c.status.ended(err) }
-
-// Status returns the state of the connection, without Servers.
-func (c *Connection) Status() Status { return c.status.get() }
 
 // open returns the prepared connection if it leads to this server, and a new one otherwise.
 func (c *Connection) open(server discovery.Server) (*grpc.ClientConn, error) {

@@ -39,13 +39,6 @@ type prepared struct {
 	conn   *grpc.ClientConn
 }
 
-// newTimer returns a timer that does not run.
-func newTimer() *time.Timer {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
-}
-
 // learn stores the servers that the stream names and plans anew whether to move.
 func (s *stream) learn(m *pb.Servers) {
 	addresses := make([]string, 0, len(m.GetServers()))

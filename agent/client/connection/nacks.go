@@ -1,7 +1,6 @@
 package connection
 
 import (
-	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -53,16 +52,6 @@ type nacks struct {
 	// allowed is the rate limit of news. later wakes up the sender for the rest.
 	allowed *rate.Limiter
 	later   *time.Timer
-}
-
-// fail adds a failure. It returns false if the failure is already known.
-func (n *nacks) fail(s subject, f failure) bool {
-	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
-	if had, ok := n.failing[s]; ok && had == f {
-		return false
-	}
-	n.failing[s] = f
-	return true
 }
 
 // collect removes the news that may be sent now, and appends them to out as Nacks. It has signal

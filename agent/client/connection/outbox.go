@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -75,16 +76,12 @@ func (o *Outbox) Subscribe(s *pb.Subscription) {
 // lost because a stream ended are reported on the next stream: after its InSync, Cache.Take returns
 // the positions of all shards again.
 func (o *Outbox) Ack(epoch uint64, positions map[uint32]uint64) {
-	o.ackSince(epoch, positions, time.Now(), "")
+	o.AckSince(epoch, positions, time.Now(), "")
 }
 
-// AckSince reports to the server that all of a relay's nodes have programmed a shard up to a
-// sequence. at is when the slowest node programmed it, and last is that node's name.
-func (o *Outbox) AckSince(epoch uint64, shard uint32, sequence uint64, at time.Time, last string) {
-	o.ackSince(epoch, map[uint32]uint64{shard: sequence}, at, last)
-}
-
-func (o *Outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
+// AckSince reports to the server that all of a relay's nodes have programmed these positions. at is
+// when the slowest node programmed them, and last is that node's name.
+func (o *Outbox) AckSince(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.acks.add(epoch, positions, at, last)
@@ -156,9 +153,11 @@ func (o *Outbox) fail(s subject, f failure) {
 // failLocked is fail for a failure that is not counted. It returns false if the failure is already
 // known.
 func (o *Outbox) failLocked(s subject, f failure) bool {
-	if !o.nacks.fail(s, f) {
+	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+	if had, ok := o.nacks.failing[s]; ok && had == f {
 		return false
 	}
+	o.nacks.failing[s] = f
 	o.tellLocked(s, f)
 	return true
 }
@@ -202,8 +201,8 @@ func (o *Outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced = false
-	o.requests.newStream()
-	o.acks.newStream()
+	o.requests.others, o.requests.resyncs, o.requests.full = nil, nil, false
+	o.acks.rested, o.acks.toldNodes, o.acks.leastNodes = time.Time{}, 0, o.acks.nodes
 	o.nacks.news = make(map[subject]uint32)
 	o.subscription.told, o.subscription.changing = o.subscription.wanted, false
 	return o.subscription.told

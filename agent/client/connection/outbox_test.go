@@ -73,13 +73,13 @@ func TestAnAckOfARelaysNodes(t *testing.T) {
 			return ages, last
 		}
 		for i, name := range []string{"a", "b", "c"} {
-			o.ackSince(0, map[uint32]uint64{5: uint64(i)}, now.Add(-time.Duration([]int{7, 3, 5}[i])*time.Millisecond), name)
+			o.AckSince(0, map[uint32]uint64{5: uint64(i)}, now.Add(-time.Duration([]int{7, 3, 5}[i])*time.Millisecond), name)
 		}
 		got, last := ages(ack().GetPositions())
 		require.Equal(t, []uint32{7, 3, 3}, got)
 		require.Equal(t, "abb", last, "who has something has what was before")
 		for i := range maxPositions + 1 {
-			o.ackSince(0, map[uint32]uint64{5: uint64(9 + i)}, now.Add(-time.Duration(20-i)*time.Millisecond), fmt.Sprint(i))
+			o.AckSince(0, map[uint32]uint64{5: uint64(9 + i)}, now.Add(-time.Duration(20-i)*time.Millisecond), fmt.Sprint(i))
 		}
 		got, last = ages(ack().GetPositions())
 		require.Equal(t, []uint32{20, 19, 18, 17, 16, 15, 14, 12}, got)
@@ -87,7 +87,7 @@ func TestAnAckOfARelaysNodes(t *testing.T) {
 
 		// Node names are left out before an Ack becomes too large.
 		for shard := range uint32(cache.MaxShards) {
-			o.ackSince(0, map[uint32]uint64{shard: math.MaxUint64}, now.Add(-math.MaxUint32*time.Millisecond), strings.Repeat("n", 253))
+			o.AckSince(0, map[uint32]uint64{shard: math.MaxUint64}, now.Add(-math.MaxUint32*time.Millisecond), strings.Repeat("n", 253))
 		}
 		a := ack()
 		require.Less(t, proto.Size(a), 128<<10)

@@ -39,8 +39,6 @@ type requests struct {
 	later   *time.Timer
 }
 
-func (q *requests) newStream() { q.others, q.resyncs, q.full = nil, nil, false }
-
 func (q *requests) add(r *pb.StreamRequest) {
 	if len(q.others) < maxRequests {
 		q.others = append(q.others, r)

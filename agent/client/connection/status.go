@@ -1,7 +1,6 @@
 package connection
 
 import (
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -43,31 +42,26 @@ func (s Status) Proto() (
 	return nil, timestamppb.New(s.Since), lastError, servers
 }
 
-// status records what happens to streams.
-type status struct {
-	mu  sync.Mutex // guards now
-	now Status
+// Status returns the state of the connection, without Servers.
+func (c *Connection) Status() Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
 }
 
-func (s *status) get() Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.now
-}
-
-// inSync records that the client is in sync with a server.
-func (s *status) inSync(server discovery.Server, name, version string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now = Status{Server: server, ServerName: name, ServerVersion: version, Since: time.Now()}
-}
-
-// ended records that a stream has ended or an attempt has failed.
-func (s *status) ended(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.now.Server.Address != "" {
-		s.now = Status{Since: time.Now()}
+// Failed records why there is no stream. It implements discovery.Connector, as Stream does.
+func (c *Connection) Failed(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.Server.Address != "" {
+		c.status = Status{Since: time.Now()}
 	}
-	s.now.LastError = err
+	c.status.LastError = err
+}
+
+// recordSync records that the stream is in sync.
+func (s *stream) recordSync() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = Status{Server: s.server, ServerName: s.name, ServerVersion: s.software, Since: time.Now()}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -88,7 +89,7 @@ type stream struct {
 
 func newStream(c *Connection, server discovery.Server, cancel context.CancelCauseFunc) *stream {
 	return &stream{
-		Connection: c, server: server, cancel: cancel, move: move{timer: newTimer()},
+		Connection: c, server: server, cancel: cancel, move: move{timer: time.NewTimer(math.MaxInt64)},
 		silence: silentBeats * defaultHeartbeat, asked: rate.NewLimiter(askedPerSecond, cache.MaxUnfit),
 		digests: newComparison(c.repairs), questions: questions{buckets: make(map[uint32]struct{})},
 	}
@@ -384,7 +385,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 	}
 	if !s.synced {
 		s.synced = true
-		s.status.inSync(s.server, s.name, s.software)
+		s.recordSync()
 		s.metrics.connected.Set(1)
 		s.planMove()
 		for _, shard := range s.cache.RecordSoftware(s.software) {
