@@ -17,6 +17,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
@@ -138,7 +139,9 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 		return nil, err
 	}
 	a.programmer.observe(a.registry)
-	viewOptions.Schedulers = a.programmer.schedulers()
+	if a.programmer.name == programmerIPVS {
+		viewOptions.Schedulers = ipvs.Schedulers()
+	}
 	if a.checkpoint, err = a.openCheckpoint(); err != nil {
 		return nil, err
 	}

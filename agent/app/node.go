@@ -80,11 +80,16 @@ func (o *NodeOptions) addServiceFlags(fs *pflag.FlagSet) {
 			"them; primary, the Node's first InternalIP of each IP family; localhost; or all. In an IP family that no "+
 			"entry covers, NodePorts are on all addresses, or on none if primary is in the list. If empty, it is "+
 			"primary.")
-	localhost := fs.VarPF(optional{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",
+	fs.BoolFunc("iptables-localhost-nodeports",
 		"If set, NodePorts are on all addresses of the node, as in kube-proxy's mode iptables, unless "+
-			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.")
-	localhost.NoOptDefVal = "true"
-
+			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.",
+		func(s string) error {
+			b, err := strconv.ParseBool(s)
+			if err == nil {
+				o.LocalhostNodePorts = &b
+			}
+			return err
+		})
 	fs.DurationVar(&o.SyncPeriod, "iptables-sync-period", config.DefaultSyncPeriod,
 		"Interval at which all rules are compared with what they should be, with every programmer. With 0, that "+
 			"happens only at the start, after errors, and after others have changed the rules.")
@@ -220,26 +225,3 @@ func (o *NodeOptions) tune(logger *slog.Logger) {
 			"privileged init container, or set --conntrack-max-per-core and the timeouts to 0", "err", err)
 	}
 }
-
-// optional is the pflag.Value of a *bool that stays nil unless the flag is given.
-type optional struct{ p **bool }
-
-func (v optional) String() string {
-	if v.p == nil || *v.p == nil {
-		return ""
-	}
-	return strconv.FormatBool(**v.p)
-}
-
-// Set implements pflag.Value.
-func (v optional) Set(s string) error {
-	b, err := strconv.ParseBool(s)
-	if err != nil {
-		return err
-	}
-	*v.p = &b
-	return nil
-}
-
-// Type implements pflag.Value.
-func (v optional) Type() string { return "bool" }

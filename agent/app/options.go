@@ -144,8 +144,8 @@ func (o *Options) complete() error {
 
 // validate returns an error that names the flags that are wrong, and says what to do.
 func (o *Options) validate() error {
-	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateHealthz(),
-		o.validateMetrics())
+	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(),
+		validateAddresses("--healthz-bind-address", o.HealthzAddresses, true), o.validateMetrics())
 }
 
 func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerService == "" }
@@ -167,7 +167,7 @@ func (o *Options) validateFeed() error {
 	case o.ServerService != "" && !isService:
 		return fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
 	case !o.standalone():
-		return o.validateServers()
+		return validateAddresses("--servers", o.Servers, false)
 	case o.Source == "":
 		return errors.New("no source of Services: set --servers or --server-service, or set --source to run without " +
 			"a server")
@@ -179,10 +179,12 @@ func (o *Options) validateFeed() error {
 	return source.ValidateProxyName(o.ProxyName)
 }
 
-func (o *Options) validateServers() error {
-	for _, s := range o.Servers {
-		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
-			return fmt.Errorf("--servers contains %q: use host:port", s)
+// validateAddresses returns an error if a flag's addresses are not host:port. The host may be empty
+// in addresses to listen on.
+func validateAddresses(flag string, addresses []string, listen bool) error {
+	for _, a := range addresses {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" && !listen || port == "" {
+			return fmt.Errorf("%s contains %q: use host:port", flag, a)
 		}
 	}
 	return nil
@@ -209,19 +211,9 @@ func (o *Options) validateProgrammer() error {
 	return errors.Join(o.IPVS.validate(), o.Node.validate())
 }
 
-func (o *Options) validateHealthz() error {
-	for _, a := range o.HealthzAddresses {
-		if _, port, err := net.SplitHostPort(a); err != nil || port == "" {
-			return fmt.Errorf("--healthz-bind-address contains %q: use host:port", a)
-		}
-	}
-	return nil
-}
-
 func (o *Options) validateMetrics() error {
-	files := []string{o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
-	given := len(files) - len(slices.DeleteFunc(slices.Clone(files), func(s string) bool { return s != "" }))
-	if o.MetricsBindAddress != "" && given < len(files) || o.MetricsBindAddress == "" && given > 0 {
+	all := []string{o.MetricsBindAddress, o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
+	if slices.Contains(all, "") && slices.ContainsFunc(all, func(s string) bool { return s != "" }) {
 		return errors.New("--metrics-bind-address, --metrics-cert-file, --metrics-key-file and " +
 			"--metrics-client-ca-file must be set together")
 	}

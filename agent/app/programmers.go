@@ -127,7 +127,8 @@ func choose(
 		c := &chosen{p, name, asked}
 		switch {
 		case len(missing) > 0:
-			c.reason = fmt.Sprintf("%s, but %s", asked, oneLine(errors.Join(missing...)))
+			// errors.Join puts each error on a line of its own.
+			c.reason = asked + ", but " + strings.ReplaceAll(errors.Join(missing...).Error(), "\n", "; ")
 		case wanted == programmerAuto:
 			c.reason = asked + ", and the kernel supports it"
 		}
@@ -145,9 +146,6 @@ func choose(
 	}
 	return nil, fmt.Errorf("%s: %w", asked, err)
 }
-
-// oneLine formats an error on one line, although errors.Join puts each error on its own.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
 	switch name {
@@ -204,14 +202,6 @@ func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
 		TCPTimeout: o.IPVS.TCPTimeout, TCPFinTimeout: o.IPVS.TCPFinTimeout, UDPTimeout: o.IPVS.UDPTimeout,
 		MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
 	}
-}
-
-// schedulers returns the schedulers that a Service may choose from by its annotation.
-func (c *chosen) schedulers() []string {
-	if c.name == programmerIPVS {
-		return ipvs.Schedulers()
-	}
-	return nil
 }
 
 // observe exports the choice as a metric.
