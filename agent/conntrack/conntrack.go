@@ -39,7 +39,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -71,7 +73,7 @@ type Options struct {
 //     pending, or a pass over it is in progress.
 type Cleaner struct {
 	logger   *slog.Logger
-	open     func() (flows, error)
+	open     func() (table, error)
 	removed  prometheus.Counter
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
@@ -90,18 +92,19 @@ type Cleaner struct {
 	pending map[model.Family]bool
 }
 
-// flows is a connection tracking table.
-type flows interface {
-	dump(family model.Family, f func(flow)) error
-	remove(family model.Family, entry flow) error
-	close()
+// table is a socket for the kernel's connection tracking table.
+type table interface {
+	Flows(family model.Family, protocol byte, each func(netlink.Flow)) error
+	RemoveFlow(family model.Family, attributes []byte) error
+	Close()
 }
 
 // New returns a Cleaner.
 func New(o Options) *Cleaner {
 	f := promauto.With(o.Registerer)
 	return &Cleaner{
-		logger: cmp.Or(o.Logger, slog.Default()), open: func() (flows, error) { return openTable() },
+		logger: cmp.Or(o.Logger, slog.Default()),
+		open:   func() (table, error) { return netlink.Open(unix.NETLINK_NETFILTER) },
 		removed: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
 			Help: "Stale UDP flows removed from the kernel's connection tracking table.",
@@ -229,7 +232,7 @@ func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 	if err != nil {
 		return err
 	}
-	stale := func(f flow) bool {
+	stale := func(f netlink.Flow) bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.stale(family, gone, addresses, f)
@@ -238,30 +241,30 @@ func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 	if err != nil {
 		return err
 	}
-	defer dumped.close()
+	defer dumped.Close()
 	removed, err := c.open()
 	if err != nil {
 		return err
 	}
-	defer removed.close()
-	var found []flow
+	defer removed.Close()
+	var found []netlink.Flow
 	var failed error
 	remove := func() {
 		for _, f := range found {
 			// The flow may have been made by rules that were programmed since it was found.
 			if failed == nil && stale(f) {
-				if failed = removed.remove(family, f); failed == nil {
+				if failed = removed.RemoveFlow(family, f.Attributes); failed == nil {
 					c.removed.Inc()
 				}
 			}
 		}
 		found = found[:0]
 	}
-	err = dumped.dump(family, func(f flow) {
-		if !stale(f) {
+	err = dumped.Flows(family, unix.IPPROTO_UDP, func(f netlink.Flow) {
+		if f.Original.Protocol != unix.IPPROTO_UDP || !stale(f) {
 			return
 		}
-		f.attributes = bytes.Clone(f.attributes)
+		f.Attributes = bytes.Clone(f.Attributes)
 		if found = append(found, f); len(found) == batch {
 			remove()
 		}

@@ -14,9 +14,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -30,17 +31,17 @@ type kernelFlow struct {
 	source, destination, reply string // addresses with ports
 }
 
-func (f kernelFlow) entry() *netlink.ConntrackFlow {
+func (f kernelFlow) entry() *vnetlink.ConntrackFlow {
 	source, destination, reply := netip.MustParseAddrPort(f.source), netip.MustParseAddrPort(f.destination), netip.MustParseAddrPort(f.reply)
-	e := &netlink.ConntrackFlow{
+	e := &vnetlink.ConntrackFlow{
 		FamilyType: familyOf(destination), TimeOut: 3600,
-		Forward: netlink.IPTuple{Protocol: f.protocol, SrcIP: source.Addr().AsSlice(), SrcPort: source.Port(),
+		Forward: vnetlink.IPTuple{Protocol: f.protocol, SrcIP: source.Addr().AsSlice(), SrcPort: source.Port(),
 			DstIP: destination.Addr().AsSlice(), DstPort: destination.Port()},
-		Reverse: netlink.IPTuple{Protocol: f.protocol, SrcIP: reply.Addr().AsSlice(), SrcPort: reply.Port(),
+		Reverse: vnetlink.IPTuple{Protocol: f.protocol, SrcIP: reply.Addr().AsSlice(), SrcPort: reply.Port(),
 			DstIP: source.Addr().AsSlice(), DstPort: source.Port()},
 	}
 	if f.protocol == unix.IPPROTO_TCP {
-		e.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // TCP_CONNTRACK_ESTABLISHED
+		e.ProtoInfo = &vnetlink.ProtoInfoTCP{State: 3} // TCP_CONNTRACK_ESTABLISHED
 	}
 	return e
 }
@@ -55,9 +56,9 @@ func familyOf(a netip.AddrPort) uint8 {
 // inject creates connections in the kernel's table, and flushes the table when the test ends.
 func inject(t *testing.T, list map[string]kernelFlow) {
 	t.Helper()
-	t.Cleanup(func() { require.NoError(t, netlink.ConntrackTableFlush(netlink.ConntrackTable)) })
+	t.Cleanup(func() { require.NoError(t, vnetlink.ConntrackTableFlush(vnetlink.ConntrackTable)) })
 	for name, f := range list {
-		require.NoError(t, netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(familyOf(netip.MustParseAddrPort(f.destination))), f.entry()), name)
+		require.NoError(t, vnetlink.ConntrackCreate(vnetlink.ConntrackTable, vnetlink.InetFamily(familyOf(netip.MustParseAddrPort(f.destination))), f.entry()), name)
 	}
 }
 
@@ -69,8 +70,8 @@ func left(t *testing.T, list map[string]kernelFlow) []string {
 		source, destination netip.AddrPort
 	}
 	have := map[identity]bool{}
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+	for _, family := range []vnetlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		entries, err := vnetlink.ConntrackTableList(vnetlink.ConntrackTable, family)
 		require.NoError(t, err)
 		for _, e := range entries {
 			source, _ := netip.AddrFromSlice(e.Forward.SrcIP)
@@ -138,14 +139,14 @@ func state(ports ...*view.ServicePort) view.State {
 // giveAddresses adds addresses to this network namespace.
 func giveAddresses(t *testing.T, addresses ...string) {
 	t.Helper()
-	lo, err := netlink.LinkByName("lo")
+	lo, err := vnetlink.LinkByName("lo")
 	require.NoError(t, err)
 	for _, a := range addresses {
-		address, err := netlink.ParseAddr(a)
+		address, err := vnetlink.ParseAddr(a)
 		require.NoError(t, err)
 		address.Flags = unix.IFA_F_NODAD
-		require.NoError(t, netlink.AddrReplace(lo, address))
-		t.Cleanup(func() { require.NoError(t, netlink.AddrDel(lo, address)) })
+		require.NoError(t, vnetlink.AddrReplace(lo, address))
+		t.Cleanup(func() { require.NoError(t, vnetlink.AddrDel(lo, address)) })
 	}
 }
 
@@ -158,21 +159,22 @@ type running struct {
 
 // counted is a table that counts its dumps.
 type counted struct {
-	flows
+	table
 	dumps map[model.Family]int
 }
 
-func (c counted) dump(family model.Family, f func(flow)) error {
+func (c counted) Flows(family model.Family, protocol byte, each func(netlink.Flow)) error {
 	c.dumps[family]++
-	return c.flows.dump(family, f)
+	return c.table.Flows(family, protocol, each)
 }
 
 func newCleaner(t *testing.T) *running {
 	t.Helper()
 	r := &running{New(Options{Logger: slog.New(slog.DiscardHandler)}), t, map[model.Family]int{}}
-	r.open = func() (flows, error) {
-		table, err := openTable()
-		return counted{table, r.dumps}, err
+	open := r.open
+	r.open = func() (table, error) {
+		t, err := open()
+		return counted{t, r.dumps}, err
 	}
 	return r
 }
@@ -445,7 +447,7 @@ func TestFrontendsThatGo(t *testing.T) {
 func TestManyFrontendsThatGo(t *testing.T) {
 	m := newMemory("10.180.0.4:53")
 	c := New(Options{})
-	c.open = func() (flows, error) { return m, nil }
+	c.open = func() (table, error) { return m, nil }
 	m.dumpErrors = []error{unix.EPERM}
 	first := port(dns4, frontends, "10.180.0.4:53")
 	c.Replaced(state(first))

@@ -65,7 +65,7 @@ func next(errs *[]error) error {
 	return err
 }
 
-func (m *memory) dump(_ model.Family, f func(flow)) error {
+func (m *memory) Flows(_ model.Family, _ byte, each func(netlink.Flow)) error {
 	m.mu.Lock()
 	m.dumps++
 	takes, dumping, replies := m.takes, m.dumping, slices.Collect(maps.Keys(m.replies))
@@ -73,7 +73,11 @@ func (m *memory) dump(_ model.Family, f func(flow)) error {
 	m.mu.Unlock()
 	time.Sleep(takes) //nolint:forbidigo // the bubble's time
 	for _, reply := range replies {
-		f(flow{original: clusterIP, reply: reply})
+		each(netlink.Flow{
+			Original:   netlink.Tuple{Destination: clusterIP, Protocol: unix.IPPROTO_UDP},
+			Reply:      netlink.Tuple{Source: reply, Protocol: unix.IPPROTO_UDP},
+			Attributes: []byte(reply.String()),
+		})
 	}
 	if dumping != nil {
 		dumping()
@@ -81,17 +85,17 @@ func (m *memory) dump(_ model.Family, f func(flow)) error {
 	return err
 }
 
-func (m *memory) remove(_ model.Family, entry flow) error {
+func (m *memory) RemoveFlow(_ model.Family, attributes []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := next(&m.removeErrors); err != nil {
 		return err
 	}
-	delete(m.replies, entry.reply)
+	delete(m.replies, netip.MustParseAddrPort(string(attributes)))
 	return nil
 }
 
-func (m *memory) close() {}
+func (m *memory) Close() {}
 
 // Write appends to the Cleaner's log.
 func (m *memory) Write(b []byte) (int, error) {
@@ -121,7 +125,7 @@ func (m *memory) left() []string {
 func bubble(t *testing.T, m *memory, test func(c *Cleaner)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(Options{Logger: slog.New(slog.NewTextHandler(m, nil))})
-		c.open = func() (flows, error) { return m, nil }
+		c.open = func() (table, error) { return m, nil }
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx) })
@@ -161,7 +165,7 @@ func TestTheTableCantBeOpened(t *testing.T) {
 	m := newMemory("10.180.0.5:53")
 	bubble(t, m, func(c *Cleaner) {
 		tries := []error{errors.ErrUnsupported}
-		c.open = func() (flows, error) { return m, next(&tries) }
+		c.open = func() (table, error) { return m, next(&tries) }
 		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 		synctest.Wait()
 		require.Contains(t, m.log.String(), "unsupported")
@@ -208,7 +212,7 @@ func TestManyStaleFlows(t *testing.T) {
 		m.replies[netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(i >> 8), byte(i)}), 53)] = true
 	}
 	c := New(Options{})
-	c.open = func() (flows, error) { return m, nil }
+	c.open = func() (table, error) { return m, nil }
 	c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 	require.NoError(t, c.pass(model.IPv4))
 	require.Empty(t, m.left())

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -80,33 +81,37 @@ func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 
 // stale reports whether a flow is stale. gone contains the frontends that have gone since the last
 // pass, and addresses are the node's, ascending. The caller holds c.mu.
-func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, addresses []netip.Addr, f flow) bool {
-	at, nodePort := frontend{family, f.original}, frontend{family, netip.AddrPortFrom(netip.Addr{}, f.original.Port())}
+func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, addresses []netip.Addr, f netlink.Flow) bool {
+	original, reply := f.Original.Destination, f.Reply.Source
+	if !original.IsValid() || !reply.IsValid() {
+		return false // the kernel did not say where the flow leads
+	}
+	at, nodePort := frontend{family, original}, frontend{family, netip.AddrPortFrom(netip.Addr{}, original.Port())}
 	if port := c.frontends[at]; port != nil {
-		return leadsElsewhere(port, f)
+		return leadsElsewhere(port, reply)
 	}
 	port := c.frontends[nodePort]
 	_, atGone := gone[at]
 	_, nodePortGone := gone[nodePort]
 	if port != nil || nodePortGone {
-		if _, ours := slices.BinarySearchFunc(addresses, f.original.Addr(), netip.Addr.Compare); ours {
+		if _, ours := slices.BinarySearchFunc(addresses, original.Addr(), netip.Addr.Compare); ours {
 			if port != nil {
-				return leadsElsewhere(port, f)
+				return leadsElsewhere(port, reply)
 			}
 			atGone = true
 		}
 	}
 	// An untranslated flow to a frontend that is gone does not go to a Service: the address may belong
 	// to somebody else by now.
-	return atGone && f.reply != f.original
+	return atGone && reply != original
 }
 
-// leadsElsewhere reports whether a flow to a Service port leads to none of its serving endpoints.
+// leadsElsewhere reports whether reply is none of the serving endpoints of a flow's Service port.
 // If the port has none, the flow may also lead to an endpoint that receives new connections without
 // serving, as happens with publishNotReadyAddresses.
-func leadsElsewhere(port *view.ServicePort, f flow) bool {
+func leadsElsewhere(port *view.ServicePort, reply netip.AddrPort) bool {
 	if port.Serving.Len() == 0 {
-		return !port.Cluster.Contains(f.reply) && !port.Local.Contains(f.reply)
+		return !port.Cluster.Contains(reply) && !port.Local.Contains(reply)
 	}
-	return !port.Serving.Contains(f.reply)
+	return !port.Serving.Contains(reply)
 }

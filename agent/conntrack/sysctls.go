@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -124,12 +127,12 @@ func read(path string) (int, error) {
 
 // loadModule makes the kernel load its connection tracking, which happens when the table is read.
 func loadModule() {
-	t, err := openTable()
+	t, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return // the caller reports an error of its own
 	}
-	defer t.close()
-	_ = t.dump(model.IPv4, func(flow) {})
+	defer t.Close()
+	_ = t.Flows(model.IPv4, unix.IPPROTO_UDP, func(netlink.Flow) {})
 }
 
 // cpus returns the number of the machine's CPUs, which may be more than this process may use.
