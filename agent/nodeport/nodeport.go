@@ -1,6 +1,5 @@
 // Package nodeport determines on which of this machine's addresses NodePorts are open, for code
-// other than programmers, which let the kernel decide for each packet. It also makes the kernel let
-// NodePorts be on loopback addresses.
+// other than programmers, which let the kernel decide for each packet.
 package nodeport
 
 import (

@@ -3,14 +3,12 @@
 package programmer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -136,14 +134,6 @@ func MasqueradeMark(mark uint32) (uint32, error) {
 		return 0, fmt.Errorf("masquerade mark is 0x%x: use a single bit", mark)
 	}
 	return mark, nil
-}
-
-// TCPIsLiberal reports whether conntrack accepts TCP segments outside of the window as valid. Then
-// some packets of a connection may bypass conntrack, and the administrator wants none of them
-// dropped for that.
-func TCPIsLiberal() bool {
-	liberal, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-	return err == nil && string(bytes.TrimSpace(liberal)) == "1"
 }
 
 // Ordinary returns a Service port of the plainest kind: TCP, a cluster IP and two backends. Its

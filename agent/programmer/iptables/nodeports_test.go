@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/slicecast/slicecast/agent/nodeport"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -138,16 +138,17 @@ func TestRouteLocalnet(t *testing.T) {
 		p := newInHost(t, c.a.Host, Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		c.state.Node.LocalhostNodePorts = true
 		require.NoError(t, c.a.Do(func() error {
-			if err := unix.Mount(nodeport.RouteLocalnetPath, nodeport.RouteLocalnetPath, "", unix.MS_BIND, ""); err != nil {
+			sysctl := "/proc/sys/" + programmer.RouteLocalnet
+			if err := unix.Mount(sysctl, sysctl, "", unix.MS_BIND, ""); err != nil {
 				return fmt.Errorf("bind: %w", err)
 			}
 			// A process that another test forks at the same time may have the file open until it executes
 			// its program.
-			defer func() { require.NoError(t, unix.Unmount(nodeport.RouteLocalnetPath, unix.MNT_DETACH)) }()
-			if err := unix.Mount("", nodeport.RouteLocalnetPath, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			defer func() { require.NoError(t, unix.Unmount(sysctl, unix.MNT_DETACH)) }()
+			if err := unix.Mount("", sysctl, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 				return fmt.Errorf("read only: %w", err)
 			}
-			require.Error(t, os.WriteFile(nodeport.RouteLocalnetPath, []byte("1"), 0o644))
+			require.Error(t, os.WriteFile(sysctl, []byte("1"), 0o644))
 			return p.Programmer.Replace(t.Context(), c.state)
 		}))
 		require.Empty(t, log.String())
@@ -177,7 +178,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 			t.Helper()
 			var is []byte
 			require.NoError(t, c.a.Do(func() (err error) {
-				is, err = os.ReadFile(nodeport.RouteLocalnetPath)
+				is, err = os.ReadFile("/proc/sys/" + programmer.RouteLocalnet)
 				return err
 			}))
 			return strings.TrimSpace(string(is))

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -234,7 +233,7 @@ func (p *Programmer) routeLocalnet() {
 	if f == nil || f.held == nil || !f.localnet { // if held is not known, the guard may be missing
 		return
 	}
-	if err := nodeport.SetRouteLocalnet(); err != nil {
+	if err := programmer.SetSysctl(programmer.RouteLocalnet, "1"); err != nil {
 		p.log.Error("NodePorts on loopback addresses do not work; run the agent with --init-only in a privileged "+
 			"init container",
 			"err", err)
@@ -256,7 +255,7 @@ func RouteLocalnet(ctx context.Context, options Options) error {
 	if err := f.guardLocalnet(ctx); err != nil {
 		return fmt.Errorf("guard loopback addresses: %w", err)
 	}
-	return nodeport.SetRouteLocalnet()
+	return programmer.SetSysctl(programmer.RouteLocalnet, "1")
 }
 
 // Cleanup removes everything that the function Cleanup removes.

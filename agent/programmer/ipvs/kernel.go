@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -222,23 +222,14 @@ func SetSysctls(options Options) error {
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		value := wanted[name]
 		name, optional := strings.CutPrefix(name, "?")
-		if isSet(name, value) {
-			continue // a container without privileges can read the sysctl but not set it
-		}
-		err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
-		if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
-			errs = append(errs, fmt.Errorf("set sysctl %s to %s: %w", name, value, err))
+		if err := programmer.SetSysctl(name, value); !optional || !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
-	if len(errs) > 0 {
-		return fmt.Errorf("%w; in a container, run the agent once with --init-only in a privileged one", errors.Join(errs...))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w; in a container, run the agent once with --init-only in a privileged one", err)
 	}
 	return nil
-}
-
-func isSet(name, value string) bool {
-	is, err := os.ReadFile(filepath.Join("/proc/sys", name))
-	return err == nil && string(bytes.TrimSpace(is)) == value
 }
 
 // setSysctls makes the settings, which others may have changed. If that fails, it logs the error
@@ -251,7 +242,7 @@ func (p *Programmer) setSysctls() error {
 		return nil
 	}
 	programmed := slices.ContainsFunc(p.families, func(f *family) bool { return f.ports != nil })
-	if !programmed && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
+	if !programmed && !programmer.SysctlIs(conntrackSysctl, sysctls[conntrackSysctl]) {
 		return err
 	}
 	if p.unset != err.Error() {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/slicecast/slicecast/agent/nodeport"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -257,7 +257,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 	}
 	routeLocalnet := func() (is string) {
 		require.NoError(t, c.a.Do(func() error {
-			b, err := os.ReadFile(nodeport.RouteLocalnetPath)
+			b, err := os.ReadFile("/proc/sys/" + programmer.RouteLocalnet)
 			is = strings.TrimSpace(string(b))
 			return err
 		}))

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/nft"
-	"github.com/slicecast/slicecast/agent/nodeport"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -17,7 +17,7 @@ func (p *Programmer) routeLocalnet(node view.Node) {
 		// if the family is not known, the guard may be missing
 		return
 	}
-	if err := nodeport.SetRouteLocalnet(); err != nil {
+	if err := programmer.SetSysctl(programmer.RouteLocalnet, "1"); err != nil {
 		p.log.Error("NodePorts on loopback addresses do not work; run the agent with --init-only in a privileged "+
 			"init container", "err", err)
 	}
@@ -52,5 +52,5 @@ func RouteLocalnet(options Options) error {
 	if err := p.conn.Commit(m.Batch()); err != nil {
 		return fmt.Errorf("nftables: guard loopback addresses: %w", err)
 	}
-	return nodeport.SetRouteLocalnet()
+	return programmer.SetSysctl(programmer.RouteLocalnet, "1")
 }
