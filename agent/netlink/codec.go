@@ -5,6 +5,8 @@ import (
 	"iter"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Writer appends messages and their attributes to Buf. Nothing in it can fail. The caller writes
@@ -165,6 +167,14 @@ func BigUint32(b []byte) uint32 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(b)
+}
+
+// Domain returns the kernel's number of an IP family.
+func Domain(family model.Family) byte {
+	if family == model.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }
 
 // Message is a message from the kernel. It is valid only during the call that it is passed to.

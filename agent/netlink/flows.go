@@ -72,13 +72,9 @@ func (s *Socket) RemoveFlow(family model.Family, attributes []byte) error {
 }
 
 func flowRequest(family model.Family, operation uint16, attributes func(*Writer)) *Writer {
-	number := byte(unix.AF_INET)
-	if family == model.IPv6 {
-		number = unix.AF_INET6
-	}
 	w := &Writer{}
 	at := w.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, 0)
-	w.Buf = append(w.Buf, number, unix.NFNETLINK_V0, 0, 0)
+	w.Buf = append(w.Buf, Domain(family), unix.NFNETLINK_V0, 0, 0)
 	attributes(w)
 	w.End(at)
 	return w

@@ -348,8 +348,9 @@ func TestDrops(t *testing.T) {
 	t.Parallel()
 	host := newHost(t)
 	drops := func(family model.Family, chain string) (drops bool) {
-		require.NoError(t, host.Do(func() (err error) {
-			drops, err = Drops(family, "filter", chain)
+		require.NoError(t, host.Do(func() error {
+			hook, _, err := FindChain(family, "filter", chain)
+			drops = hook.Drops
 			return err
 		}))
 		return drops

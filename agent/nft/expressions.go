@@ -129,7 +129,7 @@ func LookupChain(set string) []expr.Any {
 	return lookup(set, 0, unix.NFT_REG_VERDICT)
 }
 
-// In matches if a set holds the key in register 0. NotIn matches if it does not.
+// In matches if a set holds the key in register 0.
 func In(set string) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set, SourceRegister: register(0)}}
 }

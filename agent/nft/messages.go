@@ -135,7 +135,7 @@ func (m *Messages) RemoveSet(name string) {
 	m.write(unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME, name, nil)
 }
 
-// AddElements adds elements to a set. RemoveElements removes elements, which must exist.
+// AddElements adds elements to a set.
 func (m *Messages) AddElements(set string, e *Elements) {
 	m.elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, set, e)
 }

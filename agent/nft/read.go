@@ -100,16 +100,14 @@ func hookOf(attributes []byte) Hook {
 }
 
 // HeldSet is a set as the kernel holds it, for Definition.Is.
-type HeldSet struct {
-	attributes []byte
-}
+type HeldSet []byte
 
 // Sets returns the sets and maps of a table, by name, without those that belong to a rule.
 func (c *Conn) Sets(t Table) (map[string]HeldSet, error) {
 	sets := map[string]HeldSet{}
 	err := c.read(requestOf(unix.NFT_MSG_GETSET, t, 0, ""), nil, func(attributes []byte) {
 		if netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
-			sets[netlink.Text(netlink.Attribute(attributes, unix.NFTA_SET_NAME))] = HeldSet{bytes.Clone(attributes)}
+			sets[netlink.Text(netlink.Attribute(attributes, unix.NFTA_SET_NAME))] = bytes.Clone(attributes)
 		}
 	})
 	return sets, err
@@ -189,18 +187,13 @@ func Generation() (generation uint32, err error) {
 // HasChain reports whether a table has a chain, in the network namespace of the calling thread. It
 // reports false if the kernel lacks nf_tables.
 func HasChain(family model.Family, table, chain string) (has bool, err error) {
-	_, has, err = chainHook(family, table, chain)
+	_, has, err = FindChain(family, table, chain)
 	return has, err
 }
 
-// Drops reports whether a table has a base chain of this name that drops what passes it, in the
-// network namespace of the calling thread.
-func Drops(family model.Family, table, chain string) (bool, error) {
-	hook, _, err := chainHook(family, table, chain)
-	return hook.Drops, err
-}
-
-func chainHook(family model.Family, table, chain string) (hook Hook, exists bool, err error) {
+// FindChain returns the hook of a table's chain, in the network namespace of the calling thread. It
+// finds none if the kernel lacks nf_tables.
+func FindChain(family model.Family, table, chain string) (hook Hook, exists bool, err error) {
 	t := Table{FamilyOf(family), table}
 	err = with(func(c *Conn) error {
 		return c.Get(requestOf(unix.NFT_MSG_GETCHAIN, t, unix.NFTA_CHAIN_NAME, chain), func(m netlink.Message) {

@@ -27,19 +27,13 @@ func (r Rule) Because(comment string) Rule {
 	return r
 }
 
-// Hash returns the hash of the rule's expressions in an IP family. The kernel returns rules in a
+// Hashes returns the hash of each rule's expressions in an IP family. The kernel returns rules in a
 // form of its own but keeps user data, which holds the hash. So an equal hash means that the
 // kernel's rule is still the same.
-func (r Rule) Hash(f Family) uint64 {
-	_, hash := r.encode(f.Number)
-	return hash
-}
-
-// Hashes returns the hash of each rule.
 func Hashes(rules []Rule, f Family) []uint64 {
 	hashes := make([]uint64, len(rules))
 	for i, r := range rules {
-		hashes[i] = r.Hash(f)
+		_, hashes[i] = r.encode(f.Number)
 	}
 	return hashes
 }

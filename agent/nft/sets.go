@@ -126,7 +126,7 @@ func (d Definition) Is(held HeldSet) bool {
 	w := &netlink.Writer{}
 	d.write(w)
 	for kind, value := range netlink.Attributes(w.Buf) {
-		has := netlink.Attribute(held.attributes, kind)
+		has := netlink.Attribute(held, kind)
 		switch kind {
 		case unix.NFTA_SET_FLAGS: // the kernel leaves it out if no flag is set
 			if netlink.BigUint32(has) != netlink.BigUint32(value) {

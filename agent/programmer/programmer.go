@@ -62,6 +62,9 @@ var ErrDraining = errors.New("connections are still open")
 // failed.
 var ErrOrdinary = errors.New("the kernel refuses even an ordinary Service port")
 
+// ErrReplaceFirst reports that Apply was called after an operation failed, or before any Replace.
+var ErrReplaceFirst = errors.New("the kernel's state is unknown: call Replace first")
+
 // errNoPrimary is the reason of the FamilyError of CheckPrimary.
 var errNoPrimary = errors.New("it is the node's primary IP family, that of the Node's first InternalIP, but this " +
 	"machine does not support it: install what the agent's log reports as missing at the start, and restart the agent")

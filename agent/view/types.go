@@ -49,6 +49,17 @@ type ServicePort struct {
 	HealthCheckPort uint16
 }
 
+// Backends returns the set of backends that a target is. It is empty for other targets.
+func (p *ServicePort) Backends(t Target) Backends {
+	switch t {
+	case Cluster:
+		return p.Cluster
+	case Local:
+		return p.Local
+	}
+	return Backends{}
+}
+
 // FrontendKind is the kind of address that a frontend has.
 type FrontendKind uint8
 
@@ -85,6 +96,9 @@ const (
 func (t Target) String() string {
 	return [...]string{"unknown", "reject", "drop", "cluster", "local"}[t]
 }
+
+// Leads reports whether the target is a set of backends.
+func (t Target) Leads() bool { return t == Cluster || t == Local }
 
 // Route is where new connections lead, and how.
 type Route struct {

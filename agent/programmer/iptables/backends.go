@@ -32,14 +32,6 @@ const (
 	sourcesChainPrefix = prefix + "S-" // filter by source
 )
 
-// backendsOf returns one of a Service port's sets of backends.
-func backendsOf(port *view.ServicePort, set view.Target) view.Backends {
-	if set == view.Local {
-		return port.Local
-	}
-	return port.Cluster
-}
-
 // chainsOf returns all chains of a Service port, each once. nil has none.
 func (d *dialect) chainsOf(port *plan) []portChain {
 	if port == nil {
@@ -88,7 +80,7 @@ func groupOf(b view.Backend, groups int) int {
 // setChains returns the chains that choose one of a set's backends. sets are all sets that the
 // Service port uses.
 func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []portChain {
-	name, backends := setChain(port.ID, set), backendsOf(port, set).List()
+	name, backends := setChain(port.ID, set), port.Backends(set).List()
 	protocol := match{protocol: "-p " + lower(port.ID.Protocol)} // DNAT requires a protocol
 	groups := make([][]view.Backend, groupCount(len(backends)))
 	if len(groups) == 0 {
@@ -145,7 +137,7 @@ func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, se
 	if port.Affinity <= 0 {
 		return
 	}
-	backends := backendsOf(port, set)
+	backends := port.Backends(set)
 	seconds := (port.Affinity + time.Second - 1) / time.Second
 	for b := range backends.All() {
 		w.WriteString(m.rule(chain, recent(port, b, fmt.Sprintf("--update --seconds %d --reap", seconds)), dnat(b)))
@@ -154,7 +146,7 @@ func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, se
 		if other == set {
 			continue
 		}
-		for b := range backendsOf(port, other).All() {
+		for b := range port.Backends(other).All() {
 			if !backends.Contains(b.Address) {
 				w.WriteString(match{}.rule(chain, recent(port, b, "--remove")))
 			}
@@ -209,7 +201,7 @@ func digest(text string) string {
 func (p *plan) localAddresses() []netip.Addr {
 	var addresses []netip.Addr
 	for _, set := range p.sets {
-		for b := range backendsOf(p.ServicePort, set).All() {
+		for b := range p.Backends(set).All() {
 			if b.Local {
 				addresses = append(addresses, b.Address.Addr())
 			}

@@ -97,8 +97,8 @@ func mayBeLeft() bool {
 // at legacy tables, for which mayBeLeft is always true.
 func mayDrop() bool {
 	return slices.ContainsFunc([]model.Family{model.IPv4, model.IPv6}, func(family model.Family) bool {
-		drops, err := nft.Drops(family, filter.String(), "FORWARD")
-		return drops || err != nil
+		hook, _, err := nft.FindChain(family, filter.String(), "FORWARD")
+		return hook.Drops || err != nil
 	})
 }
 

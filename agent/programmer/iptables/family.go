@@ -67,26 +67,19 @@ type kernelFamily struct {
 func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
 	f.ports, f.changed = plans{}, plans{}
-	byAddress := func(
-		t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend),
-	) *tree[netip.Addr, frontend] {
-		return newTree(t, name, addressBit, f.matchAddress, netip.Addr.Compare, weight, rules)
-	}
-	f.vips = byAddress(nat, vipsChain, natWeight, f.natRules)
-	f.external = byAddress(nat, externalChain, natWeight, f.natRules)
-	f.rejectVIPs = byAddress(filter, rejectChain, filterWeight, f.filterRules)
-	f.hairpins = newTree(nat, hairpinChain, addressBit, f.matchAddress, netip.Addr.Compare,
-		func(hairpin) int { return 1 }, f.hairpinRules)
+	byAddress := keys[netip.Addr]{addressBit, f.matchAddress, netip.Addr.Compare}
+	inNat := entries[frontend]{natWeight, f.natRules}
+	inFilter := entries[frontend]{one[frontend], f.filterRules} // seldom more than one rule
+	f.vips = newTree(nat, vipsChain, byAddress, inNat)
+	f.external = newTree(nat, externalChain, byAddress, inNat)
+	f.rejectVIPs = newTree(filter, rejectChain, byAddress, inFilter)
+	f.hairpins = newTree(nat, hairpinChain, byAddress, entries[hairpin]{one[hairpin], f.hairpinRules})
 	f.nodePorts = map[model.Protocol]*tree[uint16, frontend]{}
 	f.rejectNodePorts = map[model.Protocol]*tree[uint16, frontend]{}
 	for _, p := range protocols {
-		byPort := func(
-			t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend),
-		) *tree[uint16, frontend] {
-			return newTree(t, name+"-"+p.String(), portBit, matchPorts(p), cmp.Compare[uint16], weight, rules)
-		}
-		f.nodePorts[p] = byPort(nat, nodePortsChain, natWeight, f.natRules)
-		f.rejectNodePorts[p] = byPort(filter, rejectChain, filterWeight, f.filterRules)
+		byPort := keys[uint16]{portBit, matchPorts(p), cmp.Compare[uint16]}
+		f.nodePorts[p] = newTree(nat, nodePortsChain+"-"+p.String(), byPort, inNat)
+		f.rejectNodePorts[p] = newTree(filter, rejectChain+"-"+p.String(), byPort, inFilter)
 	}
 }
 
@@ -94,13 +87,12 @@ func (f *kernelFamily) reset(node view.Node) {
 func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	before := f.ports[id]
 	if before != nil {
-		f.index(before, (*tree[netip.Addr, frontend]).remove, (*tree[uint16, frontend]).remove,
-			(*tree[netip.Addr, hairpin]).remove)
+		f.index(before, false)
 		delete(f.ports, id)
 	}
 	if port != nil {
 		p := f.plan(port)
-		f.index(p, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
+		f.index(p, true)
 		f.ports[id] = p
 	}
 	if _, again := f.changed[id]; !again {
@@ -108,41 +100,36 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	}
 }
 
-// index adds the frontends and local backends of a Service port to the trees, or removes them,
-// depending on the functions that it is given.
-func (f *kernelFamily) index(port *plan,
-	address func(*tree[netip.Addr, frontend], netip.Addr, frontend),
-	number func(*tree[uint16, frontend], uint16, frontend),
-	backend func(*tree[netip.Addr, hairpin], netip.Addr, hairpin),
-) {
+// index adds the frontends and local backends of a Service port to the trees, or removes them.
+func (f *kernelFamily) index(port *plan, add bool) {
 	for i, g := range port.Frontends {
 		entry := frontend{port, i}
 		way := entry.way().way
 		if g.Kind == view.NodePort {
 			if way != nowhere {
-				number(f.nodePorts[port.ID.Protocol], g.Port, entry)
+				f.nodePorts[port.ID.Protocol].change(add, g.Port, entry)
 			}
 			if f.filtered(g) {
-				number(f.rejectNodePorts[port.ID.Protocol], g.Port, entry)
+				f.rejectNodePorts[port.ID.Protocol].change(add, g.Port, entry)
 			}
 			continue
 		}
 		switch way {
 		case nowhere:
 		case offPods:
-			address(f.vips, g.Address, entry)
+			f.vips.change(add, g.Address, entry)
 		default:
-			address(f.external, g.Address, entry)
+			f.external.change(add, g.Address, entry)
 		}
 		if f.filtered(g) {
-			address(f.rejectVIPs, g.Address, entry)
+			f.rejectVIPs.change(add, g.Address, entry)
 		}
 	}
 	if port.HealthCheckPort != 0 {
-		number(f.rejectNodePorts[model.TCP], port.HealthCheckPort, frontend{port, healthCheck})
+		f.rejectNodePorts[model.TCP].change(add, port.HealthCheckPort, frontend{port, healthCheck})
 	}
 	for _, a := range port.localAddresses() {
-		backend(f.hairpins, a, hairpin{port, a})
+		f.hairpins.change(add, a, hairpin{port, a})
 	}
 }
 
@@ -249,14 +236,17 @@ func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 	return nil
 }
 
-// replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that
-// the kernel refuses. Such a Service port stays as the last Replace or Apply programmed it, if one
-// did.
-func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports servicePorts) error {
-	last := f.ports
-	f.reset(node)
-	for id, port := range ports {
-		f.set(id, port)
+// replace makes the kernel hold exactly the state's Service ports of this family. It returns
+// PortErrors for those that the kernel refuses. Such a Service port stays as the last Replace or
+// Apply programmed it, if one did.
+func (f *kernelFamily) replace(ctx context.Context, state view.State) error {
+	last, ports := f.ports, servicePorts{}
+	f.reset(state.Node)
+	for id, port := range state.Ports {
+		if id.Family == f.family {
+			ports[id] = port
+			f.set(id, port)
+		}
 	}
 	err := func() error {
 		f.held = nil
@@ -274,16 +264,23 @@ func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports servic
 	return err
 }
 
-// apply changes some Service ports. It returns PortErrors for those that the kernel refuses, which
-// stay as they were.
+// apply carries out the changes of this family. It returns PortErrors for the Service ports that
+// the kernel refuses, which stay as they were.
 func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
-	if f.held == nil {
-		return errors.New("the kernel's state is unknown: call Replace first")
-	}
 	last, ports := plans{}, servicePorts{}
 	for _, c := range changes {
-		last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
-		f.set(c.ID(), c.After)
+		if c.ID().Family == f.family {
+			last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
+		}
+	}
+	switch {
+	case len(ports) == 0:
+		return nil
+	case f.held == nil:
+		return programmer.ErrReplaceFirst
+	}
+	for id, port := range ports {
+		f.set(id, port)
 	}
 	err := f.writeOrReject(ctx, false, ports, last)
 	if _, written := programmer.PortErrors(err); !written {
@@ -312,7 +309,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports servic
 	if all {
 		clear(f.refused) // the rest are no longer wanted
 	}
-	known, err := f.search(ctx, again)
+	known, err := f.search(ctx, sorted(again))
 	if err == nil && all && len(known) > 0 && len(known) == len(ports) {
 		// If there are others, writing them shows whether the family works.
 		err = f.checkOrdinary(ctx)
@@ -346,9 +343,14 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports servic
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
 	}
-	bad, checkErr := f.findRejected(ctx, ports)
-	if checkErr != nil {
-		return checkErr // the same error each time, whereas err names one of many rules
+	// If the kernel refuses an ordinary Service port, too, these are not at fault. The error is the
+	// same each time, whereas err names one of many rules.
+	if err := f.checkOrdinary(ctx); err != nil {
+		return err
+	}
+	bad, searchErr := f.search(ctx, sorted(ports))
+	if searchErr != nil {
+		return searchErr
 	}
 	// Some of the tables in the rejected input may have been written.
 	if err := f.load(ctx); err != nil {
@@ -440,15 +442,6 @@ func (f *kernelFamily) searchCount(ctx context.Context, all int, try func(count 
 	return fits, nil
 }
 
-// findRejected returns the Service ports that the kernel refuses. If it refuses an ordinary one,
-// too, the Service ports are not at fault, and findRejected returns the kernel's reason.
-func (f *kernelFamily) findRejected(ctx context.Context, ports servicePorts) ([]*programmer.PortError, error) {
-	if err := f.checkOrdinary(ctx); err != nil {
-		return nil, err
-	}
-	return f.search(ctx, ports)
-}
-
 // checkOrdinary returns an error if the kernel refuses an ordinary Service port.
 func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	if err := f.check(ctx, []*view.ServicePort{programmer.Ordinary(f.family)}); err != nil {
@@ -459,36 +452,34 @@ func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 
 // search returns the Service ports that the kernel refuses, given that it accepts rules at all. It
 // tries their rules in chains that nothing refers to, in halves.
-func (f *kernelFamily) search(ctx context.Context, ports servicePorts) ([]*programmer.PortError, error) {
-	var bad []*programmer.PortError
-	var halve func([]*view.ServicePort) error
-	halve = func(ports []*view.ServicePort) error {
-		if len(ports) == 0 {
-			return nil
-		}
-		err := f.check(ctx, ports)
-		rejected := (*rejectedError)(nil)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.As(err, &rejected):
-			return err
-		case len(ports) == 1:
-			bad = append(bad, &programmer.PortError{ID: ports[0].ID, Err: err})
-			return nil
-		}
-		half := len(ports) / 2
-		if err := halve(ports[:half]); err != nil {
-			return err
-		}
-		return halve(ports[half:])
+func (f *kernelFamily) search(ctx context.Context, ports []*view.ServicePort) (bad []*programmer.PortError, _ error) {
+	if len(ports) == 0 {
+		return nil, nil
 	}
-	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
-	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
-	if err := halve(all); err != nil {
+	err := f.check(ctx, ports)
+	switch {
+	case err == nil:
+		return nil, nil
+	case !errors.As(err, new(*rejectedError)):
 		return nil, err
+	case len(ports) == 1:
+		return []*programmer.PortError{{ID: ports[0].ID, Err: err}}, nil
+	}
+	for half := range slices.Chunk(ports, (len(ports)+1)/2) {
+		more, err := f.search(ctx, half)
+		if err != nil {
+			return nil, err
+		}
+		bad = append(bad, more...)
 	}
 	return bad, nil
+}
+
+// sorted returns the Service ports that are not to be removed, by name.
+func sorted(ports servicePorts) []*view.ServicePort {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
+	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	return all
 }
 
 // check returns an error if the kernel refuses the rules of these Service ports.

@@ -29,7 +29,7 @@ func (d *dialect) plan(port *view.ServicePort) *plan {
 	for i, f := range port.Frontends {
 		p.ways[i] = d.wayOf(f)
 		for _, c := range d.classes(f) {
-			if leads(c.route.To) && !slices.Contains(p.sets, c.route.To) {
+			if c.route.To.Leads() && !slices.Contains(p.sets, c.route.To) {
 				p.sets = append(p.sets, c.route.To)
 			}
 		}
@@ -79,7 +79,7 @@ func (d *dialect) classes(f view.Frontend) []class {
 		all = slices.Insert(all, 0, class{d.pods, f.Pods})
 	}
 	for i := range all {
-		if !leads(all[i].route.To) {
+		if !all[i].route.To.Leads() {
 			all[i].route.Masquerade = false // has no meaning here
 		}
 	}
@@ -88,9 +88,6 @@ func (d *dialect) classes(f view.Frontend) []class {
 	}
 	return all
 }
-
-// leads reports whether a target is a set of backends.
-func leads(t view.Target) bool { return t == view.Cluster || t == view.Local }
 
 // way is how the table nat treats a frontend.
 type way uint8
@@ -110,7 +107,7 @@ type wayTo struct {
 
 func (d *dialect) wayOf(f view.Frontend) wayTo {
 	classes := d.classes(f)
-	if !slices.ContainsFunc(classes, func(c class) bool { return leads(c.route.To) }) {
+	if !slices.ContainsFunc(classes, func(c class) bool { return c.route.To.Leads() }) {
 		return wayTo{nowhere, 0}
 	}
 	for _, c := range classes {
@@ -142,8 +139,8 @@ func (p *plan) inlined() []view.Backend {
 		case w.way == differing || len(f.Sources) > 0:
 			return nil
 		case leading == 0:
-			backends = backendsOf(p.ServicePort, w.set)
-		case !backends.Equal(backendsOf(p.ServicePort, w.set)):
+			backends = p.Backends(w.set)
+		case !backends.Equal(p.Backends(w.set)):
 			return nil
 		}
 		leading++
@@ -156,10 +153,6 @@ func (p *plan) inlined() []view.Backend {
 
 // natWeight returns how many rules a frontend has in its tree of nat.
 func natWeight(f frontend) int { return max(1, len(f.port.inline)) }
-
-// filterWeight returns about how many rules a frontend has in its tree of filter. There is seldom
-// more than one.
-func filterWeight(frontend) int { return 1 }
 
 // inOrder returns the frontends under one key, sorted.
 func inOrder(frontends []frontend) []frontend {
@@ -265,11 +258,11 @@ func (d *dialect) routes(w *bytes.Buffer, chain string, f frontend) {
 	w.WriteString(match{}.rule(chain, d.mark(last.Masquerade)))
 	for i, c := range classes {
 		for _, m := range c.matches {
-			if leads(c.route.To) && c.route.Masquerade != last.Masquerade {
+			if c.route.To.Leads() && c.route.Masquerade != last.Masquerade {
 				w.WriteString(m.rule(chain, d.mark(c.route.Masquerade)))
 			}
 			switch {
-			case leads(c.route.To):
+			case c.route.To.Leads():
 				w.WriteString(m.rule(chain, "-g "+setChain(f.port.ID, c.route.To)))
 			case i < len(classes)-1:
 				w.WriteString(m.rule(chain, "-j RETURN"))
@@ -285,7 +278,7 @@ func (d *dialect) refuses(f view.Frontend) bool {
 
 // filtered reports whether a frontend has rules in filter.
 func (d *dialect) filtered(f view.Frontend) bool {
-	return len(f.Sources) > 0 || slices.ContainsFunc(d.classes(f), func(c class) bool { return !leads(c.route.To) })
+	return len(f.Sources) > 0 || slices.ContainsFunc(d.classes(f), func(c class) bool { return !c.route.To.Leads() })
 }
 
 // filterRules writes the rules under a key of a tree of filter. Packets that nat has translated do
@@ -305,7 +298,7 @@ func (d *dialect) filterRules(w *bytes.Buffer, chain string, frontends []fronten
 			}
 			w.WriteString(m.rule(chain, comment(f), "-j "+sourcesChain(f)))
 		}
-		classes := slices.DeleteFunc(d.classes(g), func(c class) bool { return leads(c.route.To) })
+		classes := slices.DeleteFunc(d.classes(g), func(c class) bool { return c.route.To.Leads() })
 		if !slices.ContainsFunc(classes, func(c class) bool { return c.route != classes[0].route }) {
 			classes = classes[:min(1, len(classes))]
 			for i := range classes {

@@ -128,14 +128,8 @@ func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	ports := map[model.Family]map[view.ServicePortID]*view.ServicePort{model.IPv4: {}, model.IPv6: {}}
-	for id, port := range state.Ports {
-		ports[id.Family][id] = port
-	}
 	p.watch.forget()
-	err := p.operate(func(family model.Family, f *kernelFamily) error {
-		return f.replace(ctx, state.Node, ports[family])
-	})
+	err := p.operate(func(f *kernelFamily) error { return f.replace(ctx, state) })
 	if p.alone {
 		if err := p.removeOtherVariant(ctx); err != nil {
 			p.log.Error("Cannot remove the rules in the other variant of iptables, which may misdirect traffic; "+
@@ -152,27 +146,18 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byFamily := map[model.Family][]view.Change{}
-	for _, c := range changes {
-		byFamily[c.ID().Family] = append(byFamily[c.ID().Family], c)
-	}
-	return p.operate(func(family model.Family, f *kernelFamily) error {
-		if len(byFamily[family]) == 0 {
-			return nil
-		}
-		return f.apply(ctx, byFamily[family])
-	})
+	return p.operate(func(f *kernelFamily) error { return f.apply(ctx, changes) })
 }
 
 // operate changes the kernel in each family. It returns a FamilyError for a family that fails as a
 // whole.
-func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) error {
+func (p *Programmer) operate(change func(*kernelFamily) error) error {
 	before := p.stamp()
 	var errs []error
 	commits := 0
 	for family, f := range p.families {
 		f.tool.commits = 0
-		errs = append(errs, programmer.OfFamily(family, change(family, f)))
+		errs = append(errs, programmer.OfFamily(family, change(f)))
 		commits += f.tool.commits
 	}
 	p.watch.operated(before, p.stamp(), commits)

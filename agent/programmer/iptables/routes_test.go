@@ -91,7 +91,7 @@ func (c *cluster) look(ctx context.Context, s sight) outcome {
 
 // expect returns the outcome of connections with a Route.
 func expect(r view.Route) outcome {
-	if !leads(r.To) {
+	if !r.To.Leads() {
 		return outcome{to: r.To}
 	}
 	return outcome{r.To, r.Masquerade}

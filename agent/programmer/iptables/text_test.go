@@ -95,7 +95,7 @@ func TestExactlyUniform(t *testing.T) {
 func TestTreeShape(t *testing.T) {
 	d := newDialect(model.IPv4, programmer.DefaultMasqueradeMark, true)
 	build := func() *tree[netip.Addr, frontend] {
-		return newTree(nat, vipsChain, addressBit, d.matchAddress, netip.Addr.Compare, natWeight, d.natRules)
+		return newTree(nat, vipsChain, keys[netip.Addr]{addressBit, d.matchAddress, netip.Addr.Compare}, entries[frontend]{natWeight, d.natRules})
 	}
 	text := func(tr *tree[netip.Addr, frontend], all bool, held chainHashes) (*transaction, string) {
 		x := newTransaction(held)
@@ -116,17 +116,17 @@ func TestTreeShape(t *testing.T) {
 	}
 	once, twice := build(), build()
 	for _, e := range entries[:2000] {
-		once.add(e.get().Address, e)
+		once.change(true, e.get().Address, e)
 	}
 	for _, i := range random.Perm(len(entries)) {
-		twice.add(entries[i].get().Address, entries[i])
+		twice.change(true, entries[i].get().Address, entries[i])
 	}
 	held := newChainHashes()
 	x, _ := text(twice, false, held)
 	x.done()
 	for _, i := range random.Perm(len(entries)) {
 		if i >= 2000 {
-			twice.remove(entries[i].get().Address, entries[i])
+			twice.change(false, entries[i].get().Address, entries[i])
 		}
 	}
 	x, _ = text(twice, false, held)
@@ -152,7 +152,7 @@ func TestTreeShape(t *testing.T) {
 		require.LessOrEqual(t, len(chain), 28)
 	}
 	for _, e := range entries[:2000] {
-		once.remove(e.get().Address, e)
+		once.change(false, e.get().Address, e)
 	}
 	_, empty := text(once, true, newChainHashes())
 	require.Equal(t, "*nat\n:SLICECAST-VIPS - [0:0]\nCOMMIT\n", empty)

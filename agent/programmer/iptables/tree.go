@@ -37,20 +37,32 @@ type tree[K, E comparable] struct {
 	table table
 	// name is the name of the root chain, which always exists.
 	name string
+	keys[K]
+	entries[E]
+	root  *node[K, E]
+	dirty map[string]bool // paths (strings of bits) of chains to write or remove
+}
+
+// keys describes keys of a type.
+type keys[K comparable] struct {
 	// bit returns a bit of a key, counted from 0.
 	bit func(key K, i int) int
 	// match returns the match of packets whose key has the bits of path after its last full digit.
 	match func(path string) match
 	// compare orders the keys in a leaf.
 	compare func(a, b K) int
+}
+
+// entries describes entries of a type.
+type entries[E comparable] struct {
 	// weight returns how many rules an entry has, or about how many.
 	weight func(E) int
 	// rules writes the rules for the entries under one key.
 	rules func(w *bytes.Buffer, chain string, entries []E)
-
-	root  *node[K, E]
-	dirty map[string]bool // paths (strings of bits) of chains to write or remove
 }
+
+// one is the weight of entries that have one rule each.
+func one[E comparable](E) int { return 1 }
 
 // node is a leaf with entries or a fork with children.
 type node[K, E comparable] struct {
@@ -59,21 +71,22 @@ type node[K, E comparable] struct {
 	children     *[2]*node[K, E] // nil in a leaf
 }
 
-func newTree[K, E comparable](t table, name string, bit func(K, int) int, match func(string) match, compare func(a, b K) int,
-	weight func(E) int, rules func(*bytes.Buffer, string, []E),
-) *tree[K, E] {
-	return &tree[K, E]{
-		table: t, name: name, bit: bit, match: match, compare: compare, weight: weight, rules: rules,
-		root: newLeaf[K, E](), dirty: map[string]bool{},
-	}
+func newTree[K, E comparable](t table, name string, k keys[K], e entries[E]) *tree[K, E] {
+	return &tree[K, E]{t, name, k, e, newLeaf[K, E](), map[string]bool{}}
 }
 
 func newLeaf[K, E comparable]() *node[K, E] { return &node[K, E]{entries: map[K][]E{}} }
 
 func (n *node[K, E]) fits() bool { return n.keys <= leafKeys || n.weight <= leafRules }
 
-// add adds an entry under a key.
-func (t *tree[K, E]) add(key K, e E) { t.root = t.addTo(t.root, "", key, []E{e}) }
+// change adds an entry under a key, or removes one that was added.
+func (t *tree[K, E]) change(add bool, key K, e E) {
+	if add {
+		t.root = t.addTo(t.root, "", key, []E{e})
+	} else if t.root = t.removeFrom(t.root, "", key, e); t.root == nil {
+		t.root = newLeaf[K, E]()
+	}
+}
 
 func (t *tree[K, E]) addTo(n *node[K, E], path string, key K, entries []E) *node[K, E] {
 	if n == nil {
@@ -113,14 +126,6 @@ func (n *node[K, E]) sum() {
 			n.keys += c.keys
 			n.weight += c.weight
 		}
-	}
-}
-
-// remove removes an entry that was added under a key.
-func (t *tree[K, E]) remove(key K, e E) {
-	t.root = t.removeFrom(t.root, "", key, e)
-	if t.root == nil {
-		t.root = newLeaf[K, E]()
 	}
 }
 
@@ -219,38 +224,31 @@ func (t *tree[K, E]) write(x *transaction, all bool) {
 
 func (t *tree[K, E]) writeBelow(x *transaction, n *node[K, E], path string) {
 	t.writeNode(x, n, path)
-	for path, c := range n.next(path) {
-		t.writeBelow(x, c, path)
-	}
+	n.eachNext(path, func(path string, c *node[K, E]) { t.writeBelow(x, c, path) })
 }
 
-// next yields the chains that a fork leads to, with their paths.
-func (n *node[K, E]) next(path string) func(yield func(string, *node[K, E]) bool) {
-	return func(yield func(string, *node[K, E]) bool) { n.visitNext(path, yield) }
-}
-
-func (n *node[K, E]) visitNext(path string, yield func(string, *node[K, E]) bool) bool {
+// eachNext calls visit with each chain that a fork leads to, and its path.
+func (n *node[K, E]) eachNext(path string, visit func(string, *node[K, E])) {
 	if n.children == nil {
-		return true
+		return
 	}
 	for b, c := range n.children {
-		if c == nil {
-			continue
-		}
-		below := path + "01"[b:b+1]
-		if c.isChain(below) && !yield(below, c) || !c.isChain(below) && !c.visitNext(below, yield) {
-			return false
+		switch below := path + "01"[b:b+1]; {
+		case c == nil:
+		case c.isChain(below):
+			visit(below, c)
+		default:
+			c.eachNext(below, visit)
 		}
 	}
-	return true
 }
 
 func (t *tree[K, E]) writeNode(x *transaction, n *node[K, E], path string) {
 	name := t.chain(path)
 	x.put(t.table, name, func(w *bytes.Buffer) {
-		for below := range n.next(path) {
+		n.eachNext(path, func(below string, _ *node[K, E]) {
 			w.WriteString(t.match(below).rule(name, "-g "+t.chain(below)))
-		}
+		})
 		for _, k := range slices.SortedFunc(maps.Keys(n.entries), t.compare) {
 			t.rules(w, name, n.entries[k])
 		}

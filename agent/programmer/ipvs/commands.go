@@ -106,7 +106,7 @@ func (c *command) write(w *netlink.Writer, generic uint16) {
 // write appends the attributes that identify a virtual service, and all others if v is not nil.
 func (k serviceKey) write(w *netlink.Writer, v *virtual) {
 	at := w.Nest(attrService)
-	w.Uint16(svcAttrFamily, uint16(domain(k.family)))
+	w.Uint16(svcAttrFamily, uint16(netlink.Domain(k.family)))
 	if k.number != 0 {
 		w.Uint32(svcAttrMark, markTag|k.number)
 	} else {

@@ -138,18 +138,10 @@ func (d *device) kubeProxys() int {
 	return link.Attrs().Index
 }
 
-// domain returns the kernel's number of an IP family.
-func domain(family model.Family) byte {
-	if family == model.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
 // read returns the node's addresses of an IP family: those of the device, except the link-local one
 // that the kernel gives each device, and those of devices that do not hold addresses of Services.
 func (d *device) read(family model.Family) (own, elsewhere map[netip.Addr]bool, err error) {
-	list, err := d.list(domain(family))
+	list, err := d.list(netlink.Domain(family))
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
@@ -285,7 +277,7 @@ func writeAddress(w *netlink.Writer, kind, flags uint16, index int, a netip.Addr
 		scope, addressFlags = unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
 	}
 	at := w.Begin(kind, flags)
-	w.Buf = append(w.Buf, domain(model.FamilyOf(a)), byte(a.BitLen()), addressFlags, scope)
+	w.Buf = append(w.Buf, netlink.Domain(model.FamilyOf(a)), byte(a.BitLen()), addressFlags, scope)
 	w.Buf = binary.NativeEndian.AppendUint32(w.Buf, uint32(index))
 	w.Bytes(unix.IFA_LOCAL, a.AsSlice())
 	w.Bytes(unix.IFA_ADDRESS, a.AsSlice())

@@ -13,6 +13,7 @@ import (
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -58,7 +59,7 @@ func (h *inHost) virtuals(id view.ServicePortID) []*virtual {
 
 // moby returns the library's form of the key, for asking the kernel by another way.
 func (k serviceKey) moby() *mobyipvs.Service {
-	s := &mobyipvs.Service{AddressFamily: uint16(domain(k.family)), Netmask: 1<<32 - 1}
+	s := &mobyipvs.Service{AddressFamily: uint16(netlink.Domain(k.family)), Netmask: 1<<32 - 1}
 	if k.family == model.IPv6 {
 		s.Netmask = 128
 	}

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	mobyipvs "github.com/moby/ipvs"
 
 	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -260,7 +260,7 @@ func (f *family) replaceBackends(x *change, v *virtual, held []heldBackend) {
 // apply is Apply for the changes of one IP family.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	if !f.known {
-		return errors.New("the state of the kernel is unknown: call Replace first")
+		return programmer.ErrReplaceFirst
 	}
 	f.known = false // until everything has succeeded
 	x := newChange()

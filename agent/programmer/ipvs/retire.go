@@ -184,9 +184,9 @@ func (d *device) removeRoute(r *vnetlink.Route) error {
 func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtocol) ([]*vnetlink.Route, error) {
 	const by = vnetlink.RT_FILTER_OIF | vnetlink.RT_FILTER_TABLE | vnetlink.RT_FILTER_TYPE | vnetlink.RT_FILTER_PROTOCOL
 	local := vnetlink.Route{LinkIndex: d.index(), Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
-	held, err := d.links.RouteListFiltered(int(domain(family)), &local, by)
+	held, err := d.links.RouteListFiltered(int(netlink.Domain(family)), &local, by)
 	for i := 1; errors.Is(err, vnetlink.ErrDumpInterrupted) && i < netlink.Attempts; i++ {
-		held, err = d.links.RouteListFiltered(int(domain(family)), &local, by)
+		held, err = d.links.RouteListFiltered(int(netlink.Domain(family)), &local, by)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the %v routes of %s: %w", family, d.link.Attrs().Name, err)

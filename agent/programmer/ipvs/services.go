@@ -314,11 +314,8 @@ func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 		return view.Backends{}
 	}
 	for _, r := range []view.Route{f.Others, f.Node, f.Pods} {
-		switch r.To {
-		case view.Cluster:
-			return port.Cluster
-		case view.Local:
-			return port.Local
+		if r.To.Leads() {
+			return port.Backends(r.To)
 		}
 	}
 	return view.Backends{}

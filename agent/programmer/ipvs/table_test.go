@@ -11,9 +11,10 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -62,7 +63,7 @@ func TestReadElements(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 
-	list, err := c.device.links.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := c.device.links.AddrList(nil, vnetlink.FAMILY_ALL)
 	require.NoError(t, err)
 	var want []deviceAddress
 	for _, a := range list {
@@ -74,7 +75,7 @@ func TestReadElements(t *testing.T) {
 	require.Equal(t, want, got)
 	require.Greater(t, len(got), 400)
 	for _, family := range families {
-		one, err := c.device.list(domain(family))
+		one, err := c.device.list(netlink.Domain(family))
 		require.NoError(t, err)
 		isOther := func(a deviceAddress) bool { return model.FamilyOf(a.Addr) != family }
 		require.Equal(t, slices.DeleteFunc(slices.Clone(want), isOther), one)

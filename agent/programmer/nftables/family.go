@@ -253,8 +253,6 @@ func (f *family) adoptChains(c *content, wanted map[string][]nft.Rule, unknown m
 	}
 }
 
-var errReplaceFirst = errors.New("the state of the table is unknown: call Replace first")
-
 // apply moves the table by changes of Service ports.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	steps := f.steps[:0]
@@ -269,7 +267,7 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 		return nil
 	}
 	if !f.known {
-		return errReplaceFirst
+		return programmer.ErrReplaceFirst
 	}
 	return f.perform(ctx, steps, nil)
 }

@@ -339,7 +339,7 @@ func TestOneFamilyOut(t *testing.T) {
 
 	four.conn = broken
 	leftOut(c.inHost.Replace(t.Context(), c.state), model.IPv4, model.IPv6)
-	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: more}}), errReplaceFirst)
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: more}}), programmer.ErrReplaceFirst)
 
 	four.conn, six.conn = works, works
 	c.replace(t)
@@ -600,10 +600,10 @@ func TestCleanup(t *testing.T) {
 	require.Equal(t, before, after)
 	err = c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(model.IPv4, 1, 0), After: c.web(model.IPv4, 1, 1)}})
 	require.ErrorIs(t, err, unix.ENOENT, "the table is gone")
-	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), programmer.ErrReplaceFirst)
 	c.replace(t)
 	require.NoError(t, c.inHost.Cleanup(t.Context()))
-	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), programmer.ErrReplaceFirst)
 }
 
 // TestRestless asserts that a table is read correctly while others keep changing their tables, and

@@ -24,7 +24,7 @@ const (
 func policyOf(f view.Frontend) policy {
 	code := func(r view.Route) policy {
 		c := policy(r.To - view.Reject)
-		if r.Masquerade && (r.To == view.Cluster || r.To == view.Local) {
+		if r.Masquerade && r.To.Leads() {
 			c |= policyMasquerade
 		}
 		return c

@@ -52,19 +52,17 @@ type change struct {
 	refused error
 }
 
-// slotKey returns the key of a slot. backendKey returns the key of a backend with a number.
-func (p *port) slotKey(index int) []byte { return p.backendKey(uint32(index)) }
-
-func (p *port) backendKey(number uint32) []byte {
+// key returns the key of the slot with an index, or of the backend with a number.
+func (p *port) key(number uint32) []byte {
 	return appendInteger(appendInteger(make([]byte, 0, 8), p.id), number)
 }
 
 func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
 	if p.sticky {
-		c.of(numbers+set).Add(p.slotKey(index), nft.Integer(s.number), "")
+		c.of(numbers+set).Add(p.key(uint32(index)), nft.Integer(s.number), "")
 		return
 	}
-	c.of(endpoints(set, p.part)).Add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
+	c.of(endpoints(set, p.part)).Add(p.key(uint32(index)), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 }
 
 func (p *port) removeSlot(c *changes, set backendSet, index int) {
@@ -72,18 +70,18 @@ func (p *port) removeSlot(c *changes, set backendSet, index int) {
 	if p.sticky {
 		s = numbers + set
 	}
-	c.of(s).Add(p.slotKey(index), nil, "")
+	c.of(s).Add(p.key(uint32(index)), nil, "")
 }
 
 func (p *port) addBackend(c *changes, set backendSet, s slot) {
 	if p.sticky {
-		c.of(backends+set).Add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
+		c.of(backends+set).Add(p.key(s.number), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 	}
 }
 
 func (p *port) removeBackend(c *changes, set backendSet, s slot) {
 	if p.sticky && !s.empty() {
-		c.of(backends+set).Add(p.backendKey(s.number), nil, "")
+		c.of(backends+set).Add(p.key(s.number), nil, "")
 	}
 }
 

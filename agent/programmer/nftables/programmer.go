@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -76,11 +77,7 @@ func New(options Options) (*Programmer, error) {
 
 // has reports whether the kernel has an IP family, even if no interface has an address of it.
 func has(family model.Family) bool {
-	domain := unix.AF_INET
-	if family == model.IPv6 {
-		domain = unix.AF_INET6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(int(netlink.Domain(family)), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		_ = unix.Close(fd)
 	}

@@ -261,13 +261,13 @@ func (r *reader) number(p *port, found *found) {
 	for set := range backendSets {
 		for i, s := range found.slots[set] {
 			if !s.empty() {
-				r.drop(endpoints(set, found.part), p.slotKey(i))
+				r.drop(endpoints(set, found.part), p.key(uint32(i)))
 			}
 		}
 		for i := range found.numbered[set] {
 			s := &found.numbered[set][i]
 			r.lastNumber = max(r.lastNumber, s.number)
-			key := elementKey{backends + set, string(p.backendKey(s.number))}
+			key := elementKey{backends + set, string(p.key(s.number))}
 			address, ok := r.backends[key]
 			switch {
 			case ok:
@@ -276,7 +276,7 @@ func (r *reader) number(p *port, found *found) {
 				s.number = n
 				delete(r.backends, key)
 			case s.number != 0:
-				r.drop(numbers+set, p.slotKey(i))
+				r.drop(numbers+set, p.key(uint32(i)))
 				*s = slot{}
 			}
 		}

@@ -140,10 +140,7 @@ func (d *dialect) addFilters(chains map[string][]nft.Rule, node view.Node) {
 		r := nft.Do(invalid, local, nft.Drop()).Because("would reset a Service's connection")
 		chains[forwardChain] = append(chains[forwardChain], r)
 	}
-	for _, p := range node.ServiceCIDRs {
-		if model.FamilyOf(p.Addr()) != d.IP {
-			continue
-		}
+	for _, p := range d.Own(node.ServiceCIDRs) {
 		unused := d.InPrefix(d.Destination, expr.CmpOpEq, p)
 		r := nft.Do(nft.CtHas(expr.CtKeySTATE, nft.CtStateNew), unused, nft.Drop()).Because("no Service has this address")
 		chains[forwardChain] = append(chains[forwardChain], r)
@@ -166,10 +163,7 @@ func (d *dialect) onLoopback(node view.Node) bool {
 
 // nodePortRules returns the rules that lead to nodePortsChain.
 func (d *dialect) nodePortRules(node view.Node) (rules []nft.Rule) {
-	for _, p := range node.NodePorts {
-		if model.FamilyOf(p.Addr()) != d.IP {
-			continue
-		}
+	for _, p := range d.Own(node.NodePorts) {
 		var notLoopback []expr.Any
 		if !d.onLoopback(node) && p.Overlaps(d.Loopback()) {
 			notLoopback = d.InPrefix(d.Destination, expr.CmpOpNeq, d.Loopback())

@@ -154,13 +154,10 @@ func lines(port *view.ServicePort) []string {
 		out = append(out, fmt.Sprintf("health checks at port %d", port.HealthCheckPort))
 	}
 	known := map[netip.AddrPort]bool{}
-	for _, to := range []struct {
-		view.Target
-		view.Backends
-	}{{view.Cluster, port.Cluster}, {view.Local, port.Local}} {
-		for b := range to.All() {
+	for _, to := range []view.Target{view.Cluster, view.Local} {
+		for b := range port.Backends(to).All() {
 			known[b.Address] = true
-			line := fmt.Sprintf("%v → %v", to.Target, b.Address)
+			line := fmt.Sprintf("%v → %v", to, b.Address)
 			if b.Local {
 				line += " on this node"
 			}

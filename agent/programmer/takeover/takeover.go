@@ -117,16 +117,12 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 // want and that the programmer lacks.
 func (p *Programmer) lost(state view.State) error {
 	has := p.Families()
-	wanted := func(family model.Family) bool {
-		for id := range state.Ports {
-			if id.Family == family {
-				return true
-			}
-		}
-		return false
+	wanted := map[model.Family]bool{}
+	for id := range state.Ports {
+		wanted[id.Family] = true
 	}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		if slices.Contains(has, family) || !wanted(family) {
+		if slices.Contains(has, family) || !wanted[family] {
 			continue
 		}
 		for _, o := range p.others {
