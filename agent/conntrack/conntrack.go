@@ -222,7 +222,10 @@ func (c *Cleaner) pass(family model.Family) error {
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.putBack(family, gone)
+		c.pending[family] = true // invariant 3
+		for at := range gone {
+			c.markGone(at)
+		}
 	}
 	return err
 }

@@ -69,16 +69,6 @@ func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 	return taken
 }
 
-// putBack makes a family pending again whose pass has failed (invariant 3 of Cleaner). It returns
-// the frontends that the pass had taken to c.gone, except those that a Service port has again
-// (invariant 2). The caller holds c.mu.
-func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
-	c.pending[family] = true
-	for at := range gone {
-		c.markGone(at)
-	}
-}
-
 // stale reports whether a flow is stale. gone contains the frontends that have gone since the last
 // pass, and addresses are the node's, ascending. The caller holds c.mu.
 func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, addresses []netip.Addr, f netlink.Flow) bool {

@@ -168,7 +168,6 @@ func (s *Socket) Execute(w *Writer, failed func(i int, err *Error)) error {
 	return nil
 }
 
-// lengthAt returns the length of the message at a position.
 func lengthAt(b []byte, at int) int { return int(binary.NativeEndian.Uint32(b[at:])) }
 
 // Transact sends messages in one call and reads the answers to those within the first answered
@@ -223,7 +222,6 @@ func (m Message) errno() (errno unix.Errno, ok bool) {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.Body))), true
 }
 
-// err returns the error of an answer with this number.
 func (m Message) err(errno unix.Errno) *Error {
 	const request = unix.NLMSG_HDRLEN // with NETLINK_CAP_ACK, only the request's header is sent back
 	e := &Error{Errno: errno}

@@ -206,7 +206,6 @@ func FindChain(family model.Family, table, chain string) (hook Hook, exists bool
 	return hook, exists, nil
 }
 
-// with calls use with a Conn for this call.
 func with(use func(*Conn) error) error {
 	c, err := Dial()
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// portChain is a chain of one Service port.
 type portChain struct {
 	table table
 	name  string
@@ -165,7 +164,6 @@ func recent(port *view.ServicePort, b view.Backend, action string) string {
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", action, name, mask)
 }
 
-// dnat returns the target that leads to a backend.
 func dnat(b view.Backend) string { return "-j DNAT --to-destination " + b.Address.String() }
 
 // chance returns the match that holds with probability part/whole, as iptables-save prints it. Both
@@ -180,7 +178,6 @@ func chance(part, whole int) string {
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", p/unit)
 }
 
-// setChain returns the name of the chain of a set.
 func setChain(id view.ServicePortID, set view.Target) string {
 	if set == view.Local {
 		return localChainPrefix + digest(id.String())

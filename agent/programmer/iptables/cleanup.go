@@ -105,8 +105,8 @@ func mayDrop() bool {
 // cleanup removes what a program finds. If keep is not nil and the policy of FORWARD is DROP, it
 // keeps a chain that accepts what is forwarded for Services.
 func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept bool, err error) {
-	held, err := find(ctx, name, run)
-	if err != nil || held == nil {
+	held, t, err := find(ctx, name, run)
+	if err != nil || t == nil {
 		return false, err
 	}
 	x := newTransaction(held.chains)
@@ -119,39 +119,28 @@ func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept 
 		})
 	}
 	x.removeOthers(held.hooks)
-	if text := x.text(); len(text) > 0 {
-		if err := held.tool.restore(ctx, text); err != nil {
-			return false, err
-		}
+	if err := t.restore(ctx, x.text()); err != nil {
+		return false, err
 	}
 	if keeps && !slices.Contains(held.hooks, forwardHook) {
-		return true, held.tool.hook(forwardHook, false)
+		return true, t.hook(forwardHook, false)
 	}
 	return keeps, nil
 }
 
-// finding is what a program finds of this package.
-type finding struct {
-	saved
-	tool *tool
-}
-
-// find returns what a program finds of this package. It returns nil if this machine lacks the
-// program or the kernel does not support it, so that nothing can have been created with it.
-func find(ctx context.Context, name string, run runner) (*finding, error) {
+// find returns what a program finds of this package. t is nil if this machine lacks the program or
+// the kernel does not support it, so that nothing can have been created with it.
+func find(ctx context.Context, name string, run runner) (held saved, t *tool, err error) {
 	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
-		return nil, nil
+		return held, nil, nil
 	}
 	var output []byte
-	t, err := newTool(name, run)
+	t, err = newTool(name, run)
 	if err == nil {
 		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
 	}
 	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
-		return nil, nil
+		return held, nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &finding{parseSave(output), t}, nil
+	return parseSave(output), t, err
 }

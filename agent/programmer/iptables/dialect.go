@@ -37,7 +37,6 @@ func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect 
 	return d
 }
 
-// setNode sets the fields that depend on the node.
 func (d *dialect) setNode(node view.Node) {
 	d.pods, d.nodePorts, d.localnet = nil, nil, false
 	d.liberal = programmer.TCPIsLiberal()
@@ -71,7 +70,6 @@ type match struct {
 	more        string
 }
 
-// rule returns the line of a rule of a chain.
 func (m match) rule(chain string, rest ...string) string {
 	var b strings.Builder
 	b.WriteString("-A " + chain)
@@ -92,7 +90,6 @@ func (m match) and(o match) match {
 	}
 }
 
-// from matches the sources in a prefix.
 func from(p netip.Prefix) match {
 	if p.Bits() == 0 {
 		return match{}
@@ -100,7 +97,6 @@ func from(p netip.Prefix) match {
 	return match{source: "-s " + p.Masked().String()}
 }
 
-// to matches the destinations in a prefix.
 func to(p netip.Prefix) match {
 	return match{destination: strings.Replace(from(p).source, "-s", "-d", 1)}
 }
@@ -135,7 +131,6 @@ func (d *dialect) frontend(p model.Protocol, f view.Frontend) match {
 
 func lower(p model.Protocol) string { return strings.ToLower(p.String()) }
 
-// mark returns the target that sets or clears the masquerade mark.
 func (d *dialect) mark(set bool) string {
 	value := d.markBit
 	if !set {
@@ -144,7 +139,6 @@ func (d *dialect) mark(set bool) string {
 	return fmt.Sprintf("-j MARK --set-xmark 0x%x/0x%x", value, d.markBit)
 }
 
-// marked returns the match of the masquerade mark.
 func (d *dialect) marked() string { return fmt.Sprintf("--mark 0x%x/0x%x", d.markBit, d.markBit) }
 
 func (d *dialect) masquerade() string {

@@ -190,14 +190,12 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	start := time.Now()
 	x := f.transaction(all)
 	text := x.text()
-	if len(text) > 0 {
-		if err := f.tool.restore(ctx, text); err != nil {
-			return err
-		}
+	err := f.tool.restore(ctx, text)
+	if err == nil && len(text) > 0 {
 		x.done()
 		f.log.Debug("Wrote rules", "family", f.family, "bytes", len(text), "duration", time.Since(start))
 	}
-	return nil
+	return err
 }
 
 // hook adds the hooks that are missing. If a hook's chain is missing as well, it adds the chain
@@ -225,10 +223,8 @@ func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 	}
 	x := newTransaction(f.held.chains)
 	putLocalnet(x)
-	if text := x.text(); len(text) > 0 {
-		if err := f.tool.restore(ctx, text); err != nil {
-			return err
-		}
+	if err := f.tool.restore(ctx, x.text()); err != nil {
+		return err
 	}
 	if h := f.localnetHook(); !slices.Contains(f.held.hooks, h) {
 		return f.tool.hook(h, false)
@@ -331,7 +327,11 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports servic
 // setBack sets rejected Service ports back to their last state.
 func (f *kernelFamily) setBack(rejected []*programmer.PortError, last plans) {
 	for _, r := range rejected {
-		f.set(r.ID, last[r.ID].wanted())
+		var port *view.ServicePort
+		if p := last[r.ID]; p != nil {
+			port = p.ServicePort
+		}
+		f.set(r.ID, port)
 		f.refused[r.ID] = true
 	}
 }

@@ -67,7 +67,6 @@ type part struct {
 	matches []match
 }
 
-// anyPacket matches every packet.
 var anyPacket = []match{{}}
 
 // only returns the match of packets that have one property.

@@ -38,14 +38,6 @@ func (d *dialect) plan(port *view.ServicePort) *plan {
 	return p
 }
 
-// wanted returns the plan's Service port, or nil for a nil plan.
-func (p *plan) wanted() *view.ServicePort {
-	if p == nil {
-		return nil
-	}
-	return p.ServicePort
-}
-
 // frontend is one of a Service port's frontends.
 type frontend struct {
 	port  *plan
@@ -128,7 +120,6 @@ func (d *dialect) wayOf(f view.Frontend) wayTo {
 	return wayTo{differing, set}
 }
 
-// inlined returns the value of the field inline.
 func (p *plan) inlined() []view.Backend {
 	var backends view.Backends
 	leading := 0
@@ -180,7 +171,6 @@ func comment(f frontend) string {
 	return fmt.Sprintf("-m comment --comment \"%.230s %s\"", text, kind)
 }
 
-// natRules writes the rules under a key of a tree of nat.
 func (d *dialect) natRules(w *bytes.Buffer, chain string, frontends []frontend) {
 	for _, f := range inOrder(frontends) {
 		m := d.frontend(f.port.ID.Protocol, f.get())

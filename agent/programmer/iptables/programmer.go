@@ -194,14 +194,10 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 // OtherVariantServes reports whether an earlier run has left rules for an IP family in the variant
 // that is not in use.
 func (p *Programmer) OtherVariantServes(family model.Family) (bool, error) {
-	held, err := find(context.Background(), programName(family, p.otherVariant()), p.run)
-	if err != nil || held == nil {
-		return false, err
-	}
-	return len(held.chains[nat]) > 0, nil
+	held, _, err := find(context.Background(), programName(family, p.otherVariant()), p.run)
+	return len(held.chains[nat]) > 0, err
 }
 
-// otherVariant returns the variant that is not in use.
 func (p *Programmer) otherVariant() Variant {
 	for _, f := range p.families {
 		if f.tool.variant == Legacy {

@@ -90,9 +90,12 @@ func (t *tool) saved(ctx context.Context) (saved, error) {
 	return s, nil
 }
 
-// restore changes the chains that the input declares. Each table changes at once. The error is a
-// rejectedError if the input was refused.
+// restore changes the chains that the input declares, if it is not empty. Each table changes at
+// once. The error is a rejectedError if the input was refused.
 func (t *tool) restore(ctx context.Context, input []byte) error {
+	if len(input) == 0 {
+		return nil
+	}
 	args := []string{"--noflush"}
 	if t.modern() {
 		args = append(args, "--wait", strconv.Itoa(lockSeconds))

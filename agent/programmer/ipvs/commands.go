@@ -52,7 +52,6 @@ const (
 	genericHeader  = 4 // length of the header of generic netlink, in bytes
 )
 
-// command is one operation of IPVS.
 type command struct {
 	kind    byte
 	service serviceKey
@@ -83,7 +82,6 @@ func (c *command) String() string {
 	return fmt.Sprintf("add backend %v to IPVS", c.backend)
 }
 
-// write appends the message of the command.
 func (c *command) write(w *netlink.Writer, generic uint16) {
 	at := w.Begin(generic, 0)
 	w.Buf = append(w.Buf, c.kind, genericVersion, 0, 0)

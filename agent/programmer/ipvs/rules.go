@@ -54,7 +54,6 @@ func (c class) route(f view.Frontend) view.Route {
 	return [...]view.Route{f.Pods, f.Node, f.Others}[c]
 }
 
-// chain is a chain of the table.
 type chain struct {
 	name  string
 	hook  nft.Hook

@@ -111,7 +111,6 @@ func (b *balancer) ours() (keys []serviceKey, err error) {
 	return keys, nil
 }
 
-// isOurs reports whether a virtual service with this key belongs to this package.
 func isOurs(k serviceKey, s *mobyipvs.Service) bool { return k.number != 0 || s.Flags&tagged != 0 }
 
 // removeServices removes virtual services if they exist.
@@ -140,7 +139,6 @@ func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	return k, ok
 }
 
-// protocols are the protocols of Services, by their numbers.
 var protocols = map[uint16]model.Protocol{
 	unix.IPPROTO_TCP: model.TCP, unix.IPPROTO_UDP: model.UDP, unix.IPPROTO_SCTP: model.SCTP,
 }

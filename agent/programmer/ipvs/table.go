@@ -31,7 +31,6 @@ type layout struct {
 	masqBit uint32
 }
 
-// set is a set or map of the table.
 type set struct {
 	name string
 	nft.Definition

@@ -52,7 +52,6 @@ type family struct {
 	steps       []change
 }
 
-// holdings are what the kernel holds of a table.
 type holdings struct {
 	ports map[view.ServicePortID]*port
 	ids   map[uint32]struct{} // of ports, and of Service ports without a name that were read

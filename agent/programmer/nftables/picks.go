@@ -29,7 +29,6 @@ func (d *dialect) value(v via, to int) []expr.Any {
 	return append(d.Frontend(to), lookupInteger(frontends, to, to)...)
 }
 
-// id loads the Service port's id.
 func (d *dialect) id(v via, to int) []expr.Any {
 	return append(d.value(v, to), nft.AndMask(to, idBits)...)
 }
@@ -129,7 +128,6 @@ func (c class) draws() []uint32 {
 	return append(slices.Repeat([]uint32{m << e}, tries), (m-1)<<e)
 }
 
-// pickChain returns the rules of a chain that chooses a backend.
 func (d *dialect) pickChain(p pick) []nft.Rule {
 	var rules []nft.Rule
 	if p.timeout() == 0 {

@@ -68,7 +68,6 @@ func (p policy) chain() string {
 	return text
 }
 
-// policyChain returns the rules of a policy's chain.
 func (d *dialect) policyChain(p policy, detector view.PodDetector) []nft.Rule {
 	var rules []nft.Rule
 	if p&policySources != 0 {

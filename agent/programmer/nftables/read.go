@@ -33,7 +33,6 @@ type content struct {
 	lastID, lastNumber uint32
 }
 
-// elementKey identifies an element of the table.
 type elementKey struct {
 	set setID
 	key string
@@ -184,7 +183,7 @@ func (r *reader) takeOfPort(s setID, e nft.Element) (isNew bool) {
 	part, isEndpoint := s.part()
 	switch {
 	case index >= maxBackends,
-		isEndpoint && f.hasSlots() && part != f.part,
+		isEndpoint && part != f.part && len(f.slots[cluster])+len(f.slots[local]) > 0,
 		!isEndpoint && integerOf(e.Data) == 0: // the set is numbers
 		return r.drop(s, e.Key)
 	case isEndpoint:
@@ -193,8 +192,6 @@ func (r *reader) takeOfPort(s setID, e nft.Element) (isNew bool) {
 	}
 	return fill(&f.numbered[s-numbers], index, slot{number: integerOf(e.Data)})
 }
-
-func (f *found) hasSlots() bool { return len(f.slots[cluster])+len(f.slots[local]) > 0 }
 
 func (f *found) sticky() bool { return len(f.numbered[cluster]) > 0 || len(f.numbered[local]) > 0 }
 

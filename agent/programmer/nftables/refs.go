@@ -112,7 +112,6 @@ func refOfChain(k elementKey, chain string) (r ref, ok bool) {
 	return r, chain == expected
 }
 
-// rules returns the rules of the chain of a policy or a pick.
 func (f *family) rules(r ref) []nft.Rule {
 	if r.kind == refPolicy {
 		return f.policyChain(policy(r.number), f.node.Pods)
@@ -195,7 +194,7 @@ func elementsOf(port *view.ServicePort, id uint32, part uint8) []element {
 	for _, f := range port.Frontends {
 		e := element{
 			set: frontends, key: string(appendFrontend(nil, f, port.ID.Protocol)),
-			data: id | uint32(policyOf(f)), comment: frontendComment(name, f.Kind),
+			data: id | uint32(policyOf(f)), comment: name + " " + f.Kind.String(),
 		}
 		if f.Kind == view.NodePort {
 			e.set = nodePorts
@@ -230,10 +229,7 @@ func label(id view.ServicePortID) string {
 // maxLabel is the longest label in bytes. It leaves room for the kind of a frontend.
 const maxLabel = nft.MaxComment - 20
 
-// frontendComment returns the comment that names a frontend's Service port and kind. nameOf returns
-// the label in it.
-func frontendComment(label string, kind view.FrontendKind) string { return label + " " + kind.String() }
-
+// nameOf returns the label in the comment of a frontend.
 func nameOf(comment string) string {
 	name, _, _ := strings.Cut(comment, " ")
 	return name

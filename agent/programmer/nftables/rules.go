@@ -127,7 +127,6 @@ func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
 	return chains
 }
 
-// addFilters adds the filter chains that a node needs.
 func (d *dialect) addFilters(chains map[string][]nft.Rule, node view.Node) {
 	chains[forwardChain] = []nft.Rule{}
 	if !d.liberal {
@@ -161,7 +160,6 @@ func (d *dialect) onLoopback(node view.Node) bool {
 	return d.IP == model.IPv4 && node.LocalhostNodePorts
 }
 
-// nodePortRules returns the rules that lead to nodePortsChain.
 func (d *dialect) nodePortRules(node view.Node) (rules []nft.Rule) {
 	for _, p := range d.Own(node.NodePorts) {
 		var notLoopback []expr.Any

@@ -58,7 +58,6 @@ const (
 	partSize = 1 << 15
 )
 
-// endpoints returns the map of endpoints of a part.
 func endpoints(set backendSet, part uint8) setID {
 	return setID(part)*backendSets + set
 }
@@ -116,7 +115,6 @@ func (s setID) String() string {
 	return setNames[s]
 }
 
-// setOf returns the set whose String is name.
 func (d *dialect) setOf(name string) (s setID, ok bool) {
 	if length, found := strings.CutPrefix(name, sourcesPrefix); found {
 		bits, err := strconv.Atoi(length)
@@ -140,7 +138,6 @@ func (s setID) always() bool {
 // Further clients have no affinity.
 const maxClients = 1 << 19
 
-// define returns the definition of a set.
 func (d *dialect) define(s setID) nft.Definition {
 	frontend := []nft.Field{d.Address, nft.ProtoType, nft.PortType}
 	backend := []nft.Field{d.Address, nft.PortType}
@@ -175,7 +172,6 @@ func (d *dialect) define(s setID) nft.Definition {
 	return nft.Definition{Key: []nft.Field{nft.IntegerType, nft.IntegerType}, Data: backend}
 }
 
-// addSet writes the message that adds a set.
 func (d *dialect) addSet(m *nft.Messages, s setID) { m.AddSet(s.String(), d.define(s)) }
 
 // Keys and data. Integers are in the processor's byte order, as expressions such as numgen produce

@@ -138,7 +138,7 @@ func TestLabels(t *testing.T) {
 	}
 	require.NotEqual(t, label(long("a")), label(long("b")))
 	for _, id := range []view.ServicePortID{long("a"), serviceID("web", model.TCP, model.IPv4)} {
-		comment := frontendComment(label(id), view.LoadBalancer)
+		comment := label(id) + " " + view.LoadBalancer.String()
 		require.LessOrEqual(t, len(comment), nft.MaxComment)
 		require.Equal(t, label(id), nameOf(comment))
 	}

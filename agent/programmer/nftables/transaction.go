@@ -64,7 +64,6 @@ var (
 	errTooManyBackends = fmt.Errorf("the Service port has more than %d backends", maxBackends)
 )
 
-// change adds the step of a Service port.
 func (x *transaction) change(c change) error {
 	x.release(c.before)
 	after, err := x.place(c)
@@ -234,7 +233,6 @@ func (x *transaction) number(
 	return out
 }
 
-// remove removes all slots of a set.
 func (x *transaction) remove(p *performed, set backendSet, held []slot) {
 	gone := &x.late
 	if p.after != nil && p.after.id == p.before.id {
@@ -322,7 +320,6 @@ func (x *transaction) finish() {
 	}
 }
 
-// create adds a part of the table.
 func (x *transaction) create(r ref) {
 	if s, ok := r.set(); ok {
 		x.addSet(&x.sets, s)
@@ -338,7 +335,6 @@ func (x *transaction) create(r ref) {
 	x.added.of(s).AddChain(key, chain)
 }
 
-// discard removes a part of the table.
 func (x *transaction) discard(r ref) {
 	if s, ok := r.set(); ok {
 		x.undefine.RemoveSet(s.String())
@@ -355,8 +351,21 @@ func (x *transaction) discard(r ref) {
 
 // whole returns the transaction as one batch, which is valid until end.
 func (x *transaction) whole() *nft.Batch {
-	x.writeAll(&x.batch, &x.prefix)
-	return &x.batch
+	length := 64 // the messages that delimit a batch
+	for _, m := range []*nft.Messages{&x.prefix, &x.sets, &x.define, &x.undefine} {
+		length += len(m.Buf)
+	}
+	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
+		length += c.length()
+	}
+	b := &x.batch
+	b.Buf = slices.Grow(b.Buf[:0], length)
+	b.Reset(x.Table)
+	b.Append(&x.prefix, &x.sets, &x.define)
+	x.early.add(&b.Messages)
+	x.script.steps(&b.Messages)
+	x.late.remove(&b.Messages)
+	return b
 }
 
 // commit commits the transaction. After a netlink.Error without errPartly, the table is as it was.

@@ -17,7 +17,6 @@ type changes struct {
 	touched []setID
 }
 
-// of returns the elements of a set.
 func (c *changes) of(s setID) *nft.Elements {
 	if c.sets[s] == nil {
 		c.sets[s] = &nft.Elements{}
@@ -58,14 +57,12 @@ func (c *changes) length() (n int) {
 	return n
 }
 
-// add writes the messages that add the elements.
 func (c *changes) add(m *nft.Messages) {
 	for _, s := range c.touched {
 		m.AddElements(s.String(), c.sets[s])
 	}
 }
 
-// remove writes the messages that remove the elements.
 func (c *changes) remove(m *nft.Messages) {
 	for _, s := range c.touched {
 		m.RemoveElements(s.String(), c.sets[s])
@@ -105,23 +102,6 @@ func (s *script) steps(m *nft.Messages) {
 	s.removed.remove(m)
 	s.added.add(m)
 	m.Append(&s.undefine)
-}
-
-// writeAll makes all a transaction with the prefix and the script.
-func (s *script) writeAll(all *nft.Batch, prefix *nft.Messages) {
-	length := 64 // the messages that delimit a batch
-	for _, m := range []*nft.Messages{prefix, &s.sets, &s.define, &s.undefine} {
-		length += len(m.Buf)
-	}
-	for _, c := range []*changes{&s.early, &s.removed, &s.added, &s.late} {
-		length += c.length()
-	}
-	all.Buf = slices.Grow(all.Buf[:0], length)
-	all.Reset(prefix.Table)
-	all.Append(prefix, &s.sets, &s.define)
-	s.early.add(&all.Messages)
-	s.steps(&all.Messages)
-	s.late.remove(&all.Messages)
 }
 
 // commitParts commits the prefix and the script in several transactions. Only what packets see at
