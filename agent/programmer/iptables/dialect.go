@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -30,11 +31,10 @@ type dialect struct {
 }
 
 func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect {
-	d := &dialect{family: family, loopback: "127.0.0.0/8", bits: 32, markBit: markBit, randomFully: randomFully}
-	if family == model.IPv6 {
-		d.loopback, d.bits = "::1/128", 128
+	f := nft.FamilyOf(family)
+	return &dialect{
+		family: family, loopback: f.Loopback().String(), bits: f.Bits(), markBit: markBit, randomFully: randomFully,
 	}
-	return d
 }
 
 func (d *dialect) setNode(node view.Node) {
@@ -46,17 +46,13 @@ func (d *dialect) setNode(node view.Node) {
 	case node.Pods.InterfacePrefix != "":
 		d.pods = []match{{in: "-i " + node.Pods.InterfacePrefix + "+"}}
 	}
-	for _, p := range node.Pods.Prefixes {
-		if model.FamilyOf(p.Addr()) == d.family {
-			d.pods = append(d.pods, from(p))
-		}
+	f := nft.FamilyOf(d.family)
+	for _, p := range f.Own(node.Pods.Prefixes) {
+		d.pods = append(d.pods, from(p))
 	}
-	for _, p := range node.NodePorts {
-		if model.FamilyOf(p.Addr()) == d.family {
-			d.nodePorts = append(d.nodePorts, p.Masked())
-			d.localnet = d.localnet ||
-				d.family == model.IPv4 && node.LocalhostNodePorts && p.Overlaps(netip.MustParsePrefix(d.loopback))
-		}
+	for _, p := range f.Own(node.NodePorts) {
+		d.nodePorts = append(d.nodePorts, p.Masked())
+		d.localnet = d.localnet || d.family == model.IPv4 && node.LocalhostNodePorts && p.Overlaps(f.Loopback())
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	vnetlink "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
@@ -169,20 +170,6 @@ func CleanupKubeProxySets() error {
 	return errors.Join(errs...)
 }
 
-// Numbers of include/uapi/linux/netfilter/ipset/ip_set.h.
-const (
-	ipsetList = 7
-
-	ipsetProtocol       = 1
-	ipsetName           = 2
-	ipsetEntries        = 8
-	ipsetEntryIP        = 1
-	ipsetEntryPort      = 4
-	ipsetCurrentVersion = 6
-
-	netfilterHeader = 4 // length of the header of netfilter's messages, in bytes
-)
-
 // eachIPSet calls f with the name of each ipset and the addresses and ports of its entries, if they
 // have any. For a large ipset it calls f several times. A kernel without ipsets has none. The
 // library's own function would write to the log.
@@ -191,21 +178,22 @@ func eachIPSet(f func(name string, entries []netip.AddrPort)) error {
 	if err == nil {
 		defer socket.Close()
 		w := &netlink.Writer{}
-		at := w.Begin(unix.NFNL_SUBSYS_IPSET<<8|ipsetList, 0)
+		at := w.Begin(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, 0)
 		w.Buf = append(w.Buf, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		w.Bytes(ipsetProtocol, []byte{ipsetCurrentVersion})
+		w.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
 		w.End(at)
 		err = socket.Dump(w, func(m netlink.Message) {
-			attributes := m.Attributes(netfilterHeader)
+			attributes := m.Attributes(nl.SizeofNfgenmsg)
 			var entries []netip.AddrPort
-			for _, entry := range netlink.Attributes(netlink.Attribute(attributes, ipsetEntries)) {
+			for _, entry := range netlink.Attributes(netlink.Attribute(attributes, nl.IPSET_ATTR_ADT)) {
 				var address netip.Addr
-				for _, a := range netlink.Attributes(netlink.Attribute(entry, ipsetEntryIP)) {
+				for _, a := range netlink.Attributes(netlink.Attribute(entry, nl.IPSET_ATTR_IP)) {
 					address, _ = netip.AddrFromSlice(a)
 				}
-				entries = append(entries, netip.AddrPortFrom(address, netlink.BigUint16(netlink.Attribute(entry, ipsetEntryPort))))
+				port := netlink.BigUint16(netlink.Attribute(entry, nl.IPSET_ATTR_PORT))
+				entries = append(entries, netip.AddrPortFrom(address, port))
 			}
-			f(netlink.Text(netlink.Attribute(attributes, ipsetName)), entries)
+			f(netlink.Text(netlink.Attribute(attributes, nl.IPSET_ATTR_SETNAME)), entries)
 		})
 	}
 	switch {
