@@ -10,7 +10,6 @@ import (
 	"time"
 
 	vnetlink "github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
@@ -123,7 +122,7 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 		}
 	}
 	nodePorts := map[serviceKey]bool{} // with protocol and port only
-	err = eachIPSet(func(name string, entries []netip.AddrPort) {
+	err = netlink.IPSets(func(name string, entries []netip.AddrPort) {
 		name = strings.Replace(name, "KUBE-6-", "KUBE-", 1)
 		protocol, hasNodePorts := nodePortSets[name]
 		hasAddresses := slices.Contains(addressSets, name)
@@ -156,7 +155,7 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 // CleanupKubeProxySets removes kube-proxy's ipsets. No rule may refer to them any more.
 func CleanupKubeProxySets() error {
 	theirs := map[string]bool{}
-	err := eachIPSet(func(name string, _ []netip.AddrPort) {
+	err := netlink.IPSets(func(name string, _ []netip.AddrPort) {
 		if isKubeProxySet(name) {
 			theirs[name] = true
 		}
@@ -168,37 +167,4 @@ func CleanupKubeProxySets() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// eachIPSet calls f with the name of each ipset and the addresses and ports of its entries, if they
-// have any. For a large ipset it calls f several times. A kernel without ipsets has none. The
-// library's own function would write to the log.
-func eachIPSet(f func(name string, entries []netip.AddrPort)) error {
-	socket, err := netlink.Open(unix.NETLINK_NETFILTER)
-	if err == nil {
-		defer socket.Close()
-		w := &netlink.Writer{}
-		at := w.Begin(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, 0)
-		w.Buf = append(w.Buf, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-		w.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
-		w.End(at)
-		err = socket.Dump(w, func(m netlink.Message) {
-			attributes := m.Attributes(nl.SizeofNfgenmsg)
-			var entries []netip.AddrPort
-			for _, entry := range netlink.Attributes(netlink.Attribute(attributes, nl.IPSET_ATTR_ADT)) {
-				var address netip.Addr
-				for _, a := range netlink.Attributes(netlink.Attribute(entry, nl.IPSET_ATTR_IP)) {
-					address, _ = netip.AddrFromSlice(a)
-				}
-				port := netlink.BigUint16(netlink.Attribute(entry, nl.IPSET_ATTR_PORT))
-				entries = append(entries, netip.AddrPortFrom(address, port))
-			}
-			f(netlink.Text(netlink.Attribute(attributes, nl.IPSET_ATTR_SETNAME)), entries)
-		})
-	}
-	switch {
-	case err == nil, errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return nil
-	}
-	return fmt.Errorf("list ipsets: %w", err)
 }

@@ -17,9 +17,10 @@ import (
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -143,9 +144,9 @@ func TestExcluded(t *testing.T) {
 	requireTheirs(false)
 	refused(c.Apply(t.Context(), []view.Change{{After: sticky}}))
 
-	device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
+	device := &vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: KubeProxyDevice}}
 	require.NoError(t, c.device.links.LinkAdd(device))
-	require.NoError(t, c.device.links.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(vip(model.IPv4, 1).AsSlice())}))
+	require.NoError(t, c.device.links.AddrAdd(device, &vnetlink.Addr{IPNet: vnetlink.NewIPNet(vip(model.IPv4, 1).AsSlice())}))
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	requireOurs(1, 2, 3)
 }
@@ -303,12 +304,12 @@ func TestKubeProxysSets(t *testing.T) {
 	others := []string{"KUBE-SRC-ABCDEFGHIJKLMNOP", "KUBE-DST-ABCDEFGHIJKLMNOP", "KUBE-6-SRC-ABCDEFGHIJKLMNOP", "KUBE-CLUSTER-IPS", "other"}
 	require.NoError(t, host.Do(func() error {
 		for _, name := range append(theirs, others...) {
-			require.NoError(t, netlink.IpsetCreate(name, "hash:ip", netlink.IpsetCreateOptions{}), name)
+			require.NoError(t, vnetlink.IpsetCreate(name, "hash:ip", vnetlink.IpsetCreateOptions{}), name)
 		}
 		require.NoError(t, CleanupKubeProxySets())
 		require.NoError(t, CleanupKubeProxySets(), "nothing left to clean")
 		var left []string
-		err := eachIPSet(func(name string, _ []netip.AddrPort) { left = append(left, name) })
+		err := netlink.IPSets(func(name string, _ []netip.AddrPort) { left = append(left, name) })
 		require.ElementsMatch(t, others, left)
 		return err
 	}))
@@ -331,22 +332,22 @@ func testKubeProxysServices(t *testing.T, hasDevice bool) {
 	others := []*mobyipvs.Service{service(netip.MustParseAddr("203.0.113.1"), port), service(c.a.IPv4, port)}
 	require.NoError(t, c.a.Do(func() error {
 		if hasDevice {
-			device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
-			require.NoError(t, netlink.LinkAdd(device))
+			device := &vnetlink.Dummy{LinkAttrs: vnetlink.LinkAttrs{Name: KubeProxyDevice}}
+			require.NoError(t, vnetlink.LinkAdd(device))
 			onDevice := vip(model.IPv4, 2) // in no ipset
-			require.NoError(t, netlink.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(onDevice.AsSlice())}))
+			require.NoError(t, vnetlink.AddrAdd(device, &vnetlink.Addr{IPNet: vnetlink.NewIPNet(onDevice.AsSlice())}))
 			theirs = append(theirs, service(onDevice, port))
 		}
 		for _, s := range append(theirs, others...) {
 			require.NoError(t, c.ipvs.NewService(s))
 		}
-		require.NoError(t, netlink.IpsetCreate("KUBE-CLUSTER-IP", "hash:ip,port", netlink.IpsetCreateOptions{}))
-		require.NoError(t, netlink.IpsetAdd("KUBE-CLUSTER-IP", &netlink.IPSetEntry{IP: vip(model.IPv4, 1).AsSlice(), Protocol: &tcp, Port: &port}))
-		require.NoError(t, netlink.IpsetCreate("KUBE-NODE-PORT-TCP", "hash:ip,port", netlink.IpsetCreateOptions{}))
-		require.NoError(t, netlink.IpsetAdd("KUBE-NODE-PORT-TCP", &netlink.IPSetEntry{IP: c.a.IPv4.AsSlice(), Protocol: &tcp, Port: &nodePort}))
+		require.NoError(t, vnetlink.IpsetCreate("KUBE-CLUSTER-IP", "hash:ip,port", vnetlink.IpsetCreateOptions{}))
+		require.NoError(t, vnetlink.IpsetAdd("KUBE-CLUSTER-IP", &vnetlink.IPSetEntry{IP: vip(model.IPv4, 1).AsSlice(), Protocol: &tcp, Port: &port}))
+		require.NoError(t, vnetlink.IpsetCreate("KUBE-NODE-PORT-TCP", "hash:ip,port", vnetlink.IpsetCreateOptions{}))
+		require.NoError(t, vnetlink.IpsetAdd("KUBE-NODE-PORT-TCP", &vnetlink.IPSetEntry{IP: c.a.IPv4.AsSlice(), Protocol: &tcp, Port: &nodePort}))
 		require.NoError(t, CleanupKubeProxy(t.Context()))
-		_, err := netlink.LinkByName(KubeProxyDevice)
-		require.ErrorAs(t, err, new(netlink.LinkNotFoundError))
+		_, err := vnetlink.LinkByName(KubeProxyDevice)
+		require.ErrorAs(t, err, new(vnetlink.LinkNotFoundError))
 		return CleanupKubeProxySets()
 	}))
 	for _, s := range theirs {
