@@ -100,23 +100,19 @@ func (p fullPolicy) catchUp(snapshot *store.Snapshot) error {
 // resync sends the whole shard, or named objects and buckets that differ.
 func (p fullPolicy) resync(snapshot *store.Snapshot, r *resync) error {
 	s := p.s
-	if r.whole {
+	differ, whole, err := r.differing(snapshot)
+	switch {
+	case err != nil:
+		return err
+	case whole:
 		return s.sendFrom(0, snapshot)
-	}
-	if len(r.keys) > 0 {
+	case len(r.keys) > 0:
 		if err := s.sendObjects(snapshot, r.keys); err != nil {
 			return err
 		}
 	}
 	if r.buckets == nil {
 		return nil
-	}
-	differ, err := r.differing(snapshot)
-	if err != nil {
-		return err
-	}
-	if len(differ) > maxBuckets {
-		return s.sendFrom(0, snapshot)
 	}
 	// The client's digests may be older than its position. If a change sent since then is undone in
 	// the snapshot, the digests match although the client has the change.

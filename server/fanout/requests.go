@@ -89,18 +89,22 @@ func (r *resync) add(m *pb.Resync) {
 	}
 }
 
-// differing returns the buckets of a snapshot whose digests differ from the client's.
-func (r *resync) differing(snapshot *store.Snapshot) (differ []uint32, err error) {
+// differing returns the buckets of a snapshot whose digests differ from the client's, or whole if
+// the client is to be sent the whole shard.
+func (r *resync) differing(snapshot *store.Snapshot) (differ []uint32, whole bool, err error) {
+	if r.whole || r.buckets == nil {
+		return nil, r.whole, nil
+	}
 	digests, err := model.SplitDigests(r.buckets.GetBucketDigests())
 	if err != nil {
-		return nil, invalid("invalid Resync: %v", err)
+		return nil, false, invalid("invalid Resync: %v", err)
 	}
 	for i, digest := range snapshot.Buckets() {
 		if digest != digests[i] {
 			differ = append(differ, uint32(i))
 		}
 	}
-	return differ, nil
+	return differ, len(differ) > maxBuckets, nil
 }
 
 // queries are the server's questions to a client, and the answer to one of them. The session's mu
@@ -343,16 +347,22 @@ func (s *Session) sendBuckets(snapshot *store.Snapshot, buckets []uint32) error 
 		return err
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
-	if len(frames) == 0 {
-		return nil
-	}
 	return s.send(frames...)
 }
 
-// sendObjects sends named objects of a shard as they are in a snapshot. It brings the client to the
-// snapshot first.
+// sendObjects sends named objects of a shard as they are in a snapshot, each once. It brings the
+// client to the snapshot first.
 func (s *Session) sendObjects(snapshot *store.Snapshot, named []*pb.ObjectKey) error {
-	frames, err := selected(snapshot, named)
+	keys := make([]model.Key, 0, len(named))
+	for _, k := range named {
+		key, err := wire.KeyFromProto(k)
+		if err != nil {
+			return invalid("invalid Resync: %v", err)
+		}
+		keys = append(keys, key)
+	}
+	slices.SortFunc(keys, model.Key.Compare)
+	frames, err := wire.EncodeParts(snapshot.Select(slices.Compact(keys)))
 	if err != nil {
 		return err
 	}
@@ -360,19 +370,4 @@ func (s *Session) sendObjects(snapshot *store.Snapshot, named []*pb.ObjectKey) e
 		return err
 	}
 	return s.send(frames...)
-}
-
-// selected returns frames with some of a snapshot's objects, each once.
-func selected(snapshot *store.Snapshot, named []*pb.ObjectKey) ([]wire.Frame, error) {
-	keys := make([]model.Key, 0, len(named))
-	for _, k := range named {
-		key, err := wire.KeyFromProto(k)
-		if err != nil {
-			return nil, invalid("invalid Resync: %v", err)
-		}
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, model.Key.Compare)
-	keys = slices.Compact(keys)
-	return wire.EncodeParts(snapshot.Select(keys))
 }

@@ -277,19 +277,18 @@ func (up *startup) resume(state clientState) error {
 	if len(unknown) == 0 {
 		return nil
 	}
-	if sequences, ok := state.equals(h.store); ok {
-		for _, shard := range unknown {
-			up.sequences[shard] = sequences[shard]
-		}
-		return nil
+	sequences, same := state.equals(h.store)
+	if !same && up.buckets {
+		return up.resumeByDigests(unknown)
 	}
-	if !up.buckets {
-		for _, shard := range unknown {
+	for _, shard := range unknown {
+		if same {
+			up.sequences[shard] = sequences[shard]
+		} else {
 			up.whole[shard] = struct{}{}
 		}
-		return nil
 	}
-	return up.resumeByDigests(unknown)
+	return nil
 }
 
 // resumeByDigests asks for the client's digests, and sends or marks what differs in some shards.
@@ -308,9 +307,6 @@ func (up *startup) resumeByDigests(shards []uint32) error {
 		default:
 			ask = append(ask, shard)
 		}
-	}
-	if len(ask) == 0 {
-		return nil
 	}
 	return up.askBuckets(ask)
 }
@@ -354,6 +350,9 @@ func (up *startup) askDigests() (digests []model.Digest, err error) {
 // askBuckets asks for the digests of the client's buckets in some shards, and sends or marks what
 // differs.
 func (up *startup) askBuckets(shards []uint32) error {
+	if len(shards) == 0 {
+		return nil
+	}
 	waiting := make(map[uint32]struct{}, len(shards))
 	for _, shard := range shards {
 		waiting[shard] = struct{}{}
@@ -385,24 +384,19 @@ func (up *startup) askBuckets(shards []uint32) error {
 // its initial state is still to come and includes the objects.
 func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
 	shard := snapshot.Shard()
-	if r.whole {
+	differ, whole, err := r.differing(snapshot)
+	switch {
+	case err != nil:
+		return err
+	case whole:
 		up.whole[shard] = struct{}{}
 		return nil
-	}
-	if len(r.keys) > 0 && up.sequences[shard] > 0 {
+	case len(r.keys) > 0 && up.sequences[shard] > 0:
 		if err := up.sendObjects(snapshot, r.keys); err != nil {
 			return err
 		}
 	}
 	if r.buckets == nil {
-		return nil
-	}
-	differ, err := r.differing(snapshot)
-	if err != nil {
-		return err
-	}
-	if len(differ) > maxBuckets {
-		up.whole[shard] = struct{}{}
 		return nil
 	}
 	return up.sendBuckets(snapshot, differ)
