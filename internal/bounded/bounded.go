@@ -93,7 +93,6 @@ type Port struct {
 	addresses map[netip.Prefix]*address
 }
 
-// address is an address that connections come from.
 type address struct {
 	count int // number of its connections; guarded by Port.mu
 }
@@ -159,7 +158,6 @@ func (l *listener) Accept() (net.Conn, error) {
 	return l.port.admit(raw), nil
 }
 
-// admit adds a connection, and closes another one if there is no room.
 func (p *Port) admit(raw net.Conn) *conn {
 	c := &conn{Conn: raw, port: p, close: sync.OnceValue(raw.Close)}
 	c.active()
@@ -220,7 +218,6 @@ func (p *Port) removeLocked(c *conn) {
 	}
 }
 
-// displace closes a removed connection.
 func (p *Port) displace(c *conn) {
 	p.displaced.Inc()
 	p.warn.Do(func() {
@@ -230,7 +227,6 @@ func (p *Port) displace(c *conn) {
 	_ = c.close() // the client is not told
 }
 
-// conn is a connection of a Port.
 type conn struct {
 	net.Conn
 	port *Port

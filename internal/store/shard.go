@@ -164,7 +164,6 @@ func record(u *model.Update, before, now *entry) {
 	}
 }
 
-// forget drops the oldest tombstones beyond the bound and raises the floor accordingly.
 func (s *shard) forget(next *Snapshot) {
 	for len(s.tombstones) > s.maxTombstones {
 		t := s.tombstones[0]
@@ -263,7 +262,6 @@ func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {
 	return sequence
 }
 
-// update returns an empty Update that leads from a sequence to the snapshot.
 func (s *Snapshot) update(from uint64) *model.Update {
 	return &model.Update{Shard: s.shard, From: from, To: s.sequence, ResourceVersions: s.resourceVersions}
 }

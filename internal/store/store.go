@@ -321,7 +321,6 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 	return keys
 }
 
-// seenLocked raises the versions of a kind after a change.
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	p := &s.progress
 	p.seen = p.seen.Max(model.ResourceVersions{}.With(kind, resourceVersion))

@@ -47,7 +47,6 @@ type Follower struct {
 	warn   rate.Sometimes
 }
 
-// loaded is the content of the files.
 type loaded struct {
 	pem          [3][]byte // certificate, private key and CA; nil for files without a path
 	certificates []tls.Certificate
@@ -146,7 +145,6 @@ func (f Files) load(have *loaded) (*loaded, error) {
 	return now, nil
 }
 
-// pool returns the certificates of a CA file.
 func pool(file []byte) (*x509.CertPool, error) {
 	blocks, err := decode(file)
 	if err != nil {

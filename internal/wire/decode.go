@@ -111,7 +111,6 @@ func messageOf(b []byte) (number protowire.Number, message []byte, err error) {
 	return number, message, err
 }
 
-// decodeOther decodes all messages except updates.
 func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 	most := maxSeveral
 	if number == responseNodeUpdate {

@@ -163,7 +163,6 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	return true
 }
 
-// fields calls take for each field of b, until take returns an error.
 func fields(b []byte, take func(wireField, wireValue) error) error {
 	for len(b) > 0 {
 		field, v, n := nextField(b)

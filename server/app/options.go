@@ -138,10 +138,8 @@ func (o *Options) addTuningFlags(fs *pflag.FlagSet) {
 		"Maximum time to wait for calls to end when the server stops. It must be at least --drain-window.")
 }
 
-// problems collects errors.
 type problems []error
 
-// when adds an error if a condition holds.
 func (p *problems) when(holds bool, format string, args ...any) {
 	if holds {
 		*p = append(*p, fmt.Errorf(format, args...))
@@ -228,7 +226,6 @@ func (o *Options) validateTLS() error {
 	return nil
 }
 
-// takesTokens reports whether tokens of any ServiceAccount are accepted.
 func (o *Options) takesTokens() bool {
 	return len(o.agentAccounts)+len(o.relayAccounts) > 0
 }

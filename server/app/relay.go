@@ -13,7 +13,6 @@ import (
 	"github.com/slicecast/slicecast/server/relay"
 )
 
-// upstreamOptions has the values of the flags of the upstream source.
 type upstreamOptions struct {
 	servers []string
 	flags.Options

@@ -103,7 +103,6 @@ func New(c Config) (_ *Server, err error) {
 	return s, nil
 }
 
-// listen binds all addresses and creates what serves on them.
 func (s *Server) listen(authentication *auth.Auth) error {
 	c := s.config
 	serverTLS, err := s.followTLS()
@@ -233,7 +232,6 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// serveWhenSynced reports the server as serving to health checks once it has synced.
 func (s *Server) serveWhenSynced(ctx context.Context) {
 	begin := time.Now()
 	select {

@@ -22,7 +22,6 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// statusOptions has the values of the status command's flags.
 type statusOptions struct {
 	show.Options
 
@@ -156,7 +155,6 @@ func (o *statusOptions) dial() (*grpc.ClientConn, error) {
 	return show.Dial(target, options...)
 }
 
-// ask requests from the server what the flags ask for.
 func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (_ show.Report, err error) {
 	defer func() { err = o.explain(err) }()
 	r := &statusReport{}
@@ -195,7 +193,6 @@ func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (
 	return r, nil
 }
 
-// explain adds to an error what the user can do about it.
 func (o *statusOptions) explain(err error) error {
 	switch s := status.Convert(err); s.Code() {
 	case codes.Unavailable:

@@ -16,7 +16,6 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// statusReport is what the status command shows.
 type statusReport struct {
 	status  *pb.GetStatusResponse
 	agents  []*pb.AgentStatus
@@ -61,7 +60,6 @@ func (r *statusReport) Print(out *show.Page) {
 	}
 }
 
-// since returns the age of a time by the server's clock.
 func (r *statusReport) since(t *timestamppb.Timestamp) string {
 	return show.Age(r.status.GetTime().AsTime().Sub(t.AsTime()))
 }
@@ -103,7 +101,6 @@ func (r *statusReport) printServer(out *show.Page) {
 	}
 }
 
-// upstream describes where a relay gets its state from.
 func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	if !up.GetConnected() {
 		text := "not connected for " + r.since(up.GetStaleSince())
@@ -153,7 +150,6 @@ func (r *statusReport) printConvergences(out *show.Page) {
 	}
 }
 
-// lastNodes names the nodes that were last, and how long they took.
 func lastNodes(nodes []*pb.NodeTime) string {
 	var out []string
 	for _, n := range nodes {
@@ -294,5 +290,4 @@ func portName(name string, port uint32, protocol pb.Protocol) string {
 	return text
 }
 
-// enumName returns the name of an enum's value without its prefix.
 func enumName(e fmt.Stringer, prefix string) string { return strings.TrimPrefix(e.String(), prefix) }

@@ -119,7 +119,6 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	return verdict.identity, nil
 }
 
-// bearerToken returns the token of an authorization header (RFC 6750).
 func bearerToken(header string) (string, bool) {
 	scheme, token, ok := strings.Cut(header, " ")
 	token = strings.TrimSpace(token)
@@ -237,7 +236,6 @@ func (a *Auth) ServerOptions(authenticate Authenticator) []grpc.ServerOption {
 	}
 }
 
-// authenticated is a stream whose context carries an identity.
 type authenticated struct {
 	grpc.ServerStream
 	ctx context.Context

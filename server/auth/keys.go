@@ -163,7 +163,6 @@ func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) 
 	}
 }
 
-// read reads the issuer and the keys from the API server.
 func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 	var discovery struct {
 		Issuer string `json:"issuer"`

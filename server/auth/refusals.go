@@ -45,7 +45,6 @@ func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals.Counter {
 	})
 }
 
-// refuse counts a refusal and returns the status for the caller.
 func (a *Auth) refuse(ctx context.Context, reason string, code codes.Code, format string, args ...any) error {
 	s := status.Newf(code, format, args...)
 	var client net.Addr

@@ -45,7 +45,6 @@ func (c *client) identity() identity {
 	return identity{user: c.user}
 }
 
-// greeting is a valid Hello.
 type greeting struct {
 	client client
 	state  clientState
@@ -115,10 +114,8 @@ func newClientState(hello *pb.Hello) (clientState, error) {
 	return c, nil
 }
 
-// empty reports whether the client holds no object.
 func (c clientState) empty() bool { return c.digest == model.Digest{} }
 
-// hasShardsOf reports whether the client has as many shards as the store.
 func (c clientState) hasShardsOf(s *store.Store) bool { return uint32(len(c.sequences)) == s.Shards() }
 
 // position returns the client's position in a shard. ok reports whether the changes since then are
@@ -138,7 +135,6 @@ func (c clientState) equals(s *store.Store) (sequences []uint64, ok bool) {
 	return sequences, c.hasShardsOf(s) && c.digest == digest
 }
 
-// clip bounds the length of a client's text.
 func clip(s string) string {
 	if len(s) > maxText {
 		return strings.ToValidUTF8(s[:maxText], "") + "…"

@@ -93,7 +93,6 @@ type NodeTime struct {
 	Time time.Duration
 }
 
-// shardConvergence has the open Updates of one shard.
 type shardConvergence struct {
 	mu    sync.Mutex // guards the fields below and the members' entries for the shard
 	nodes int        // connected nodes
@@ -102,7 +101,6 @@ type shardConvergence struct {
 	open []*openUpdate
 }
 
-// openUpdate is an Update that some node lacks.
 type openUpdate struct {
 	sequence          uint64
 	published         time.Time
@@ -335,7 +333,6 @@ func (p *openUpdate) time(share int) time.Duration {
 	return 0
 }
 
-// result returns what is known of the Update.
 func (p *openUpdate) result(shard uint32) Convergence {
 	r := Convergence{
 		Shard: shard, Sequence: p.sequence, Published: p.published, Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest,

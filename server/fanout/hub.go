@@ -222,7 +222,6 @@ func (h *Hub) Run(ctx context.Context) {
 	}
 }
 
-// publish makes the store's pending changes visible to the sessions.
 func (h *Hub) publish() {
 	start := time.Now()
 	p := h.publishStore(start)
@@ -261,7 +260,6 @@ func (h *Hub) publishStore(start time.Time) store.Publication {
 	})
 }
 
-// encode returns the ring's entry for the Updates of a publish.
 func (h *Hub) encode(updates []*model.Update) (e entry) {
 	for _, u := range updates {
 		frames, err := wire.EncodeParts(u)
@@ -278,14 +276,12 @@ func (h *Hub) encode(updates []*model.Update) (e entry) {
 	return e
 }
 
-// nextPublish returns a channel that is closed by the next publish.
 func (h *Hub) nextPublish() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.published
 }
 
-// add appends an entry to the ring and wakes the fan-out.
 func (h *Hub) add(e entry) {
 	h.ring.add(e)
 	h.pace.begin()
@@ -332,5 +328,4 @@ func mustEncode(r *pb.StreamResponse) wire.Frame {
 // stop waits for the streams.
 func (h *Hub) Drain() { h.drain() }
 
-// drainDelay returns a random duration within the first half of the drain window.
 func (h *Hub) drainDelay() time.Duration { return rand.N(h.options.DrainWindow/2 + 1) }

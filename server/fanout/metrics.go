@@ -32,7 +32,6 @@ type metrics struct {
 	convergence  [len(shares)]prometheus.Observer
 }
 
-// metricFactory registers metrics of the server.
 type metricFactory struct{ promauto.Factory }
 
 func metricOpts(name, help string) prometheus.Opts {
@@ -119,7 +118,6 @@ func (m *metrics) registerReports(f metricFactory) {
 	}
 }
 
-// registerGauges registers the metrics of the hub's current state.
 func (h *Hub) registerGauges(r prometheus.Registerer) {
 	gauge := func(name, help string, value func() int) {
 		opts := prometheus.GaugeOpts(metricOpts(name, help))
@@ -131,7 +129,6 @@ func (h *Hub) registerGauges(r prometheus.Registerer) {
 	gauge("frame_cache_bytes", "Number of bytes of snapshot and catch-up frames that are cached for other streams.", h.frames.size)
 }
 
-// countSent counts frames that are sent to a client, and returns their bytes.
 func (m *metrics) countSent(frames []wire.Frame) (bytes int) {
 	for _, f := range frames {
 		bytes += len(f)

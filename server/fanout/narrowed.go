@@ -52,7 +52,6 @@ func newSubscription(p *pb.Subscription) (*subscription, error) {
 	return s, nil
 }
 
-// wants reports whether a Service is in the subscription.
 func (s *subscription) wants(key model.ServiceKey) bool {
 	if s == nil {
 		return true

@@ -25,7 +25,6 @@ func newPacer() *pacer {
 	return p
 }
 
-// begin records that sessions lack something.
 func (p *pacer) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

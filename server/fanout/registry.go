@@ -92,7 +92,6 @@ func (r *registry) list() []*Session {
 	return r.all
 }
 
-// relays returns the sessions of relays.
 func (r *registry) relays() []*Session {
 	r.mu.Lock()
 	defer r.mu.Unlock()

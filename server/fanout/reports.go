@@ -49,7 +49,6 @@ type reports struct {
 	dropped  bool // whether there were too many nacks to remember them all
 }
 
-// openNack is a nack that is not resolved.
 type openNack struct {
 	*pb.AgentError           // is immutable once the nack is recorded
 	key            model.Key // without a name if the client's key is invalid
@@ -127,7 +126,6 @@ func (r *reports) leave() {
 	}
 }
 
-// resizeLocked sets the number of nodes that the client stands for.
 func (r *reports) resizeLocked(nodes int) {
 	r.hub.servedNodes.Add(int64(nodes - r.member.nodes))
 	r.hub.convergence.resize(r.member, nodes)
@@ -174,7 +172,6 @@ func (r *reports) ack(a *pb.Ack) {
 	r.countUpstreamLocked(r.member.nodes)
 }
 
-// nack records a nack.
 func (r *reports) nack(n openNack) {
 	id, most := n.id(), maxNacks
 	if r.client.isRelay() {
@@ -199,7 +196,6 @@ func (r *reports) nack(n openNack) {
 	r.nacks[id] = n
 }
 
-// resolve records that a nack is resolved.
 func (r *reports) resolve(n openNack) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -45,7 +45,6 @@ func (r *requests) empty() bool {
 	return len(r.nodes) == 0 && len(r.resyncs) == 0 && r.subscribe == nil && !r.compare
 }
 
-// addNode adds a Node that has changed.
 func (r *requests) addNode(name string) {
 	if r.nodes == nil {
 		r.nodes = make(map[string]struct{})
@@ -77,7 +76,6 @@ type resync struct {
 	keys    []*pb.ObjectKey
 }
 
-// add merges a Resync into the request.
 func (r *resync) add(m *pb.Resync) {
 	switch {
 	case len(m.GetKeys()) > 0:
@@ -196,7 +194,6 @@ func (s *Session) receiveHello(m *pb.Hello) error {
 	return nil
 }
 
-// receiveDigests accepts the answer to a DigestQuery.
 func (s *Session) receiveDigests(m *pb.Digests) error {
 	digests, err := model.SplitDigests(m.GetDigests())
 	if shards := s.hub.store.Shards(); err != nil || uint32(len(digests)) != shards {
@@ -209,7 +206,6 @@ func (s *Session) receiveDigests(m *pb.Digests) error {
 	return nil
 }
 
-// receiveAck validates an Ack and reports it.
 func (s *Session) receiveAck(a *pb.Ack) error {
 	if n := len(a.GetPositions()); n > maxPositions {
 		return invalid("invalid Ack: %d positions: send at most %d", n, maxPositions)
@@ -290,7 +286,6 @@ func (s *Session) countResync(r *pb.Resync) error {
 	return nil
 }
 
-// answer sends changed Nodes and answers the client's requests.
 func (s *Session) answer() error {
 	s.mu.Lock()
 	due := s.requests

@@ -52,7 +52,6 @@ type entry struct {
 	held int
 }
 
-// add appends an Update.
 func (e *entry) add(u *model.Update, frames []wire.Frame) {
 	e.updates = append(e.updates, newEncodedUpdate(u, frames))
 	e.frames = append(e.frames, frames...)
@@ -82,14 +81,12 @@ type ring struct {
 	reached model.ResourceVersions
 }
 
-// reach sets the resource versions that the entries so far include.
 func (r *ring) reach(v model.ResourceVersions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.reached = v
 }
 
-// now returns the head and the resource versions that the entries before it include.
 func (r *ring) now() (head uint64, reached model.ResourceVersions) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -233,7 +230,6 @@ func (c *cursor) advance(updates []encodedUpdate) bool {
 	return true
 }
 
-// retreat undoes advance.
 func (c *cursor) retreat(updates []encodedUpdate) {
 	for i := len(updates) - 1; i >= 0; i-- {
 		c.sequences[updates[i].shard] = updates[i].from

@@ -216,7 +216,6 @@ func (s *Session) register() error {
 	return nil
 }
 
-// run serves the client after its admission, until the session ends.
 func (s *Session) run(state clientState) error {
 	// The position in the ring is read before any snapshot. Updates published between the two are
 	// recognized by their sequences and skipped.
@@ -327,7 +326,6 @@ func (s *Session) catchUp() error {
 	return s.sendServers()
 }
 
-// bring sends the changes between the client's position and a snapshot.
 func (s *Session) bring(snapshot *store.Snapshot) error {
 	if s.sequences[snapshot.Shard()] >= snapshot.Sequence() {
 		return nil
@@ -370,7 +368,6 @@ func (s *Session) sendDrain() error {
 	}}})
 }
 
-// sendServers sends the list of servers.
 func (s *Session) sendServers() error {
 	if _, frame := s.hub.announced(); frame != nil {
 		return s.send(frame)

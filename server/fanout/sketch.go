@@ -29,7 +29,6 @@ type sketch struct {
 	max    time.Duration
 }
 
-// bucket returns the number of the bucket that holds a time.
 func bucket(t time.Duration) int {
 	units := uint64(min(max(t, 0), sketchLimit-1) / sketchUnit)
 	exponent := max(bits.Len64(units)-5, 0)
@@ -42,7 +41,6 @@ func upperEdge(bucket int) time.Duration {
 	return time.Duration(bucket-exponent*sketchError+1) << exponent * sketchUnit
 }
 
-// add records that this many nodes took t.
 func (s *sketch) add(t time.Duration, nodes int) {
 	b := bucket(t)
 	from := b - b%sketchError

@@ -182,7 +182,6 @@ func (up *startup) awaitVersions(
 	}
 }
 
-// countGivenUp counts and logs a client that is served although it has seen newer state.
 func (up *startup) countGivenUp(seen model.ResourceVersions) {
 	h, reached := up.hub, up.hub.store.Reached()
 	h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
@@ -232,7 +231,6 @@ func mayBeOld(u *model.Update, seen, reached model.ResourceVersions) bool {
 		slices.ContainsFunc(u.Removed, func(key model.Key) bool { return behind[key.Kind] })
 }
 
-// atPresent reports whether the client has been sent everything.
 func (up *startup) atPresent() bool {
 	for shard, sequence := range up.sequences {
 		if up.hub.store.Snapshot(uint32(shard)).Sequence() != sequence {
@@ -332,7 +330,6 @@ func (up *startup) ask(name string, query *pb.StreamResponse, answered func() (b
 	}
 }
 
-// askDigests asks the client for the digests of its shards.
 func (up *startup) askDigests() (digests []model.Digest, err error) {
 	up.mu.Lock()
 	up.queries.digests = true
@@ -402,7 +399,6 @@ func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
 	return up.sendBuckets(snapshot, differ)
 }
 
-// sendWhole sends the shards that the client gets whole.
 func (up *startup) sendWhole() error {
 	size := func(snapshot *store.Snapshot) (int64, error) {
 		frames, err := up.hub.catchUp(snapshot, 0, up.compressed)

@@ -75,7 +75,6 @@ func (u *upward) addNodes(by int) {
 	u.Nodes(u.nodes)
 }
 
-// tellNacksAgain reports nacks to upstream that it had no room for.
 func (h *Hub) tellNacksAgain() {
 	if h.upward == nil || !h.upward.untold.Swap(false) {
 		return

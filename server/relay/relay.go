@@ -125,7 +125,6 @@ func (u *Source) begin(path []uint64) error {
 	return nil
 }
 
-// ended forgets the path of a stream that has ended.
 func (u *Source) ended() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
