@@ -25,13 +25,10 @@ func (o *LogOptions) AddFlags(fs *pflag.FlagSet) {
 
 // NewLogger returns a logger that writes to w as the options say.
 func (o *LogOptions) NewLogger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	switch o.Level {
-	case "debug", "info", "warn", "error":
-		if err := level.UnmarshalText([]byte(o.Level)); err != nil {
-			return nil, err
-		}
-	default:
+	level, ok := map[string]slog.Level{
+		"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+	}[o.Level]
+	if !ok {
 		return nil, fmt.Errorf("--log-level is %q: use debug, info, warn or error", o.Level)
 	}
 	handlerOptions := &slog.HandlerOptions{Level: level}

@@ -18,7 +18,6 @@ import (
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/server/app"
-	upstream "github.com/slicecast/slicecast/server/relay"
 )
 
 const (
@@ -72,9 +71,9 @@ func upstreamOf(address string) func(*app.Config) {
 
 func upstreamBy(address string, dial ...grpc.DialOption) func(*app.Config) {
 	return func(c *app.Config) {
-		c.Upstream = &upstream.Options{
+		c.Upstream = &client.Options{
 			Servers: client.Static(address), DialOptions: dial, MaxBackoff: 20 * time.Millisecond,
-			Logger: c.Logger, Metrics: c.Registry,
+			Logger: c.Logger, Registerer: c.Registry,
 		}
 	}
 }

@@ -28,7 +28,6 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
-	"github.com/slicecast/slicecast/server/relay"
 )
 
 // gracePeriod limits the wait for streams at the end of the process. Their nodes have ended by then
@@ -123,8 +122,8 @@ func (s *Servant) config() (c serverapp.Config, err error) {
 		if err != nil {
 			return c, err
 		}
-		c.Upstream = &relay.Options{
-			Servers: client.Static(s.setup.Upstream...), Version: daemon.Version(), Logger: s.log, Metrics: s.registry,
+		c.Upstream = &client.Options{
+			Servers: client.Static(s.setup.Upstream...), Version: daemon.Version(), Logger: s.log, Registerer: s.registry,
 			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(followed.ClientCredentials(wire.Protocol))},
 		}
 	default:

@@ -4,13 +4,13 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
-	"github.com/slicecast/slicecast/server/relay"
 )
 
 // Config configures a Server. Options.Complete creates it from the command line.
@@ -18,7 +18,7 @@ type Config struct {
 	// Source feeds the server. If Upstream is set, the server is a relay, and Source is ignored.
 	// SourceKind is the value of --source.
 	Source     source.Source
-	Upstream   *relay.Options
+	Upstream   *client.Options
 	SourceKind string
 	// fanout.Options describes the fields up to MaxBehindWait, and ColdBytes for MaxColdSyncBytes.
 	Servers                                       []*pb.Server

@@ -10,7 +10,6 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/flags"
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/server/relay"
 )
 
 type upstreamOptions struct {
@@ -43,13 +42,13 @@ func (o *upstreamOptions) validate(isSource bool) error {
 	return o.Validate()
 }
 
-func (o *upstreamOptions) config(c Config) (*relay.Options, error) {
+func (o *upstreamOptions) config(c Config) (*client.Options, error) {
 	dial, err := o.DialOptions(c.Logger)
 	if err != nil {
 		return nil, err
 	}
-	return &relay.Options{
+	return &client.Options{
 		Servers: client.Resolve(o.servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.servers),
-		DialOptions: dial, Version: daemon.Version(), Logger: c.Logger, Metrics: c.Registry,
+		DialOptions: dial, Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
 	}, nil
 }

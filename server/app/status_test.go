@@ -29,7 +29,6 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth/authtest"
-	"github.com/slicecast/slicecast/server/relay"
 )
 
 // runStatus runs the status command.
@@ -168,8 +167,8 @@ func TestStatusOfARelay(t *testing.T) {
 	root.withWeb()
 	address := root.Addresses().GRPC.String()
 	c := testConfig(t)
-	c.SourceKind, c.Upstream = "upstream", &relay.Options{
-		Servers: client.Static(address), Logger: c.Logger, Metrics: c.Registry,
+	c.SourceKind, c.Upstream = "upstream", &client.Options{
+		Servers: client.Static(address), Logger: c.Logger, Registerer: c.Registry,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	}
 	start(t, c)

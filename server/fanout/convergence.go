@@ -174,15 +174,22 @@ func (c *convergence) joinRelay(name string) *member {
 
 func (c *convergence) join(m *member) *member {
 	m.acked, m.reported = make([]uint64, len(c.shards)), make([]uint64, len(c.shards))
+	c.each(func(i int, s *shardConvergence) {
+		m.acked[i] = s.last
+		s.nodes += m.nodes
+	})
+	c.list(m)
+	return m
+}
+
+// each calls f for each shard, under the shard's lock.
+func (c *convergence) each(f func(i int, s *shardConvergence)) {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
-		m.acked[i] = s.last
-		s.nodes += m.nodes
+		f(i, s)
 		s.mu.Unlock()
 	}
-	c.list(m)
-	return m
 }
 
 // list adds the member to members if it has nodes, and removes it otherwise.
@@ -359,17 +366,14 @@ func (c *convergence) observe(p *openUpdate) {
 // observeOld observes open Updates whose acks from fast nodes must have arrived. So a stuck node
 // does not keep the times of the others out of the histograms.
 func (c *convergence) observeOld(now time.Time) {
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
+	c.each(func(_ int, s *shardConvergence) {
 		for _, p := range s.open {
 			if now.Sub(p.published) < lateAcks {
 				break
 			}
 			c.observe(p)
 		}
-		s.mu.Unlock()
-	}
+	})
 }
 
 // settle closes the Updates of s.open[from:to] that all of their nodes have, and returns the latest
@@ -411,17 +415,14 @@ func (c *convergence) latest() []Convergence {
 	members := slices.Collect(maps.Keys(c.members))
 	c.mu.Unlock()
 	slices.SortFunc(members, func(a, b *member) int { return cmp.Compare(a.name, b.name) })
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
+	c.each(func(i int, s *shardConvergence) {
 		lacking := s.lacking(i, members)
 		for n, p := range s.open {
 			r := p.result(uint32(i))
 			r.Last = slices.Concat(lacking[n], p.slowest[:min(len(p.slowest), keptNodes-len(lacking[n]))])
 			out = append(out, r)
 		}
-		s.mu.Unlock()
-	}
+	})
 	slices.SortStableFunc(out, func(a, b Convergence) int { return b.Published.Compare(a.Published) })
 	return out
 }
@@ -451,20 +452,12 @@ func (s *shardConvergence) lacking(shard int, members []*member) [][]NodeTime {
 // lag returns how many sequences a client's nodes are behind, summed over all shards, and for how
 // long the oldest Update that they lack has been published.
 func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind time.Duration) {
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
-		if s.last > m.acked[i] {
-			sequences += s.last - m.acked[i]
-			for _, p := range s.open {
-				if p.sequence > m.acked[i] {
-					behind = max(behind, now.Sub(p.published))
-					break
-				}
-			}
+	c.each(func(i int, s *shardConvergence) {
+		sequences += s.last - min(s.last, m.acked[i])
+		if first := s.after(m.acked[i]); first < len(s.open) {
+			behind = max(behind, now.Sub(s.open[first].published))
 		}
-		s.mu.Unlock()
-	}
+	})
 	return sequences, behind
 }
 
@@ -479,14 +472,7 @@ func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 // caughtUp reports whether a client's nodes have acknowledged everything that was published before
 // the client joined.
 func (c *convergence) caughtUp(m *member) bool {
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
-		behind := m.reported[i] < m.acked[i]
-		s.mu.Unlock()
-		if behind {
-			return false
-		}
-	}
-	return true
+	behind := false
+	c.each(func(i int, _ *shardConvergence) { behind = behind || m.reported[i] < m.acked[i] })
+	return !behind
 }

@@ -9,27 +9,15 @@ import (
 
 type metrics struct {
 	// Publishing.
-	updates        prometheus.Counter
-	updateBytes    prometheus.Observer
-	publishSeconds prometheus.Observer
-	encodeErrors   prometheus.Counter
-	catchUps       prometheus.Counter
-	sentFrames     prometheus.Counter
-	sentBytes      prometheus.Counter
-	lapped         prometheus.Counter
+	updates, encodeErrors, catchUps, sentFrames, sentBytes, lapped prometheus.Counter
+	updateBytes, publishSeconds                                    prometheus.Observer
 	// Starts of streams.
-	starts           *prometheus.CounterVec
-	replaced         prometheus.Counter
-	behindWaits      *prometheus.CounterVec
-	admissionWaiting prometheus.Gauge
-	stalledTurns     prometheus.Counter
+	starts, behindWaits    *prometheus.CounterVec
+	replaced, stalledTurns prometheus.Counter
+	admissionWaiting       prometheus.Gauge
 	// Reports of clients.
-	acks         prometheus.Counter
-	nacks        prometheus.Counter
-	droppedNacks prometheus.Counter
-	resyncs      prometheus.Counter
-	unconverged  prometheus.Counter
-	convergence  [len(shares)]prometheus.Observer
+	acks, nacks, droppedNacks, resyncs, unconverged prometheus.Counter
+	convergence                                     [len(shares)]prometheus.Observer
 }
 
 type metricFactory struct{ promauto.Factory }

@@ -1,9 +1,9 @@
 package fanout
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -48,7 +48,7 @@ func (h *Hub) announceReplicas(updates []*model.Update) {
 	if !slices.ContainsFunc(updates, func(u *model.Update) bool { return u.Shard == shard }) {
 		return
 	}
-	found := map[netip.AddrPort]struct{}{}
+	found := map[string]struct{}{}
 	u := h.store.Snapshot(shard).Where(func(key model.ServiceKey) bool { return key == service })
 	for _, s := range u.Slices {
 		for _, p := range s.Ports {
@@ -57,15 +57,14 @@ func (h *Hub) announceReplicas(updates []*model.Update) {
 			}
 			for _, e := range s.Endpoints {
 				if e.Conditions.Ready {
-					found[netip.AddrPortFrom(e.Address, p.Port)] = struct{}{}
+					found[netip.AddrPortFrom(e.Address, p.Port).String()] = struct{}{}
 				}
 			}
 		}
 	}
 	var servers []*pb.Server
-	for a := range found {
-		servers = append(servers, &pb.Server{Address: a.String()})
+	for _, address := range slices.Sorted(maps.Keys(found)) {
+		servers = append(servers, &pb.Server{Address: address})
 	}
-	slices.SortFunc(servers, func(a, b *pb.Server) int { return strings.Compare(a.GetAddress(), b.GetAddress()) })
 	h.announce(servers)
 }

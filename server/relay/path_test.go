@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/store"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestAPathThroughThisRelay(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
-	u := New(Options{}, s)
+	u := New(client.Options{}, s)
 	require.ErrorContains(t, u.begin([]uint64{s.Epoch() + 1, s.Epoch(), s.Epoch() + 2}), "fed by this relay")
 	require.NotContains(t, u.begin([]uint64{s.Epoch() + 1}).Error(), "fed by this relay", "only the shards are wrong here")
 }

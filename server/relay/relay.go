@@ -18,14 +18,12 @@ package relay
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
@@ -34,22 +32,6 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
 )
-
-// Options configure a Source. All but ServerName, Version and MaxBackoff are required.
-type Options struct {
-	// Servers returns the upstream servers to start with. The relay learns others from its stream.
-	Servers func(context.Context) ([]client.Server, error)
-	// ServerName has the meaning of client.Options.ServerName.
-	ServerName string
-	// DialOptions must hold the transport credentials of a relay.
-	DialOptions []grpc.DialOption
-	// Version is the relay's version, which is sent to the upstream server.
-	Version string
-	// MaxBackoff has the meaning of client.Options.MaxBackoff.
-	MaxBackoff time.Duration
-	Logger     *slog.Logger
-	Metrics    prometheus.Registerer
-}
 
 // Source feeds a store from another server. It reports to that server how far the nodes behind the
 // store have come.
@@ -83,25 +65,25 @@ var (
 	_ fanout.Upstream = (*Source)(nil)
 )
 
-// New returns the source that feeds the relay's store s. It connects when Run is called.
-func New(o Options, s *store.Store) *Source {
+// New returns the source that feeds the relay's store s. It connects when Run is called. The options
+// must have Servers, DialOptions with the transport credentials of a relay, and a Registerer. New
+// sets their Cache and Relay.
+func New(o client.Options, s *store.Store) *Source {
 	u := &Source{
 		store: s, cache: client.NewCache(),
 		marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
-		refused: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
+		refused: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
 			Help: "Number of times that a nack of this relay's nodes could not be passed on because too many nacks were " +
 				"open. The relay tries again with each heartbeat.",
 		}),
 	}
-	u.client = client.New(client.Options{
-		Servers: o.Servers, ServerName: o.ServerName, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
-		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
-		Relay: &client.Relay{
-			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,
-			InSync: u.inSync, Ended: u.ended,
-		},
-	})
+	o.Cache = u.cache
+	o.Relay = &client.Relay{
+		NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,
+		InSync: u.inSync, Ended: u.ended,
+	}
+	u.client = client.New(o)
 	return u
 }
 
@@ -192,8 +174,7 @@ func (u *Source) reached(v model.ResourceVersions) {
 // marks the store as synced.
 func (u *Source) inSync(names map[string]struct{}) {
 	if names != nil {
-		nodes := u.store.Nodes()
-		for _, n := range nodes {
+		for _, n := range u.store.Nodes() {
 			if _, ok := names[n.Name]; !ok {
 				u.node(n.Name, nil)
 			}

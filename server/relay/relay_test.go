@@ -26,7 +26,6 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
-	"github.com/slicecast/slicecast/server/relay"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -79,8 +78,8 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 		c.MaxBehindWait = s.behindWait()
 	}
 	if len(upstreams) > 0 {
-		c.Upstream = &relay.Options{
-			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,
+		c.Upstream = &client.Options{
+			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Registerer: s.registry,
 			MaxBackoff: 100 * time.Millisecond,
 		}
 	}
