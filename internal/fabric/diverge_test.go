@@ -50,7 +50,7 @@ func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	require.EqualValues(t, 1, repairs)
 	require.EqualValues(t, 1, s.metric(t, "slicecast_server_resyncs_total"))
 	require.Equal(t, 1, logged.count("level=WARN", "State differs from the server's"), logged)
-	require.Equal(t, 1, s.logs.count("level=WARN", "asks for state again", nodes[0]), s.logs)
+	require.Equal(t, 1, s.logs.count("level=WARN", "Client requested a resync", nodes[0]), s.logs)
 	require.Equal(t, len(inPlaces(c.state(), []model.Object{c.state()[changed].(model.Object)})), a.came()-before,
 		"the objects of one bucket have come")
 	require.Equal(t, 1, other.came()-others, "others got the change and nothing else")

@@ -149,7 +149,8 @@ func New(o Options) *Hub {
 		sessions: newRegistry(), upward: newUpward(o.Upstream, o.Store.Shards()),
 		work: make(chan struct{}, 1), pace: newPacer(), published: make(chan struct{}),
 	}
-	h.allowances, _ = lru.New[identity, *allowance](maxIdentities) // an error is returned only for sizes below 1
+	// An error is returned only for sizes below 1.
+	h.allowances, _ = lru.New[identity, *allowance](maxIdentities)
 	for _, few := range []*rate.Sometimes{&h.logged.replaced, &h.logged.behind} {
 		few.First, few.Interval = 5, logInterval
 	}

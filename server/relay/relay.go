@@ -65,9 +65,9 @@ var (
 	_ fanout.Upstream = (*Source)(nil)
 )
 
-// New returns the source that feeds the relay's store s. It connects when Run is called. The options
-// must have Servers, DialOptions with the transport credentials of a relay, and a Registerer. New
-// sets their Cache and Relay.
+// New returns the source that feeds the relay's store s. It connects when Run is called. The
+// options must have Servers, DialOptions with a relay's transport credentials, and a Registerer.
+// New sets their Cache and Relay.
 func New(o client.Options, s *store.Store) *Source {
 	u := &Source{
 		store: s, cache: client.NewCache(),
