@@ -127,31 +127,21 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	}
 	r.at = time.Now()
 	r.server = m.gone
-	serverPeak, clientPeak := int64(0), int64(0)
-	for _, pid := range m.pids() {
-		c, memory, err := use(pid)
-		if err != nil {
-			return r, err
-		}
-		r.server = r.server.Add(c)
-		r.serverMemory += memory.Resident
-		serverPeak += memory.Peak
+	if err := addUse(m.pids(), &r.server, &r.serverMemory, &m.peak.server); err != nil {
+		return r, err
 	}
 	if m.stack.besideOwn() {
 		if r.apiServer, err = usage.CPUOf(m.stack.own.pid()); err != nil {
 			return r, err
 		}
 	}
+	var workers []int
 	for _, w := range m.stack.workers {
-		c, memory, err := use(w.PID())
-		if err != nil {
-			return r, err
-		}
-		r.client = r.client.Add(c)
-		r.clientMemory += memory.Resident
-		clientPeak += memory.Peak
+		workers = append(workers, w.PID())
 	}
-	m.peak.server, m.peak.client = max(m.peak.server, serverPeak), max(m.peak.client, clientPeak)
+	if err := addUse(workers, &r.client, &r.clientMemory, &m.peak.client); err != nil {
+		return r, err
+	}
 	if r.machine, err = usage.MachineCPU(); err != nil {
 		return r, err
 	}
@@ -168,12 +158,24 @@ func (m *meter) peaks() (server, client int64) {
 	return m.peak.server, m.peak.client
 }
 
-func use(pid int) (c usage.CPU, m usage.Memory, err error) {
-	if c, err = usage.CPUOf(pid); err != nil {
-		return c, m, err
+// addUse adds what processes use, and raises peak to the sum of their peaks.
+func addUse(pids []int, cpu *usage.CPU, resident, peak *int64) error {
+	peaks := int64(0)
+	for _, pid := range pids {
+		c, err := usage.CPUOf(pid)
+		if err != nil {
+			return err
+		}
+		m, err := usage.MemoryOf(pid)
+		if err != nil {
+			return err
+		}
+		*cpu = cpu.Add(c)
+		*resident += m.Resident
+		peaks += m.Peak
 	}
-	m, err = usage.MemoryOf(pid)
-	return c, m, err
+	*peak = max(*peak, peaks)
+	return nil
 }
 
 // kill kills a server, and keeps its CPU time in gone.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/slicecast/slicecast/loadtest/child"
@@ -15,7 +16,6 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
 	"github.com/slicecast/slicecast/loadtest/target"
-	"github.com/slicecast/slicecast/loadtest/usage"
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
@@ -143,17 +143,13 @@ func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
 		if err != nil {
 			return nil, err
 		}
-		u, err := usage.MemoryOf(one.PID())
-		if err != nil {
-			return nil, err
-		}
 		if sum == nil {
 			sum = &report.Memory{}
 		}
 		sum.Heap += m.Heap
 		sum.Stacks += m.Stacks
-		sum.Resident += u.Resident
-		sum.Anonymous += u.Anonymous
+		sum.Resident += m.Resident
+		sum.Anonymous += m.Anonymous
 	}
 	return sum, nil
 }
@@ -340,8 +336,8 @@ func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Recei
 	p := r.phase(name, kind, before, after)
 	ordinary, slow := report.NewHistogram(), report.NewHistogram()
 	for _, g := range got {
-		ordinary.Merge(imported(g.Latencies))
-		slow.Merge(imported(g.Slow))
+		ordinary.Merge(hdrhistogram.Import(g.Latencies))
+		slow.Merge(hdrhistogram.Import(g.Slow))
 	}
 	p.Latency = report.DistributionOf(ordinary)
 	if slow.TotalCount() > 0 {

@@ -23,8 +23,6 @@ const (
 	roughSeconds = 1
 )
 
-func imported(s *hdrhistogram.Snapshot) *hdrhistogram.Histogram { return hdrhistogram.Import(s) }
-
 // convergence returns the convergence of all changes. If several processes have nodes, a change has
 // reached a share of the nodes once it has reached that share in each process.
 func convergence(got []worker.Received) *report.Convergence {

@@ -33,7 +33,6 @@ func perSecond(l Line) Line {
 	return l
 }
 
-// cores returns a line with the number of CPU cores that something uses.
 func cores(name, what string, v float64, format string, args ...any) Line {
 	return Line{Name: name, What: what, Value: v, Arithmetic: fmt.Sprintf(format, args...)}
 }

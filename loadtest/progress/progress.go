@@ -87,9 +87,6 @@ func New(w io.Writer) *View {
 	return v
 }
 
-// Start returns the time at which the view was created. The times that it shows count from then.
-func (v *View) Start() time.Time { return v.start }
-
 // Set sets the function that returns the status from now on, or nil if there is nothing to show.
 // The function is called from time to time, by one goroutine at a time, and must not call the view.
 func (v *View) Set(status func() Status) {

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 )
@@ -27,18 +26,58 @@ type Metric struct {
 	Unit Unit
 	// Help describes the metric in one line.
 	Help string
-	// value returns the metric's value for a repeat, or NaN if it was not measured.
-	value func(*figures) float64
 }
 
-// figures are the phases of a repeat, joined by kind.
-type figures struct {
-	peer    Peer
-	nodes   float64
-	repeat  *Repeat
-	cold    joined
-	changes joined
-	resync  joined
+// Metrics lists all metrics, in the order of reports.
+var Metrics = []Metric{
+	{"p50", Millis, "latency from when a change was due until a node had applied it, without slow nodes (--slow-percent): median"},
+	{"p90", Millis, "… 90th percentile"},
+	{"p99", Millis, "… 99th percentile"},
+	{"p999", Millis, "… 99.9th percentile"},
+	{"max", Millis, "… maximum"},
+	{"mean", Millis, "… mean"},
+	{"converge50", Millis, "longest time from when a change was due until 50 % of the nodes had it"},
+	{"converge99", Millis, "… until 99 % had it"},
+	{"converge100", Millis, "… until all had it"},
+	{"bytes-per-update", Bytes,
+		"bytes below TLS that nodes received, per node-update; bytes and updates during an event are left out"},
+	{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, per node-update; an event is left out"},
+	{"cpu-per-update", Micros, "server CPU per node-update; an event is left out"},
+	{"cpu-user-per-update", Micros, "… in user mode"},
+	{"cpu-system-per-update", Micros, "… in the kernel"},
+	{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes and for an event among them"},
+	{"changes-cpu", Seconds, "server CPU for all changes and for an event among them"},
+	{"api-server-cpu-per-change", Micros,
+		"API server CPU per change, including the write but not etcd, if the API server is the peer or the run's own"},
+	{"changes-time", Seconds, "time from the first change until all nodes had the last"},
+	{"server-cores", Number, "CPU cores that the server used during the changes"},
+	{"client-cores", Number, "CPU cores that the load tester used during the changes"},
+	{"client-cpu-per-update", Micros, "CPU that the load tester used per node-update"},
+	{"source-lag", Millis, "how late the source made changes: 99th percentile"},
+	{"reconnects", Number, "streams that broke during the whole repeat and that the scenario did not break"},
+	{"cold-bytes-per-node", Bytes, "bytes below TLS for a node without state to receive all of it"},
+	{"cold-message-bytes-per-node", Bytes, "… in messages, before HTTP/2 and TLS"},
+	{"cold-cpu-per-node", Micros, "server CPU for a node without state to receive all of it, including the TLS handshake"},
+	{"cold-time", Seconds, "time until the last node was in sync"},
+	{"cold-p50", Millis, "time for a node without state to receive all of it: median"},
+	{"cold-p99", Millis, "… 99th percentile"},
+	{"resync-bytes-per-node", Bytes, "bytes below TLS for a node that still holds the state to resync"},
+	{"resync-message-bytes-per-node", Bytes, "… in messages, before HTTP/2 and TLS"},
+	{"resync-cpu-per-node", Micros, "server CPU for a node that still holds the state to resync, including the TLS handshake"},
+	{"resync-time", Seconds, "time until the last node was in sync"},
+	{"resync-p50", Millis, "time for a node that still holds the state to resync: median"},
+	{"resync-p99", Millis, "… 99th percentile"},
+	{"memory-state", Bytes, "server's heap and stacks with the state and without nodes"},
+	{"resident-state", Bytes, "server's RAM with the state and without nodes"},
+	{"anonymous-state", Bytes, "… without pages of files, which are mostly the program"},
+	{"memory-per-node", Bytes, "server's heap and stacks per connected node"},
+	{"resident-per-node", Bytes, "server's RAM per connected node"},
+	{"server-peak", Bytes, "peak RAM of the server before --floor"},
+	{"client-peak", Bytes, "peak RAM of the processes with nodes before --floor"},
+	{"floor-handshake-cpu", Micros, "raw TLS: server CPU per handshake"},
+	{"floor-handshake-bytes", Bytes, "raw TLS: bytes that a client receives per handshake"},
+	{"floor-cold-cpu", Micros, "raw TLS: server CPU for the bytes of a cold sync"},
+	{"floor-write-cpu", Micros, "raw TLS: server CPU per message of 100 bytes"},
 }
 
 // joined is the sum of all phases of one kind.
@@ -109,194 +148,110 @@ func sum(a, b *CPU) *CPU {
 
 const microsPerSecond = 1e6
 
-// Metrics lists all metrics, in the order of reports.
-var Metrics = slices.Concat(
-	when(func(f *figures) bool { return f.changes.latency.Count > 0 },
-		Metric{"p50", Millis,
-			"latency from when a change was due until a node had applied it, without slow nodes (--slow-percent): median",
-			func(f *figures) float64 { return f.changes.latency.P50 }},
-		Metric{"p90", Millis, "… 90th percentile", func(f *figures) float64 { return f.changes.latency.P90 }},
-		Metric{"p99", Millis, "… 99th percentile", func(f *figures) float64 { return f.changes.latency.P99 }},
-		Metric{"p999", Millis, "… 99.9th percentile", func(f *figures) float64 { return f.changes.latency.P999 }},
-		Metric{"max", Millis, "… maximum", func(f *figures) float64 { return f.changes.latency.Max }},
-		Metric{"mean", Millis, "… mean", func(f *figures) float64 { return f.changes.latency.Mean }},
-	),
-	when(func(f *figures) bool { return f.changes.convergence != nil },
-		Metric{"converge50", Millis, "longest time from when a change was due until 50 % of the nodes had it",
-			func(f *figures) float64 { return f.changes.convergence.Nodes50.Max }},
-		Metric{"converge99", Millis, "… until 99 % had it",
-			func(f *figures) float64 { return f.changes.convergence.Nodes99.Max }},
-		Metric{"converge100", Millis, "… until all had it",
-			func(f *figures) float64 { return f.changes.convergence.Nodes100.Max }},
-	),
-	when(func(f *figures) bool { return f.changes.updates > 0 },
-		Metric{"bytes-per-update", Bytes,
-			"bytes below TLS that nodes received, per node-update; bytes and updates during an event are left out",
-			func(f *figures) float64 {
-				return per(f.changes.received-float64(f.changes.aside.ReceivedBytes), f.changes.ordinary())
-			}},
-		Metric{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, per node-update; an event is left out",
-			func(f *figures) float64 {
-				return per(f.changes.sent-float64(f.changes.aside.SentBytes), f.changes.ordinary())
-			}},
-		Metric{"cpu-per-update", Micros, "server CPU per node-update; an event is left out", cpuPerUpdate(CPU.Total)},
-		Metric{"cpu-user-per-update", Micros, "… in user mode", cpuPerUpdate(func(c CPU) float64 { return c.User })},
-		Metric{"cpu-system-per-update", Micros, "… in the kernel", cpuPerUpdate(func(c CPU) float64 { return c.System })},
-		Metric{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes and for an event among them",
-			func(f *figures) float64 { return f.changes.received }},
-		Metric{"changes-cpu", Seconds, "server CPU for all changes and for an event among them",
-			func(f *figures) float64 { return total(f.changes.server) }},
-	),
-	[]Metric{
-		{"api-server-cpu-per-change", Micros,
-			"API server CPU per change, including the write but not etcd, if the API server is the peer or the run's own",
-			func(f *figures) float64 {
-				spent := f.changes.apiServer
-				if f.peer == KubeAPIServer {
-					spent = f.changes.server
-				}
-				return per(total(spent)*microsPerSecond, f.changes.made)
-			}},
-		{"changes-time", Seconds, "time from the first change until all nodes had the last",
-			func(f *figures) float64 { return only(f.changes.updates > 0, f.changes.seconds) }},
-		{"server-cores", Number, "CPU cores that the server used during the changes",
-			func(f *figures) float64 { return per(total(f.changes.server), f.changes.seconds) }},
-		{"client-cores", Number, "CPU cores that the load tester used during the changes",
-			func(f *figures) float64 { return per(f.changes.client.Total(), f.changes.seconds) }},
-		{"client-cpu-per-update", Micros, "CPU that the load tester used per node-update",
-			func(f *figures) float64 { return per(f.changes.client.Total()*microsPerSecond, f.changes.updates) }},
-	},
-	when(func(f *figures) bool { return f.changes.lag != nil },
-		Metric{"source-lag", Millis, "how late the source made changes: 99th percentile",
-			func(f *figures) float64 { return f.changes.lag.P99 }}),
-	[]Metric{
-		{"reconnects", Number, "streams that broke during the whole repeat and that the scenario did not break",
-			func(f *figures) float64 { return float64(f.repeat.Reconnects) }},
-	},
-	syncMetrics("cold", "a node without state to receive all of it", func(f *figures) *joined { return &f.cold }),
-	syncMetrics("resync", "a node that still holds the state to resync", func(f *figures) *joined { return &f.resync }),
-	when(func(f *figures) bool { return f.repeat.ServerMemory != nil },
-		Metric{"memory-state", Bytes, "server's heap and stacks with the state and without nodes", func(f *figures) float64 {
-			return float64(f.repeat.ServerMemory.State.Heap + f.repeat.ServerMemory.State.Stacks)
-		}},
-		Metric{"resident-state", Bytes, "server's RAM with the state and without nodes", func(f *figures) float64 {
-			return float64(f.repeat.ServerMemory.State.Resident)
-		}},
-		Metric{"anonymous-state", Bytes, "… without pages of files, which are mostly the program", func(f *figures) float64 {
-			return positive(f.repeat.ServerMemory.State.Anonymous)
-		}},
-		Metric{"memory-per-node", Bytes, "server's heap and stacks per connected node", func(f *figures) float64 {
-			m := f.repeat.ServerMemory
-			return per(float64(m.Connected.Heap+m.Connected.Stacks-m.State.Heap-m.State.Stacks), f.nodes)
-		}},
-		Metric{"resident-per-node", Bytes, "server's RAM per connected node", func(f *figures) float64 {
-			return per(float64(f.repeat.ServerMemory.Connected.Resident-f.repeat.ServerMemory.State.Resident), f.nodes)
-		}},
-	),
-	[]Metric{
-		{"server-peak", Bytes, "peak RAM of the server before --floor",
-			func(f *figures) float64 { return positive(f.repeat.ServerPeakBytes) }},
-		{"client-peak", Bytes, "peak RAM of the processes with nodes before --floor",
-			func(f *figures) float64 { return positive(f.repeat.ClientPeakBytes) }},
-	},
-	when(func(f *figures) bool { return f.repeat.Floor != nil },
-		Metric{"floor-handshake-cpu", Micros, "raw TLS: server CPU per handshake", func(f *figures) float64 {
-			return per(f.repeat.Floor.HandshakeCPU.Total()*microsPerSecond, float64(f.repeat.Floor.Handshakes))
-		}},
-		Metric{"floor-handshake-bytes", Bytes, "raw TLS: bytes that a client receives per handshake", func(f *figures) float64 {
-			return per(float64(f.repeat.Floor.HandshakeBytes), float64(f.repeat.Floor.Handshakes))
-		}},
-		Metric{"floor-cold-cpu", Micros, "raw TLS: server CPU for the bytes of a cold sync", func(f *figures) float64 {
-			return f.repeat.Floor.Cold.cpuPerWrite()
-		}},
-		Metric{"floor-write-cpu", Micros, "raw TLS: server CPU per message of 100 bytes", func(f *figures) float64 {
-			if f.repeat.Floor.Churn == nil {
-				return math.NaN()
-			}
-			return f.repeat.Floor.Churn.cpuPerWrite()
-		}},
-	),
-)
+// values are the metrics that were measured, by name.
+type values map[string]float64
 
-// when returns metrics that were measured only if a condition holds.
-func when(measured func(*figures) bool, metrics ...Metric) []Metric {
-	for i := range metrics {
-		value := metrics[i].value
-		metrics[i].value = func(f *figures) float64 {
-			if !measured(f) {
-				return math.NaN()
-			}
-			return value(f)
-		}
+func (r *Report) values(repeat *Repeat) values {
+	v := values{"reconnects": float64(repeat.Reconnects)}
+	v.changes(join(repeat, Changes), r.Peer)
+	v.sync("cold", join(repeat, ColdSync))
+	v.sync("resync", join(repeat, Resync))
+	v.positive("server-peak", repeat.ServerPeakBytes)
+	v.positive("client-peak", repeat.ClientPeakBytes)
+	if m := repeat.ServerMemory; m != nil {
+		state, nodes := m.State.Heap+m.State.Stacks, float64(r.Nodes)
+		v["memory-state"], v["resident-state"] = float64(state), float64(m.State.Resident)
+		v.positive("anonymous-state", m.State.Anonymous)
+		v.per("memory-per-node", float64(m.Connected.Heap+m.Connected.Stacks-state), nodes)
+		v.per("resident-per-node", float64(m.Connected.Resident-m.State.Resident), nodes)
 	}
-	return metrics
-}
-
-// syncMetrics returns the metrics of a sync.
-func syncMetrics(name, what string, of func(*figures) *joined) []Metric {
-	return slices.Concat(
-		when(func(f *figures) bool { return of(f).updates > 0 },
-			Metric{name + "-bytes-per-node", Bytes, "bytes below TLS for " + what,
-				func(f *figures) float64 { return of(f).received / of(f).updates }},
-			Metric{name + "-message-bytes-per-node", Bytes, "… in messages, before HTTP/2 and TLS",
-				func(f *figures) float64 { return only(of(f).messages > 0, of(f).messages/of(f).updates) }},
-			Metric{name + "-cpu-per-node", Micros, "server CPU for " + what + ", including the TLS handshake",
-				func(f *figures) float64 { return total(of(f).server) * microsPerSecond / of(f).updates }},
-			Metric{name + "-time", Seconds, "time until the last node was in sync",
-				func(f *figures) float64 { return of(f).seconds }},
-		),
-		when(func(f *figures) bool { return of(f).latency.Count > 0 },
-			Metric{name + "-p50", Millis, "time for " + what + ": median",
-				func(f *figures) float64 { return of(f).latency.P50 }},
-			Metric{name + "-p99", Millis, "… 99th percentile", func(f *figures) float64 { return of(f).latency.P99 }},
-		),
-	)
-}
-
-// only returns v if a condition holds, and NaN otherwise.
-func only(is bool, v float64) float64 {
-	if !is {
-		return math.NaN()
+	if f := repeat.Floor; f != nil {
+		v.per("floor-handshake-cpu", f.HandshakeCPU.micros(), float64(f.Handshakes))
+		v.per("floor-handshake-bytes", float64(f.HandshakeBytes), float64(f.Handshakes))
+		v.per("floor-cold-cpu", f.Cold.ServerCPU.micros(), float64(f.Cold.Writes))
+		if f.Churn != nil {
+			v.per("floor-write-cpu", f.Churn.ServerCPU.micros(), float64(f.Churn.Writes))
+		}
 	}
 	return v
 }
 
-// positive returns v, and NaN for 0, which means that v was not measured.
-func positive(v int64) float64 { return only(v > 0, float64(v)) }
-
-// per returns v for each of n, or NaN if there are none.
-func per(v, n float64) float64 { return only(n > 0, v/n) }
-
-// total returns the total of c, or NaN if c was not measured.
-func total(c *CPU) float64 {
-	if c == nil {
-		return math.NaN()
+// positive sets a metric unless it is 0, which means that it was not measured.
+func (v values) positive(name string, value int64) {
+	if value > 0 {
+		v[name] = float64(value)
 	}
-	return c.Total()
 }
 
-func (w *FloorWrites) cpuPerWrite() float64 {
-	return per(w.ServerCPU.Total()*microsPerSecond, float64(w.Writes))
+// per sets a metric to a value for each of n, unless there are none.
+func (v values) per(name string, value, n float64) {
+	if n > 0 {
+		v[name] = value / n
+	}
 }
 
-// ordinary returns the number of updates that arrived outside of events.
-func (j *joined) ordinary() float64 { return j.updates - float64(j.aside.Updates) }
-
-func cpuPerUpdate(of func(CPU) float64) func(*figures) float64 {
-	return func(f *figures) float64 {
-		if f.changes.server == nil {
-			return math.NaN()
-		}
-		spent := of(*f.changes.server)
-		if a := f.changes.aside.ServerCPU; a != nil {
-			spent -= of(*a)
-		}
+func (v values) changes(j joined, peer Peer) {
+	if l := &j.latency; l.Count > 0 {
+		v["p50"], v["p90"], v["p99"], v["p999"], v["max"], v["mean"] = l.P50, l.P90, l.P99, l.P999, l.Max, l.Mean
+	}
+	if c := j.convergence; c != nil {
+		v["converge50"], v["converge99"], v["converge100"] = c.Nodes50.Max, c.Nodes99.Max, c.Nodes100.Max
+	}
+	ordinary := j.updates - float64(j.aside.Updates) // arrived outside of events
+	v.per("bytes-per-update", j.received-float64(j.aside.ReceivedBytes), ordinary)
+	v.per("sent-bytes-per-update", j.sent-float64(j.aside.SentBytes), ordinary)
+	v.per("client-cores", j.client.Total(), j.seconds)
+	v.per("client-cpu-per-update", j.client.micros(), j.updates)
+	if j.updates > 0 {
+		v["changes-bytes"], v["changes-time"] = j.received, j.seconds
+	}
+	if j.lag != nil {
+		v["source-lag"] = j.lag.P99
+	}
+	if peer == KubeAPIServer {
+		j.apiServer = j.server
+	}
+	if j.apiServer != nil {
+		v.per("api-server-cpu-per-change", j.apiServer.micros(), j.made)
+	}
+	if j.server == nil {
+		return
+	}
+	v.per("server-cores", j.server.Total(), j.seconds)
+	if j.updates > 0 {
+		v["changes-cpu"] = j.server.Total()
+	}
+	aside := cmp.Or(j.aside.ServerCPU, &CPU{})
+	for name, of := range map[string]func(CPU) float64{
+		"cpu-per-update": CPU.Total, "cpu-user-per-update": func(c CPU) float64 { return c.User },
+		"cpu-system-per-update": func(c CPU) float64 { return c.System },
+	} {
 		// The divided parts of Aside are imprecise, so a difference may fall below zero and counts
 		// as 0. An undivided time says nothing about its parts, so those are not measured.
-		divided := f.changes.server.Undivided == 0 || spent > 0
-		return only(divided, per(max(0, spent)*microsPerSecond, f.changes.ordinary()))
+		if spent := of(*j.server) - of(*aside); j.server.Undivided == 0 || spent > 0 {
+			v.per(name, max(0, spent)*microsPerSecond, ordinary)
+		}
 	}
 }
+
+// sync sets the metrics of a sync, whose names begin with a prefix.
+func (v values) sync(prefix string, j joined) {
+	if j.latency.Count > 0 {
+		v[prefix+"-p50"], v[prefix+"-p99"] = j.latency.P50, j.latency.P99
+	}
+	if j.updates == 0 {
+		return
+	}
+	v[prefix+"-bytes-per-node"], v[prefix+"-time"] = j.received/j.updates, j.seconds
+	if j.messages > 0 {
+		v[prefix+"-message-bytes-per-node"] = j.messages / j.updates
+	}
+	if j.server != nil {
+		v[prefix+"-cpu-per-node"] = j.server.micros() / j.updates
+	}
+}
+
+func (c CPU) micros() float64 { return c.Total() * microsPerSecond }
 
 // OfPeer reports whether the metric describes the peer. The other metrics describe the load tester
 // and the machine; readers need them to judge the figures.
@@ -344,19 +299,14 @@ func SpreadOf(unit Unit, values []float64) Spread {
 // Summarize computes Summary from the repeats.
 func (r *Report) Summarize() {
 	r.Summary = make(map[string]Spread)
-	all := make([]figures, len(r.Repeats))
+	measured := make(map[string][]float64)
 	for i := range r.Repeats {
-		p := &r.Repeats[i]
-		all[i] = figures{r.Peer, float64(r.Nodes), p, join(p, ColdSync), join(p, Changes), join(p, Resync)}
+		for name, v := range r.values(&r.Repeats[i]) {
+			measured[name] = append(measured[name], v)
+		}
 	}
 	for _, m := range Metrics {
-		var values []float64
-		for i := range all {
-			if v := m.value(&all[i]); !math.IsNaN(v) {
-				values = append(values, v)
-			}
-		}
-		if len(values) > 0 {
+		if values := measured[m.Name]; len(values) > 0 {
 			r.Summary[m.Name] = SpreadOf(m.Unit, values)
 		}
 	}

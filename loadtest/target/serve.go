@@ -26,6 +26,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/floor"
 	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/usage"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
@@ -171,7 +173,7 @@ func (s *Servant) Played(_ child.None, lag *generate.Lag) (err error) {
 
 // Memory waits until the process has its state, collects garbage, and returns the memory that is
 // still in use.
-func (s *Servant) Memory(_ child.None, m *Memory) error {
+func (s *Servant) Memory(_ child.None, m *report.Memory) error {
 	if err := s.awaitPublished(); err != nil {
 		return err
 	}
@@ -180,8 +182,11 @@ func (s *Servant) Memory(_ child.None, m *Memory) error {
 	}
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	*m = Memory{Heap: int64(stats.HeapAlloc), Stacks: int64(stats.StackInuse)}
-	return nil
+	process, err := usage.MemoryOf(os.Getpid())
+	*m = report.Memory{
+		Heap: int64(stats.HeapAlloc), Stacks: int64(stats.StackInuse), Resident: process.Resident, Anonymous: process.Anonymous,
+	}
+	return err
 }
 
 // Listen starts a floor.Server, and returns its address.

@@ -35,11 +35,6 @@ type Setup struct {
 	Certificate, PrivateKey, ClientCA []byte
 }
 
-// Memory is the memory of the server's process after garbage collection, in bytes.
-type Memory struct {
-	Heap, Stacks int64
-}
-
 // Addresses returns n free loopback addresses. Their ports are outside the kernel's range for
 // outgoing connections, so no node can take one while a server is away.
 func Addresses(n int) (out []string, err error) {
