@@ -9,15 +9,17 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // agentLog reads an agent's log. It always prints warnings and errors, and prints the deltas that
 // the agent receives while printing is on.
 type agentLog struct {
-	mu       sync.Mutex // guards the fields below
-	printing bool
-	seen     []line        // lines that wait has not looked at yet, at most about maxSeen
-	changed  chan struct{} // closed and replaced with each line
+	printing atomic.Bool
+
+	mu      sync.Mutex    // guards the fields below
+	seen    []line        // lines that wait has not looked at yet, at most about maxSeen
+	changed chan struct{} // closed and replaced with each line
 }
 
 // maxSeen bounds the number of lines kept for wait. It exceeds the number of lines of any one step.
@@ -36,7 +38,6 @@ type line struct {
 	Whole     int    `json:"slice_bytes"`
 }
 
-// followLog starts to read an agent's log.
 func followLog(r io.Reader) *agentLog {
 	l := &agentLog{changed: make(chan struct{})}
 	go func() {
@@ -54,25 +55,18 @@ func (l *agentLog) take(b []byte) {
 		fmt.Fprintf(os.Stderr, "agent: %s\n", b)
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	switch {
 	case m.Level == "WARN" || m.Level == "ERROR":
 		fmt.Fprintf(os.Stderr, "agent: %s %s\n", m.Message, m.Err)
-	case m.Message == "Received delta" && l.printing:
+	case m.Message == "Received delta" && l.printing.Load():
 		say("received %d bytes: %d changed, %d removed of %d endpoints in %s (whole slice: %d bytes)",
 			m.Bytes, m.Changed, m.Removed, m.Endpoints, m.Slice, m.Whole)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.seen = append(l.seen[max(0, len(l.seen)-maxSeen):], m)
 	close(l.changed)
 	l.changed = make(chan struct{})
-}
-
-// print turns the printing of deltas on or off.
-func (l *agentLog) print(on bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.printing = on
 }
 
 // wait waits for a line with this message about a slice whose name contains slice.

@@ -82,7 +82,6 @@ func requirements(bin, examples string) error {
 	return nil
 }
 
-// sockets are the paths of the sockets for operators.
 type sockets struct{ server, agent string }
 
 // world holds everything that the demo runs. It implements testenv.TB.
@@ -167,10 +166,10 @@ func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, e
 		return nil, err
 	}
 	caFile, err := ca.WriteCA(w.dir)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = w.startServer(ctx, bin, at.server, ca, caFile)
 	}
-	if err := w.startServer(ctx, bin, at.server, ca, caFile); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return w.startAgent(ctx, bin, at.agent, ca, caFile)
@@ -272,8 +271,8 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	if err := w.connections(ctx); err != nil {
 		return err
 	}
-	log.print(true)
-	defer log.print(false)
+	log.printing.Store(true)
+	defer log.printing.Store(false)
 	last := readyLine("10.180.1.1", "node-2")
 	for _, change := range []struct {
 		title    string // none if it belongs to the change before
@@ -306,7 +305,6 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	return log.wait(ctx, "Received delta", "fleet")
 }
 
-// connections shows what Services do to connections.
 func (w *world) connections(ctx context.Context) error {
 	title("100 connections to each Service")
 	podA, nodePort := w.pods["pod-a"].Host, netip.AddrPortFrom(w.node1.IPv4, webNode)
@@ -355,7 +353,7 @@ func (w *world) hold(ctx context.Context, at sockets, log *agentLog) error {
 		"    -d '{\"hello\": {}}' %s slicecast.v1.DistributionService/Stream\n"+
 		"  bin/slicecast-server status --watch --debug-socket=%s\n"+
 		"  bin/slicecast-agent status --watch --status-socket=%s\n\n", at.server, at.server, at.agent)
-	log.print(true)
+	log.printing.Store(true)
 	for ready := false; ; ready = !ready {
 		select {
 		case <-ctx.Done():

@@ -170,39 +170,25 @@ func frame(text []byte, lines int, first bool) []byte {
 // encode returns one JSON object. It contains fields that are zero, so that programs need not know
 // which fields are omitted.
 func encode(fields []Field) ([]byte, error) {
-	marshal := protojson.MarshalOptions{EmitDefaultValues: true}
-	var b bytes.Buffer
-	b.WriteByte('{')
-	for i, f := range fields {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprintf(&b, "%q:", f.Name)
+	var parts [][]byte
+	for _, f := range fields {
+		messages, format := f.List, "%q:[%s]"
 		if f.Message != nil {
-			m, err := marshal.Marshal(f.Message)
+			messages, format = []proto.Message{f.Message}, "%q:%s"
+		}
+		var values [][]byte
+		for _, m := range messages {
+			v, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
 			if err != nil {
 				return nil, fmt.Errorf("JSON of %s: %w", f.Name, err)
 			}
-			b.Write(m)
-			continue
+			values = append(values, v)
 		}
-		b.WriteByte('[')
-		for i, m := range f.List {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			e, err := marshal.Marshal(m)
-			if err != nil {
-				return nil, fmt.Errorf("JSON of %s: %w", f.Name, err)
-			}
-			b.Write(e)
-		}
-		b.WriteByte(']')
+		parts = append(parts, fmt.Appendf(nil, format, f.Name, bytes.Join(values, []byte(","))))
 	}
-	b.WriteByte('}')
 	var out bytes.Buffer
 	// Indenting also removes the random spaces that protojson inserts.
-	if err := json.Indent(&out, b.Bytes(), "", "  "); err != nil {
+	if err := json.Indent(&out, fmt.Appendf(nil, "{%s}", bytes.Join(parts, []byte(","))), "", "  "); err != nil {
 		return nil, fmt.Errorf("JSON: %w", err)
 	}
 	out.WriteByte('\n')

@@ -147,7 +147,6 @@ func (s *stream) sight() sight {
 	return sight{s.digest, version}
 }
 
-// hasHad reports whether a reference's stream has been in a state.
 func (s *stream) hasHad(state sight) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +154,6 @@ func (s *stream) hasHad(state sight) bool {
 	return had
 }
 
-// diverged returns the error for watchers that did not hold the state before the end.
 func (r *reference) diverged(members []*fleet.Member) error {
 	what := "differ from what the API server has"
 	if err := r.missing(); err != nil {

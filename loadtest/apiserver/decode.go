@@ -67,7 +67,6 @@ func newDecoder() *decoder {
 	}
 }
 
-// endpoints returns the number of endpoints in slices.
 func (d *decoder) endpoints(numbers []int) (sum int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,7 +110,6 @@ func (d *decoder) event(frame []byte) (*event, error) {
 	})
 }
 
-// list decodes a list.
 func (d *decoder) list(content []byte) (*list, error) {
 	return d.lists.Get(memo.KeyOf(content), max(1, len(content)), func() (*list, error) {
 		o, _, err := d.object.Decode(content, nil, nil)

@@ -91,7 +91,6 @@ type Watchers struct {
 	complaints rate.Sometimes
 }
 
-// watcher is one node.
 type watcher struct {
 	*fleet.Member
 	client    *http.Client
@@ -394,7 +393,6 @@ func (s *stream) setOpen(open bool) {
 	s.open, s.failed = open, nil
 }
 
-// forget makes the next watch start with a list.
 func (s *stream) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -477,7 +475,6 @@ func (w *Watchers) take(s *stream, e *event) {
 	}
 }
 
-// apply applies an event and reports whether it changed an object.
 func (s *stream) apply(e *event) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

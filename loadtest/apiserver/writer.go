@@ -116,7 +116,6 @@ func (w *Writer) makeNamespace(ctx context.Context) error {
 	}
 }
 
-// fill creates all objects.
 func (w *Writer) fill(ctx context.Context) error {
 	var mu sync.Mutex
 	making, services := errgroup.WithContext(ctx)
@@ -189,7 +188,6 @@ func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error
 	return slices.Concat(lags...).Lag(), err
 }
 
-// write makes a change.
 func (w *Writer) write(ctx context.Context, c generate.Change) (err error) {
 	endpointSlices := w.client.DiscoveryV1().EndpointSlices(w.namespace)
 	_, there := w.made.Load(c.Key)

@@ -68,7 +68,6 @@ The run fails if a node does not hold exactly what the API server has at the end
 	})
 }
 
-// newEngineCommand returns a command that runs a scenario against a peer.
 func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
 	o := &Options{Options: engine.Options{Peer: peer}}
 	c.Args = cobra.NoArgs

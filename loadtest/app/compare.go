@@ -25,7 +25,6 @@ import (
 // endTime is how long an interrupted run may take to end what it started.
 const endTime = 2 * time.Minute
 
-// comparison is the set of the command's options.
 type comparison struct {
 	Presentation
 	against   string

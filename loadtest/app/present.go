@@ -38,7 +38,6 @@ Exit codes: 0 success; 1 the run failed, or a node did not hold the true state a
 // errMissed is wrapped by errors about missed objectives and regressions.
 var errMissed = errors.New("objective missed")
 
-// usageError is an error in the command line.
 type usageError struct{ error }
 
 // Unwrap returns the wrapped error.
@@ -123,7 +122,6 @@ func outcome(failed, presented error) error {
 	return errors.Join(failed, presented)
 }
 
-// printResult prints a result in a format of --output.
 func printResult(out io.Writer, format string, result interface{ Text() string }) error {
 	if format == outputJSON {
 		return report.WriteJSON(out, result)

@@ -116,7 +116,6 @@ func (p *Process) run(started chan<- error, reports *os.File, said io.Writer) {
 	close(p.ended)
 }
 
-// pipes is the connection between parent and child.
 type pipes struct {
 	io.Reader
 	io.WriteCloser

@@ -73,7 +73,6 @@ func (m *meter) pids() (out []int) {
 	return out
 }
 
-// read reads everything now.
 func (m *meter) read(ctx context.Context) (reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,7 +194,6 @@ func (m *meter) kill(one *server) error {
 	return nil
 }
 
-// join adds a server that was started later.
 func (m *meter) join(one *server) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -261,10 +259,8 @@ func since(before, now int64) int64 {
 	return now - before
 }
 
-// status returns what a progress view shows.
 func (m *meter) status() progress.Status { return *m.shown.Load() }
 
-// enter sets the phase that the progress view shows.
 func (m *meter) enter(phase string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -138,7 +138,6 @@ func (o *Options) parameters(s *scenario.Scenario) map[string]any {
 	return out
 }
 
-// source returns where the state comes from.
 func (o *Options) source() report.Source {
 	switch {
 	case !o.writes():
@@ -151,10 +150,8 @@ func (o *Options) source() report.Source {
 	return report.Generated
 }
 
-// mistakes collects the errors in options.
 type mistakes []error
 
-// when adds an error if a condition holds.
 func (m *mistakes) when(is bool, format string, args ...any) {
 	if is {
 		*m = append(*m, fmt.Errorf(format, args...))
@@ -197,7 +194,6 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	return s, errors.Join(append(wrong, err)...)
 }
 
-// validateServer validates what depends on whether the server is a running one.
 func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
 	authority, certificate := o.NodeCACertFile+o.NodeCAKeyFile, o.ClientCertFile+o.ClientKeyFile
 	files := o.CAFile != "" && (o.NodeCACertFile != "" && o.NodeCAKeyFile != "" && certificate == "" ||
@@ -219,7 +215,6 @@ func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
 	}
 }
 
-// validateAPIServer validates what has no meaning for an API server.
 func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *mistakes) {
 	wrong.when(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
 	wrong.when(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the scenario %s: an API server cannot be killed, use reconnect or none",
@@ -229,7 +224,6 @@ func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *mistakes) {
 	wrong.when(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its kubeconfig as --kube-apiserver, or leave it out")
 }
 
-// validateObserving validates a run that does not make the changes.
 func (o *Options) validateObserving(wrong *mistakes) {
 	var given []string
 	for _, name := range append([]string{"scenario"}, ofChanges...) {

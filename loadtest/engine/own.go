@@ -9,7 +9,6 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// own is an API server that the run has started.
 type own struct {
 	control    *controlplane.ControlPlane
 	dir        string

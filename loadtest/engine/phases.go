@@ -168,7 +168,6 @@ func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading
 	return p
 }
 
-// warmUp makes flips that no metric counts.
 func (r *repeat) warmUp(ctx context.Context) error {
 	if r.stack.cluster == nil {
 		return nil

@@ -84,10 +84,8 @@ func (r *repeat) add(p report.Phase, machine time.Duration) {
 	}
 }
 
-// changing reports whether the repeat has a phase with changes.
 func (r *repeat) changing() bool { return r.stack.cluster == nil || r.scenario.Change != generate.None }
 
-// note adds a note about the repeat if the condition holds.
 func (r *repeat) note(is bool, format string, args ...any) {
 	if is {
 		r.result.Notes = append(r.result.Notes, fmt.Sprintf(format, args...))

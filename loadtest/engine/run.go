@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -68,7 +70,6 @@ func remarks(o *Options) (out []string) {
 	return out
 }
 
-// repeat is one run through the scenario.
 type repeat struct {
 	options  *Options
 	scenario *scenario.Scenario
@@ -101,22 +102,17 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	r.report.Processes = len(r.stack.workers)
 	r.report.Versions.KubeAPIServer, r.report.Versions.Etcd = r.stack.kubeVersion, r.stack.etcdVersion
 
-	reading, stop := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		r.meter.run(reading)
-	}()
+	metering, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { r.meter.run(metering) })
 	err = r.course(ctx)
 	last, readErr := r.meter.read(ctx)
 	stop()
-	<-ended
+	running.Wait()
 	if readErr != nil {
 		last = r.meter.latest
 	}
-	if err == nil {
-		err = readErr
-	}
+	err = cmp.Or(err, readErr)
 	r.summarize(last.nodes)
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
 		return r.failed(because(ctx, err))
@@ -128,11 +124,10 @@ func (r *repeat) run(ctx context.Context) (err error) {
 // summarize adds what is known only at the end, given the last sample of all nodes.
 func (r *repeat) summarize(last worker.Sample) {
 	r.reconnected(last.Reconnects)
-	fetched := last.FetchedLists
-	r.note(fetched > 0, "nodes fetched %d lists, because the API server refused to stream them", fetched)
-	compressed := last.CompressedLists
-	r.note(compressed > 0, "the API server compressed %d lists and the watches that began with them, as Kubernetes does from 1.37 on for the first 5 to 10 minutes of a "+
-		"watch; nodes reopened these watches at once, so that changes are not compressed", compressed)
+	r.note(last.FetchedLists > 0, "nodes fetched %d lists, because the API server refused to stream them", last.FetchedLists)
+	r.note(last.CompressedLists > 0, "the API server compressed %d lists and the watches that began with them, as Kubernetes "+
+		"does from 1.37 on for the first 5 to 10 minutes of a watch; nodes reopened these watches at once, so that changes are "+
+		"not compressed", last.CompressedLists)
 	r.explainCPU()
 	r.result.Series = r.meter.seconds
 	if r.result.ClientPeakBytes == 0 { // floor has not set it; its own memory must not count
@@ -156,7 +151,6 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// course leads the nodes through the phases of the scenario.
 func (r *repeat) course(ctx context.Context) error {
 	if err := r.connect(ctx); err != nil {
 		return err
@@ -175,7 +169,6 @@ func (r *repeat) course(ctx context.Context) error {
 	return r.check(ctx)
 }
 
-// check compares all nodes with the true state.
 func (r *repeat) check(ctx context.Context) error {
 	r.meter.enter("comparing all nodes with the true state")
 	check := &r.result.Check

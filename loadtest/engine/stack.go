@@ -61,7 +61,6 @@ type stack struct {
 	workers   []*child.Process
 }
 
-// server is a Slicecast server or relay that the run started.
 type server struct {
 	*child.Process
 	setup target.Setup
@@ -102,7 +101,6 @@ func (s *stack) start(ctx context.Context) error {
 // besideOwn reports whether Slicecast's servers watch an API server that the run started.
 func (s *stack) besideOwn() bool { return s.own != nil && s.options.Peer == report.Slicecast }
 
-// namespace returns the namespace of the scenario.
 func (s *stack) namespace() string {
 	if s.own != nil {
 		return ownNamespace
@@ -110,7 +108,6 @@ func (s *stack) namespace() string {
 	return s.options.WriteNamespace
 }
 
-// proxy returns the service-proxy-name of the Services that are distributed.
 func (s *stack) proxy() string {
 	if s.options.WriteNamespace != "" {
 		return apiserver.PrivateProxy
@@ -156,7 +153,6 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	return err
 }
 
-// observe configures nodes for a running server.
 func (s *stack) observe(setup *worker.Setup) (err error) {
 	o := s.options
 	setup.Servers, setup.NamePrefix = []string{o.Server}, namePrefix
@@ -178,7 +174,6 @@ func (s *stack) observe(setup *worker.Setup) (err error) {
 	return nil
 }
 
-// startServers starts servers and relays, and configures nodes for them.
 func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err error) {
 	if s.authority, err = testca.New(); err != nil {
 		return err
@@ -253,7 +248,6 @@ func (s *stack) startServer(ctx context.Context, one *server) (err error) {
 	return nil
 }
 
-// startWorkers starts the processes with nodes.
 func (s *stack) startWorkers(ctx context.Context, setup worker.Setup) error {
 	processes := (s.scenario.Nodes + s.options.PerWorker - 1) / s.options.PerWorker
 	for i := range processes {
@@ -275,10 +269,8 @@ func (s *stack) arguments(command string) []string {
 	return []string{command, "--log-level=" + s.options.Log.Level, "--log-format=" + s.options.Log.Format}
 }
 
-// all returns the servers and relays that the run started.
 func (s *stack) all() []*server { return slices.Concat(s.servers, s.relays) }
 
-// remove removes a server that was killed.
 func (s *stack) remove(one *server) {
 	is := func(other *server) bool { return other == one }
 	s.servers, s.relays = slices.DeleteFunc(s.servers, is), slices.DeleteFunc(s.relays, is)

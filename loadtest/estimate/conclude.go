@@ -37,7 +37,6 @@ func cores(name, what string, v float64, format string, args ...any) Line {
 	return Line{Name: name, What: what, Value: v, Arithmetic: fmt.Sprintf(format, args...)}
 }
 
-// conclusion is what all figures are computed from.
 type conclusion struct {
 	counted *count
 	cost    *costs
@@ -51,7 +50,6 @@ type conclusion struct {
 	events, updates float64
 }
 
-// conclude computes all figures and assumptions from what was counted and measured.
 func conclude(m *performance.Measured, counted *count, nodes, apiServers, servers int) (_ []Section, assumptions []string, err error) {
 	c := &conclusion{
 		counted: counted, nodes: nodes, apiServers: apiServers, servers: servers,
@@ -73,7 +71,6 @@ func conclude(m *performance.Measured, counted *count, nodes, apiServers, server
 	return sections, c.cost.assumptions(c.events, c.meanEvent(), servers), nil
 }
 
-// meanEvent returns the mean size of an event today, in bytes.
 func (c *conclusion) meanEvent() float64 {
 	if c.events == 0 {
 		return 0
@@ -81,7 +78,6 @@ func (c *conclusion) meanEvent() float64 {
 	return float64(c.counted.services.today+c.counted.slices.today) / c.events
 }
 
-// bookmark returns the mean size of a bookmark, in bytes.
 func (c *conclusion) bookmark() float64 {
 	return float64(c.bookmarkService+c.bookmarkSlice) / watches
 }

@@ -40,7 +40,6 @@ type coefficient struct {
 	source string
 }
 
-// costs are all coefficients.
 type costs struct {
 	// write is the API server's cost of a change with one watcher, in µs. It does not depend on who
 	// watches.
@@ -64,7 +63,6 @@ type costs struct {
 	used []string
 }
 
-// point is the cost of a message of a given size.
 type point struct {
 	bytes float64
 	coefficient
@@ -214,7 +212,6 @@ func (c *costs) eventText() string {
 		microsText(c.write.value), c.write.source, at(c.small), at(c.large), at(c.crowd))
 }
 
-// notes returns the notes of the reports used.
 func (c *costs) notes() (out []string) {
 	for _, name := range c.used {
 		if notes := c.measured.Reports[name].AllNotes(); len(notes) > 0 {

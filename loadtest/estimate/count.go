@@ -36,7 +36,6 @@ type count struct {
 	seconds float64
 }
 
-// flow sums up the events of one kind of object.
 type flow struct {
 	events           int
 	today, slicecast int // bytes
@@ -51,7 +50,6 @@ func newCount(serviceProxyName string) (*count, error) {
 	return &count{converter: source.NewConverter(serviceProxyName), store: s, lists: newCompressed()}, nil
 }
 
-// begin counts an object of the initial state.
 func (c *count) begin(o object) error {
 	raw, err := encode(o)
 	if err != nil {
@@ -68,7 +66,6 @@ func (c *count) begin(o object) error {
 	return nil
 }
 
-// begun ends the initial state.
 func (c *count) begun() (err error) {
 	c.store.Synced()
 	c.store.Publish()
@@ -82,7 +79,6 @@ func (c *count) begun() (err error) {
 	return c.lists.gzip.Close()
 }
 
-// event counts a change.
 func (c *count) event(kind watch.EventType, o object) error {
 	f := &c.slices
 	if _, ok := o.(*corev1.Service); ok {
@@ -111,7 +107,6 @@ func (c *count) event(kind watch.EventType, o object) error {
 	return nil
 }
 
-// end counts the objects.
 func (c *count) end() {
 	for shard := range c.store.Shards() {
 		u := c.store.Snapshot(shard).Since(0)

@@ -102,7 +102,6 @@ func updateBytes(u *model.Update) (int, error) {
 	return messagesBytes(frames), nil
 }
 
-// messagesBytes returns the size of frames on a node's connection.
 func messagesBytes(frames []wire.Frame) (out int) {
 	for _, f := range frames {
 		out += onConnection(len(f) + grpcPrefix)

@@ -52,7 +52,6 @@ func newCluster(config *rest.Config, serviceProxyName string) (*cluster, error) 
 	}, nil
 }
 
-// list counts the current objects.
 func (l *cluster) list(ctx context.Context, c *count) (err error) {
 	if l.servicesAt, err = each(ctx, l.services, c.begin); err != nil {
 		return fmt.Errorf("list Services: %w", err)

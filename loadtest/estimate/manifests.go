@@ -72,7 +72,6 @@ func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	return m, nil
 }
 
-// leftOut describes the objects that are not in the figures.
 func (m *manifests) leftOut() (remarks []string) {
 	for _, u := range m.unreadable {
 		remarks = append(remarks, fmt.Sprintf("A manifest cannot be read and is left out, with all that follows in its file: %s.", u))

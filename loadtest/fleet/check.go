@@ -181,7 +181,6 @@ func (c *checker) report(s string) {
 	}
 }
 
-// explain describes the objects of a shard that differ from the truth.
 func (c *checker) explain(n *node, shard int, t Truth) string {
 	if len(c.named) >= maxNamed {
 		return ""
@@ -249,7 +248,6 @@ func contentVersion(o model.Object) model.Version {
 	return model.Version{} // there are no other kinds
 }
 
-// objects returns the Services and slices of a cache.
 func objects(cache *client.Cache) iter.Seq[model.Object] {
 	return func(yield func(model.Object) bool) {
 		for _, key := range cache.Services() {

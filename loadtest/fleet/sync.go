@@ -55,7 +55,6 @@ func (g *Group) AwaitSync(awaited func(*Member) bool) *Sync {
 // Sync returns the Sync of the last call of AwaitSync.
 func (g *Group) Sync() *Sync { return g.sync.Load() }
 
-// reached records that a node is in sync.
 func (s *Sync) reached(m *Member) {
 	mine := &s.nodes[m.Index]
 	if !mine.awaited || mine.inSync.Load() {

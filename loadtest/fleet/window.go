@@ -68,7 +68,6 @@ type nodeWindow struct {
 	changes, objects atomic.Int64
 }
 
-// latencies are the latencies of some of the nodes.
 type latencies struct {
 	mu sync.Mutex // guards the fields below
 	// all has the latencies of ordinary nodes and slow those of slow nodes. recent has those of

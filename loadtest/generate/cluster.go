@@ -97,7 +97,6 @@ type Cluster struct {
 	flipped int
 }
 
-// place is the position of an endpoint.
 type place struct {
 	service  *service
 	slice    *slice

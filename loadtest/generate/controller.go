@@ -16,7 +16,6 @@ const sliceSize = 100
 // portName is the name of the only port of each Service.
 const portName = "http"
 
-// service is a Service and its slices.
 type service struct {
 	object *model.Service
 	slices []*slice

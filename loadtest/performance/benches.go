@@ -55,7 +55,6 @@ func (m *Measured) beside(name, size string, modes ...string) (string, error) {
 	return m.benchTable(columns, besideRows(name))
 }
 
-// agentTable returns the table of the agent alone, with nftables.
 func (m *Measured) agentTable() (string, error) {
 	return m.benchTable([]benchColumn{
 		{"100 × 50", "Agent/99x50+50"}, {"1000 × 50, one × 5000", "Agent/1000x50+5000"}, {"10,000 × 50", "Agent/9999x50+50"},
@@ -79,7 +78,6 @@ func (m *Measured) agentTable() (string, error) {
 	})
 }
 
-// ipvsTable returns the table of the programmer of IPVS.
 func (m *Measured) ipvsTable() (string, error) {
 	const programs, flips, rollover = "ipvs-programs", "ipvs-flips", "ipvs-rollover"
 	return m.benchTable([]benchColumn{

@@ -25,7 +25,6 @@ const (
 //go:embed pages
 var pageSources embed.FS
 
-// perUpdate is the metric of server CPU per node-update.
 const perUpdate = "cpu-per-update"
 
 // Files returns the content of all files that are generated from the measurements, by their names
@@ -166,7 +165,6 @@ func command(name string) (string, error) {
 // machine of all other measurements.
 const emulated = "QEMU "
 
-// machine returns the description of the machine of all measurements.
 func (m *Measured) machine() (string, error) {
 	text, err := m.common("the machine", (*report.Report).MachineText)
 	if err != nil {
@@ -196,7 +194,6 @@ func (m *Measured) common(what string, of func(*report.Report) string) (string, 
 	return texts[0], nil
 }
 
-// repeats says how often the load tests were run.
 func (m *Measured) repeats() string {
 	least, most := math.MaxInt, 0
 	for _, r := range m.Reports {

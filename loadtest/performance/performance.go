@@ -135,7 +135,6 @@ func (m *Measured) Bench(name, benchmark, unit string) (report.Spread, error) {
 	return report.SpreadOf(of, values), nil
 }
 
-// benchName returns the name of a benchmark without the number of CPUs.
 func benchName(r *benchfmt.Result) string {
 	name, parts := r.Name.Parts()
 	for _, p := range parts {

@@ -7,10 +7,8 @@ import (
 	"strings"
 )
 
-// row is a report in the table of all scenarios.
 type row struct{ Name, Peer, Nodes, Latency, Bytes, CPU, Time, Memory string }
 
-// played returns the rows for all reports, by scenario, nodes and peer.
 func (m *Measured) played() (out []row) {
 	names := slices.SortedFunc(maps.Keys(m.Reports), func(a, b string) int {
 		x, y := m.Reports[a], m.Reports[b]
@@ -44,7 +42,6 @@ func (m *Measured) played() (out []row) {
 // note is a note for readers of figures, with the names of the reports that have it.
 type note struct{ Text, Reports string }
 
-// notes returns the notes of all reports, each once.
 func (m *Measured) notes() (out []note) {
 	of := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(m.Reports)) {

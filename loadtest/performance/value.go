@@ -7,14 +7,12 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// value is a figure in a page.
 type value struct {
 	report.Spread
 	// share means that the value is a ratio of two figures.
 	share bool
 }
 
-// single returns a figure without a range.
 func single(unit report.Unit, v float64) value {
 	return value{Spread: report.Spread{Unit: unit, Median: v, Min: v, Max: v}}
 }
@@ -37,7 +35,6 @@ func (v value) text(format func(float64) string) string {
 	return fmt.Sprintf("%s (%s to %s)", format(v.Median), format(v.Min), format(v.Max))
 }
 
-// shareText formats a ratio as a fraction or as a multiple.
 func shareText(v float64) string {
 	if v < 1 {
 		return "1/" + thousands(1/v)
@@ -45,7 +42,6 @@ func shareText(v float64) string {
 	return thousands(v) + " times"
 }
 
-// thousands formats a number without a unit, with commas.
 func thousands(v float64) string {
 	whole, fraction, _ := strings.Cut(report.FormatValue(v, report.Number), ".")
 	for i := len(whole) - 3; i > 0; i -= 3 {
@@ -69,7 +65,6 @@ func (v value) minus(others ...value) (value, error) {
 	return v, nil
 }
 
-// times returns a multiple of a figure.
 func times(n float64, v value) value {
 	return value{Spread: report.Spread{Unit: v.Unit, Median: n * v.Median, Min: n * v.Min, Max: n * v.Max}}
 }

@@ -141,7 +141,6 @@ func (l logWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// eraseLocked erases what the view has drawn.
 func (v *View) eraseLocked() {
 	if v.drawn > 0 {
 		fmt.Fprintf(v.w, up, v.drawn)

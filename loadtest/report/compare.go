@@ -89,7 +89,6 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 	return c
 }
 
-// differences describes the parameters in which two scenarios differ.
 func differences(a, b Scenario) (out []string) {
 	before, after := a.flat(), b.flat()
 	names := slices.AppendSeq(slices.Collect(maps.Keys(before)), maps.Keys(after))

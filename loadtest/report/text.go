@@ -173,7 +173,6 @@ func (r *Report) AllNotes() []string {
 	return out
 }
 
-// text is a text that consists of lines.
 type text struct{ strings.Builder }
 
 func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }

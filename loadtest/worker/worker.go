@@ -424,7 +424,6 @@ func (w *Worker) Floor(address string, received *int64) (err error) {
 // FloorReceived waits until each raw client has received a number of bytes.
 func (w *Worker) FloorReceived(bytes int64, _ *child.None) error { return w.floor.Await(w.ctx, bytes) }
 
-// identity holds the certificates with which nodes and servers authenticate each other.
 type identity struct {
 	roots      *x509.CertPool // nil for plaintext
 	serverName string
@@ -456,7 +455,6 @@ func (i *identity) load(s Setup) (err error) {
 	return nil
 }
 
-// tlsConfig returns the TLS configuration of a node.
 func (i *identity) tlsConfig(node string) (_ *tls.Config, err error) {
 	certificate := i.certificate
 	if i.authority != nil {

@@ -16,7 +16,6 @@ func seconds(v float64) string { return report.FormatValue(v, report.Seconds) }
 func bytes(v float64) string   { return report.FormatValue(v, report.Bytes) }
 func plain(v float64) string   { return fmt.Sprintf("%g", v) }
 
-// figures returns all charts for which the reports have figures.
 func figures(sides []side) (out []figure) {
 	for _, draw := range []func([]side) (figure, bool){
 		latencyDistribution, latencyOverTime, bytesPerUpdate, cpuPerUpdate, updatesOverTime, cpuOverTime, memoryOverTime, convergence,

@@ -43,7 +43,6 @@ func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
 	return parsed.Execute(w, p)
 }
 
-// content is the data of the template.
 type content struct {
 	Style template.CSS
 	Title string
@@ -58,7 +57,6 @@ type content struct {
 	Figures   []figure
 }
 
-// side is one report.
 type side struct {
 	Name string
 	*report.Report
@@ -143,7 +141,6 @@ func tiles(reports []*report.Report) (out []keyFigure) {
 // unknown stands for a figure that was not measured.
 const unknown = "–"
 
-// phases returns a table of the phases of all repeats.
 func phases(r *report.Report) table {
 	t := table{
 		Head: []string{"phase", "start", "duration", "updates", "received", "sent", "server CPU", "user", "system", "load tester CPU", "p50", "p99", "max"},
