@@ -136,7 +136,7 @@ func plain(err error) error {
 	return err
 }
 
-// terminal returns the number of lines of the terminal that out is, or 0 if it is no terminal.
+// terminal returns the number of lines of the terminal that out is, or 0 if it is not one.
 func terminal(out io.Writer) int {
 	f, ok := out.(*os.File)
 	if !ok {

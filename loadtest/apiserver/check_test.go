@@ -103,7 +103,7 @@ func TestCheckWhileAllChanges(t *testing.T) {
 // lose removes a slice from the state of a watcher.
 func lose(w *Watchers, node int, key model.Key) {
 	w.decoder.mu.Lock()
-	number := w.decoder.numbers[key.Kind][key]
+	number := w.decoder.numbers[key]
 	w.decoder.mu.Unlock()
 	s := w.all[node].streams[1]
 	s.mu.Lock()

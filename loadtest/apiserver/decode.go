@@ -53,8 +53,9 @@ type decoder struct {
 	lists          *memo.Memo[memo.Bytes, *list]
 
 	mu      sync.Mutex // guards the fields below
-	numbers map[model.Kind]map[model.Key]int
-	sizes   map[int]int // number of endpoints in the latest version of each slice, by number
+	numbers map[model.Key]int
+	count   map[model.Kind]int // next number
+	sizes   map[int]int        // number of endpoints in the latest version of each slice, by number
 }
 
 func newDecoder() *decoder {
@@ -63,7 +64,7 @@ func newDecoder() *decoder {
 	return &decoder{
 		stream: info.StreamSerializer.Serializer, object: info.Serializer,
 		events: memo.New[memo.Bytes, *event](maxEvents), lists: memo.New[memo.Bytes, *list](maxLists),
-		numbers: make(map[model.Kind]map[model.Key]int), sizes: make(map[int]int),
+		numbers: make(map[model.Key]int), count: make(map[model.Kind]int), sizes: make(map[int]int),
 	}
 }
 
@@ -156,15 +157,11 @@ func (d *decoder) of(o runtime.Object) (*event, error) {
 	e.version = versionOf(e.key, e.resourceVersion)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	numbers := d.numbers[e.key.Kind]
-	if numbers == nil {
-		numbers = make(map[model.Key]int)
-		d.numbers[e.key.Kind] = numbers
-	}
-	number, ok := numbers[e.key]
+	number, ok := d.numbers[e.key]
 	if !ok {
-		number = len(numbers)
-		numbers[e.key] = number
+		number = d.count[e.key.Kind]
+		d.numbers[e.key] = number
+		d.count[e.key.Kind]++
 	}
 	if e.number = number; e.key.Kind == model.KindSlice {
 		d.sizes[number] = size

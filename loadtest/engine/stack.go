@@ -145,8 +145,8 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	}
 	if s.options.writes() {
 		if s.own == nil {
-			slog.Warn("The cluster's own nodes receive the load test's EndpointSlices: kube-proxies, Slicecast's servers and agents get all of them "+
-				"and pass over only the Services", "namespace", s.namespace(), "service-proxy-name", s.proxy())
+			slog.Warn("The cluster's own nodes receive the load test's EndpointSlices",
+				"namespace", s.namespace(), "service-proxy-name", s.proxy())
 		}
 		s.writer, err = apiserver.NewWriter(ctx, config, s.namespace(), s.proxy(), s.scenario.Cluster())
 	}
@@ -190,7 +190,7 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 	if s.kubeconfig != "" {
 		root.Cluster = nil
 	}
-	if s.servers, err = s.startTier(ctx, root, func() (tls.Certificate, error) { return s.authority.Server("127.0.0.1") }); err != nil {
+	if s.servers, err = s.startTier(ctx, root, s.authority.Server); err != nil {
 		return err
 	}
 	setup.Servers = roots
@@ -199,10 +199,7 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 		if err != nil {
 			return err
 		}
-		s.relays, err = s.startTier(ctx, target.Setup{Upstream: roots, Servers: relays}, func() (tls.Certificate, error) {
-			return s.authority.Relay("127.0.0.1")
-		})
-		if err != nil {
+		if s.relays, err = s.startTier(ctx, target.Setup{Upstream: roots, Servers: relays}, s.authority.Relay); err != nil {
 			return err
 		}
 		setup.Servers = relays
@@ -212,10 +209,12 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 
 // startTier starts a server at each address of a setup. Servers that were started are returned even
 // if it fails.
-func (s *stack) startTier(ctx context.Context, setup target.Setup, certificate func() (tls.Certificate, error)) (tier []*server, err error) {
+func (s *stack) startTier(
+	ctx context.Context, setup target.Setup, certificate func(names ...string) (tls.Certificate, error),
+) (tier []*server, err error) {
 	setup.ClientCA = s.authority.PEM()
 	for _, address := range setup.Servers {
-		c, err := certificate()
+		c, err := certificate("127.0.0.1")
 		if err != nil {
 			return tier, err
 		}
@@ -250,12 +249,10 @@ func (s *stack) startServer(ctx context.Context, one *server) (err error) {
 
 func (s *stack) startWorkers(ctx context.Context, setup worker.Setup) error {
 	processes := (s.scenario.Nodes + s.options.PerWorker - 1) / s.options.PerWorker
+	setup.Connecting = (s.scenario.Connecting + processes - 1) / processes // 0, for no limit, stays 0
 	for i := range processes {
 		setup.First = s.scenario.Nodes * i / processes
 		setup.Count = s.scenario.Nodes*(i+1)/processes - setup.First
-		if setup.Connecting = (s.scenario.Connecting + processes - 1) / processes; s.scenario.Connecting == 0 {
-			setup.Connecting = 0
-		}
 		w, err := child.Start(ctx, "worker", s.said, s.arguments(WorkCommand), (*worker.Worker).Setup, setup)
 		if err != nil {
 			return err
@@ -269,7 +266,7 @@ func (s *stack) arguments(command string) []string {
 	return []string{command, "--log-level=" + s.options.Log.Level, "--log-format=" + s.options.Log.Format}
 }
 
-func (s *stack) all() []*server { return slices.Concat(s.servers, s.relays) }
+func (s *stack) all() []*server { return slices.Concat(s.relays, s.servers) }
 
 func (s *stack) remove(one *server) {
 	is := func(other *server) bool { return other == one }
@@ -277,12 +274,12 @@ func (s *stack) remove(one *server) {
 }
 
 // close ends all processes, those with nodes first.
-func (s *stack) close() (err error) {
+func (s *stack) close() error {
 	var errs []error
 	for _, w := range s.workers {
 		errs = append(errs, w.Close())
 	}
-	for _, one := range slices.Concat(s.relays, s.servers) {
+	for _, one := range s.all() {
 		one.leaving.Store(true)
 		errs = append(errs, one.Close())
 	}

@@ -41,8 +41,8 @@ type coefficient struct {
 }
 
 type costs struct {
-	// write is the API server's cost of a change with one watcher, in µs. It does not depend on who
-	// watches.
+	// write is the API server's cost of a change with one watcher, in µs. It does not depend on the
+	// watchers.
 	write coefficient
 	// small and large are the API server's costs of an event for each further watcher, for two
 	// sizes. crowd is the same as large, with about as many watchers as in the cluster.

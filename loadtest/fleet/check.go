@@ -44,13 +44,18 @@ type Truth struct {
 
 // TruthOf returns the truth for a state that does not change.
 func TruthOf(objects []model.Object, shards int) Truth {
-	return Truth{Objects: objects, Digests: model.ShardDigests(uint32(shards), func(yield func(model.Object, model.Version) bool) {
-		for _, o := range objects {
-			if !yield(o, o.ContentVersion()) {
+	return Truth{Objects: objects, Digests: digestsOf(slices.Values(objects), shards, model.Object.ContentVersion)}
+}
+
+// digestsOf returns the digests of all shards of a state whose objects have the given versions.
+func digestsOf(objects iter.Seq[model.Object], shards int, version func(model.Object) model.Version) []model.Digest {
+	return model.ShardDigests(uint32(shards), func(yield func(model.Object, model.Version) bool) {
+		for o := range objects {
+			if !yield(o, version(o)) {
 				return
 			}
 		}
-	})}
+	})
 }
 
 // Shards returns the number of shards of the server. At least the first node must have its state.
@@ -147,13 +152,7 @@ func (c *checker) check(n *node, t Truth, verified []bool) bool {
 		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.Name, len(digests), len(t.Digests)))
 		return true
 	}
-	content := model.ShardDigests(uint32(len(digests)), func(yield func(model.Object, model.Version) bool) {
-		for o := range objects(n.cache) {
-			if !yield(o, c.version(o)) {
-				return
-			}
-		}
-	})
+	content := digestsOf(objects(n.cache), len(digests), c.version)
 	after, _ := n.cache.Digests()
 	complete := true
 	for shard := range digests {

@@ -32,10 +32,7 @@ type Objective struct {
 	Bound
 }
 
-var (
-	objectiveForm = regexp.MustCompile(`^\s*([a-z][a-z0-9-]*)\s*(<.*)$`)
-	boundForm     = regexp.MustCompile(`^\s*(<=?)\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ]*)\s*$`)
-)
+var boundForm = regexp.MustCompile(`^\s*(<=?)\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ]*)\s*$`)
 
 // units maps a unit of time to seconds, and a unit of size to bytes.
 var units = map[Unit]map[string]float64{
@@ -50,15 +47,15 @@ var units = map[Unit]map[string]float64{
 
 // ParseObjective parses an objective; see ObjectiveGrammar.
 func ParseObjective(s string) (*Objective, error) {
-	m := objectiveForm.FindStringSubmatch(s)
-	if m == nil || !boundForm.MatchString(m[2]) {
+	i := strings.IndexByte(s, '<')
+	if i < 0 || !boundForm.MatchString(s[i:]) {
 		return nil, fmt.Errorf("objective %q: write %s; for example p99<250ms", s, ObjectiveGrammar)
 	}
-	metric, err := MetricNamed(m[1])
+	metric, err := MetricNamed(strings.TrimSpace(s[:i]))
 	if err != nil {
 		return nil, fmt.Errorf("objective %q: %w", s, err)
 	}
-	b, err := ParseBound(m[2], metric.Unit)
+	b, err := ParseBound(s[i:], metric.Unit)
 	if err != nil {
 		return nil, fmt.Errorf("objective %q: %s: %w", s, metric.Name, err)
 	}
@@ -72,12 +69,8 @@ func ParseBound(s string, unit Unit) (b Bound, err error) {
 		return b, fmt.Errorf("bound %q: write the part after METRIC of %s", s, ObjectiveGrammar)
 	}
 	kind, own := unit, 1.
-	switch unit {
-	case Millis:
-		kind, own = Seconds, 1e-3
-	case Micros:
-		kind, own = Seconds, 1e-6
-	case Seconds, Bytes, Number:
+	if inSeconds, ok := units[Seconds][string(unit)]; ok {
+		kind, own = Seconds, inSeconds
 	}
 	written, ok := units[kind][m[3]]
 	if !ok {
@@ -102,12 +95,11 @@ func (o *Objective) Judge(r *Report) (kept bool, why string) {
 	if !ok || len(s.Values) < len(r.Repeats) {
 		return false, fmt.Sprintf("%s: %s was not measured in all repeats", o.Text, o.Metric.Name)
 	}
-	kept = o.Keeps(s.Max)
 	text := FormatValue(s.Max, s.Unit)
 	if len(s.Values) > 1 {
 		text = fmt.Sprintf("%s in the worst of %d repeats, %s in the median", text, len(s.Values), FormatValue(s.Median, s.Unit))
 	}
-	if kept {
+	if o.Keeps(s.Max) {
 		return true, fmt.Sprintf("%s: kept, %s", o.Text, text)
 	}
 	return false, fmt.Sprintf("%s: missed, %s", o.Text, text)

@@ -353,7 +353,7 @@ func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 		for w.cluster != nil && !written(mirror.Objects(), w.cluster.Objects(), w.setup.Cluster.Namespace) {
 			if err := generate.Await(ctx, time.Now().Add(look)); err != nil {
 				return nil, fmt.Errorf("watches of the API server do not show the state that was written to the namespace %s: "+
-					"check that it answers and that nobody else writes there: %w", w.setup.Cluster.Namespace, err)
+					"check that it answers and that nothing else writes there: %w", w.setup.Cluster.Namespace, err)
 			}
 		}
 		return func() fleet.Truth {
