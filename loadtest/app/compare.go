@@ -266,7 +266,7 @@ func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error 
 	if !c.From.OK() || !c.To.OK() {
 		return errors.New("a check of a run failed, so the comparison is meaningless")
 	}
-	if worse := c.Regressed(); len(worse) > 0 && !c.ByPeer() {
+	if worse := c.Regressed(); len(worse) > 0 && c.From.Peer == c.To.Peer {
 		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, among them %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
 	}
 	return missed

@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,16 +137,16 @@ func (m *manifests) take(o runtime.Object) {
 	case *corev1.Node:
 		m.nodes++
 	case *corev1.Service:
-		o.Namespace = namespace(o.Namespace)
+		o.Namespace = cmp.Or(o.Namespace, metav1.NamespaceDefault)
 		if o.Spec.ClusterIP != corev1.ClusterIPNone && m.isServed(o) {
 			m.objects = append(m.objects, o)
 		}
 	case *corev1.Endpoints:
 		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {
-			m.endpoints = append(m.endpoints, namespace(o.Namespace)+"/"+o.Name)
+			m.endpoints = append(m.endpoints, cmp.Or(o.Namespace, metav1.NamespaceDefault)+"/"+o.Name)
 		}
 	case *discoveryv1.EndpointSlice:
-		o.Namespace = namespace(o.Namespace)
+		o.Namespace = cmp.Or(o.Namespace, metav1.NamespaceDefault)
 		m.inSlices[o.Namespace+"/"+o.Labels[discoveryv1.LabelServiceName]] = true
 		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {
 			m.objects = append(m.objects, o)
@@ -158,13 +159,6 @@ func (m *manifests) take(o runtime.Object) {
 func (m *manifests) isServed(s *corev1.Service) bool {
 	name, named := s.Labels[source.LabelServiceProxyName]
 	return name == m.serviceProxyName && named == (m.serviceProxyName != "")
-}
-
-func namespace(s string) string {
-	if s == "" {
-		return metav1.NamespaceDefault
-	}
-	return s
 }
 
 // flips makes random endpoints flip as the EndpointSlice controller would write it. It encodes a

@@ -15,7 +15,7 @@ func (m *Member) Dial(ctx context.Context, address string) (net.Conn, error) {
 		return nil, err
 	}
 	if m.Delay > 0 {
-		c = newSlowConn(c, m.Delay)
+		c = &slowConn{Conn: c, pause: m.Delay, until: time.Now().Add(burst), closed: make(chan struct{})}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -35,10 +35,6 @@ type slowConn struct {
 	until  time.Time // end of the burst; used only by Read
 	closed chan struct{}
 	once   sync.Once
-}
-
-func newSlowConn(c net.Conn, pause time.Duration) *slowConn {
-	return &slowConn{Conn: c, pause: pause, until: time.Now().Add(burst), closed: make(chan struct{})}
 }
 
 // Read implements net.Conn.

@@ -211,9 +211,6 @@ func (g *Cluster) Objects() (out []model.Object) {
 	return out
 }
 
-// Nodes returns the nodes.
-func (g *Cluster) Nodes() []*model.Node { return g.nodes }
-
 func node(n int) *model.Node {
 	return &model.Node{
 		Name: NodeName(n),

@@ -133,10 +133,6 @@ func (c *Comparison) Regressed() (out []Change) {
 	return out
 }
 
-// ByPeer reports whether the two reports have different peers. A worse metric is then no
-// regression.
-func (c *Comparison) ByPeer() bool { return c.From.Peer != c.To.Peer }
-
 // Names returns distinct names for reports that are shown together. They are the peers if these
 // differ, else the versions, else both. Otherwise they are positions.
 func Names(reports ...*Report) []string {

@@ -70,9 +70,6 @@ type Servant struct {
 func (s *Servant) Setup(setup Setup, _ *child.None) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.running {
-		return errors.New("the server is already set up")
-	}
 	s.setup = setup
 	config, err := s.config()
 	if err != nil {
@@ -151,22 +148,17 @@ func memoryFile(content []byte) (path string, err error) {
 	return path, os.WriteFile(path, content, 0)
 }
 
-var errNotGenerated = errors.New("the state is not generated, so plans cannot be carried out")
-
 // Play queues a plan, to be carried out after those before it.
 func (s *Servant) Play(p generate.Plan, _ *child.None) error {
 	if s.source == nil {
-		return errNotGenerated
+		return errors.New("the state is not generated, so plans cannot be carried out")
 	}
 	return s.source.Play(s.ctx, p)
 }
 
-// Played waits until one more plan has been carried out, and returns how late its changes were
-// made.
+// Played waits until one more plan of Play has been carried out, and returns how late its changes
+// were made.
 func (s *Servant) Played(_ child.None, lag *generate.Lag) (err error) {
-	if s.source == nil {
-		return errNotGenerated
-	}
 	*lag, err = s.source.Played(s.ctx)
 	return err
 }
@@ -197,9 +189,6 @@ func (s *Servant) Listen(_ child.None, address *string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.floor != nil {
-		return errors.New("the floor server already listens")
-	}
 	if s.floor, err = floor.Listen(config); err != nil {
 		return err
 	}
@@ -207,14 +196,11 @@ func (s *Servant) Listen(_ child.None, address *string) error {
 	return nil
 }
 
-// Write writes to all connections of the floor server.
+// Write writes to all connections of the floor server, after Listen.
 func (s *Servant) Write(w floor.Writes, lag *generate.Lag) (err error) {
 	s.mu.Lock()
 	f := s.floor
 	s.mu.Unlock()
-	if f == nil {
-		return errors.New("there is no floor server")
-	}
 	*lag, err = f.Write(s.ctx, w)
 	return err
 }

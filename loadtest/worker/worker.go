@@ -97,9 +97,6 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.L
 
 // Setup creates the nodes.
 func (w *Worker) Setup(s Setup, _ *child.None) (err error) {
-	if w.nodes != nil {
-		return errors.New("the nodes are already set up")
-	}
 	w.setup = s
 	machine, err := usage.ThisMachine()
 	if err != nil {
@@ -404,9 +401,6 @@ func triggerOf(o model.Object) int64 {
 // Floor connects as many clients to a floor.Server as there are nodes. It returns the bytes that
 // they received until they were connected.
 func (w *Worker) Floor(address string, received *int64) (err error) {
-	if w.floor != nil {
-		return errors.New("the clients are already connected")
-	}
 	configs := make([]*tls.Config, len(w.group.Members))
 	for i, m := range w.group.Members {
 		if configs[i], err = w.identity.tlsConfig(m.Name); err != nil {
