@@ -157,8 +157,8 @@ func (s *stream) hasHad(state sight) bool {
 func (r *reference) diverged(members []*fleet.Member) error {
 	what := "differ from what the API server has"
 	if err := r.missing(); err != nil {
-		what = fmt.Sprintf("could not be compared with what the API server has (%v): check that it answers and lets the kubeconfig's user list and watch "+
-			"Services and EndpointSlices, or raise --timeout", err)
+		what = fmt.Sprintf("could not be compared with what the API server has (%v): check that it answers and "+
+			"lets the kubeconfig's user list and watch Services and EndpointSlices, or raise --timeout", err)
 	}
 	digests := func(streams []*stream) [compared]uint64 {
 		return [...]uint64{streams[0].sight().digest, streams[1].sight().digest}

@@ -25,11 +25,6 @@ const (
 	maxMetricsLine = 1 << 20
 )
 
-// Process reads the CPU time of an API server on another machine from its metrics. Reading metrics
-// costs the API server CPU time, so it should be done rarely. If there are several API servers
-// behind one address, any of them may answer.
-type Process struct{ Client rest.Interface }
-
 // Account is the CPU time of a process at a moment.
 type Account struct {
 	// Start identifies the process, in seconds since 1970, because another process may answer at
@@ -38,11 +33,13 @@ type Account struct {
 	CPU   time.Duration
 }
 
-// Account reads the CPU time that the process has used so far. It fails if the API server does not
-// report it or denies access.
-func (p *Process) Account(ctx context.Context) (a Account, err error) {
+// ReadAccount reads the CPU time that an API server on another machine has used so far, from its
+// metrics. That costs the API server CPU time, so it should be done rarely. If there are several
+// API servers behind one address, any of them may answer. ReadAccount fails if the API server does
+// not report its CPU time or denies access.
+func ReadAccount(ctx context.Context, client rest.Interface) (a Account, err error) {
 	// Without this header the API server would spend CPU time on compression.
-	body, err := p.Client.Get().AbsPath("/metrics").SetHeader("Accept-Encoding", "identity").Stream(ctx)
+	body, err := client.Get().AbsPath("/metrics").SetHeader("Accept-Encoding", "identity").Stream(ctx)
 	if err != nil {
 		return a, fmt.Errorf("read the metrics of the API server: %w", err)
 	}

@@ -27,15 +27,15 @@ func TestProcess(t *testing.T) {
 	}})
 	client, err := kubernetes.NewForConfig(a.config())
 	require.NoError(t, err)
-	p := &Process{client.CoreV1().RESTClient()}
-	before, err := p.Account(t.Context())
+	api := client.CoreV1().RESTClient()
+	before, err := ReadAccount(t.Context(), api)
 	require.NoError(t, err)
-	after, err := p.Account(t.Context())
+	after, err := ReadAccount(t.Context(), api)
 	require.NoError(t, err)
 	require.Equal(t, before.Start, after.Start)
 	require.Equal(t, 250*time.Millisecond, after.CPU-before.CPU)
 	for _, wrong := range []string{"lack process_cpu_seconds_total", `parsing "much"`, "read the metrics of the API server: no"} {
-		_, err = p.Account(t.Context())
+		_, err = ReadAccount(t.Context(), api)
 		require.ErrorContains(t, err, wrong)
 	}
 }

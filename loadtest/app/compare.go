@@ -72,7 +72,8 @@ prints the figures without a verdict.
 		},
 	}
 	o.AddFlags(c.Flags())
-	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; by default, a Kubernetes API server")
+	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to "+
+		"compare with; by default, a Kubernetes API server")
 	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict, such as 0.05")
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fmt.Errorf("%w; flags of the runs go after --", err) })
 	return c
@@ -151,7 +152,8 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 		}
 	default:
 		if _, err := exec.LookPath(o.against); err != nil {
-			return nil, nil, usageError{fmt.Errorf("--against=%s is neither a report nor a program (%w): use the file of a report (JSON) or of a slicecast-loadtest",
+			return nil, nil, usageError{fmt.Errorf("--against=%s is neither a report nor a program (%w): use the "+
+				"file of a report (JSON) or of a slicecast-loadtest",
 				o.against, errors.Unwrap(err))}
 		}
 	}
@@ -180,9 +182,11 @@ func replay(r *report.Report) (flags []string, remove func() error, err error) {
 	case r.Source == report.OwnAPIServer:
 		flags = append(flags, "--kube-apiserver="+engine.Own)
 	case r.Source == "":
-		return nil, nil, usageError{errors.New("--against: the report does not say where its state came from: add flags after -- that say what to play")}
+		return nil, nil, usageError{errors.New(
+			"--against: the report does not say where its state came from: add flags after -- that say what to play")}
 	default:
-		return nil, nil, usageError{fmt.Errorf("--against: the report's state was %s, but the report does not say how to reach that place: add flags after -- that say what to play",
+		return nil, nil, usageError{fmt.Errorf("--against: the report's state was %s, but the report does not say "+
+			"how to reach that place: add flags after -- that say what to play",
 			r.Source)}
 	}
 	dir, err := os.MkdirTemp("", "slicecast-loadtest-")
@@ -267,7 +271,8 @@ func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error 
 		return errors.New("a check of a run failed, so the comparison is meaningless")
 	}
 	if worse := c.Regressed(); len(worse) > 0 && c.From.Peer == c.To.Peer {
-		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, among them %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
+		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, among them %s: %s",
+			errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
 	}
 	return missed
 }

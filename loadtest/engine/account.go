@@ -16,10 +16,10 @@ const accountTimeout = 10 * time.Second
 // ask checks whether an existing cluster's API server reports its CPU time. If so, it sets process;
 // otherwise it sets untold.
 func (s *stack) ask(ctx context.Context, client rest.Interface) {
-	s.process = &apiserver.Process{Client: client}
+	s.process = client
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	if _, s.untold = s.process.Account(ctx); s.untold != nil {
+	if _, s.untold = apiserver.ReadAccount(ctx, client); s.untold != nil {
 		s.process = nil
 	}
 }
@@ -32,7 +32,7 @@ func (s *stack) account(ctx context.Context) *apiserver.Account {
 	}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	a, err := s.process.Account(ctx)
+	a, err := apiserver.ReadAccount(ctx, s.process)
 	if err != nil {
 		return nil
 	}

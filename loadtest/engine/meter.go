@@ -259,8 +259,6 @@ func since(before, now int64) int64 {
 	return now - before
 }
 
-func (m *meter) status() progress.Status { return *m.shown.Load() }
-
 func (m *meter) enter(phase string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

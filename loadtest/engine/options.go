@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/scenario"
@@ -79,9 +78,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		}
 		fs.Lookup("event").Usage = "what happens during the changes: reconnect (all connections are cut), none"
 	}
-	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play the scenario, each time with new servers; the report has the median and the range of each figure")
+	fs.IntVar(&o.Repeats, "repeats", 1,
+		"how often to play the scenario, each time with new servers; the report has the median and the range of each figure")
 
-	api := "kubeconfig of the Kubernetes API server whose state is distributed, or \"own\" to start one with the etcd and kube-apiserver that 'make setup' installed in this repository, or of $SLICECAST_BINARIES"
+	api := "kubeconfig of the Kubernetes API server whose state is distributed, or \"own\" to start one with the " +
+		"etcd and kube-apiserver that 'make setup' installed in this repository, or of $SLICECAST_BINARIES"
 	if o.Peer == report.KubeAPIServer {
 		fs.StringVar(&o.KubeAPIServer, "kube-apiserver", Own, api)
 		fs.IntVar(&o.ServerPID, "server-pid", 0, "the API server's process on this machine, for its CPU time and memory")
@@ -90,7 +91,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		fs.StringVar(&o.Server, "server", "",
 			"address (host:port) of a running Slicecast server, whose own changes are observed for --duration; by default, the run starts a server")
 		fs.StringVar(&o.CAFile, "ca-file", "", "with --server: PEM file of CA certificates that verify the server's certificate")
-		fs.StringVar(&o.ServerName, "server-name", "", "with --server: name that the server's certificate must have; by default, the host of --server")
+		fs.StringVar(&o.ServerName, "server-name", "",
+			"with --server: name that the server's certificate must have; by default, the host of --server")
 		fs.StringVar(&o.NodeCACertFile, "node-ca-cert-file", "",
 			"with --server: PEM file of the certificate of a CA in the server's --client-ca-file, which issues the nodes' certificates")
 		fs.StringVar(&o.NodeCAKeyFile, "node-ca-key-file", "", "PEM file of the key for --node-ca-cert-file")
@@ -101,11 +103,13 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		fs.IntVar(&o.ServerPID, "server-pid", 0, "with --server: the server's process on this machine, for its CPU time and memory")
 	}
 	fs.StringVar(&o.WriteNamespace, "write-namespace", "", "with the kubeconfig of a cluster: a namespace to create for the scenario's Services and "+
-		"EndpointSlices, and to remove at the end. They have a service-proxy-name, so the cluster's own nodes program nothing for them, but kube-proxies and "+
+		"EndpointSlices, and to remove at the end. They have a service-proxy-name, so the cluster's own nodes "+
+		"program nothing for them, but kube-proxies and "+
 		"Slicecast's servers receive all the slices. Without this flag nothing is written, and the cluster's own changes are observed for --duration")
 
 	fs.IntVar(&o.PerWorker, "nodes-per-process", maxPerWorker, "maximum number of nodes that one process simulates")
-	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take to receive their first state, to receive the last change, and to come back after an event")
+	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take to receive their first state, to "+
+		"receive the last change, and to come back after an event")
 	o.Log.AddFlags(fs)
 	// With thousands of nodes, info messages would drown the important ones.
 	o.Log.Level = "warn"
@@ -170,7 +174,7 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	wrong.when(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
 	if o.KubeAPIServer == Own {
-		err := controlplane.Available()
+		err := ownAvailable()
 		wrong.when(err != nil, "--kube-apiserver=own: %w", err)
 	}
 	s, err := scenario.Load(o.Scenario, o.flags)
@@ -201,8 +205,8 @@ func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
 	anyFile := o.CAFile+authority+certificate+o.ServerName != ""
 	switch {
 	case o.Server == "":
-		wrong.when(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid require a "+
-			"running server: add --server", tlsFlags)
+		wrong.when(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast,
+			"%s, --insecure-plaintext and --server-pid require a running server: add --server", tlsFlags)
 	case o.KubeAPIServer != "":
 		wrong.when(true, "--server and --kube-apiserver are both given: use one of them")
 	case s.Floor || s.Event != scenario.None && s.Event != scenario.Reconnect || s.Relays > 0 || s.Servers > 1:
@@ -210,18 +214,22 @@ func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
 	case o.InsecurePlaintext:
 		wrong.when(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
 	default:
-		wrong.when(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or --client-cert-file and --client-key-file "+
+		wrong.when(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or "+
+			"--client-cert-file and --client-key-file "+
 			"(or --insecure-plaintext, if the server serves without TLS)")
 	}
 }
 
 func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *mistakes) {
 	wrong.when(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
-	wrong.when(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the scenario %s: an API server cannot be killed, use reconnect or none",
+	wrong.when(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the "+
+		"scenario %s: an API server cannot be killed, use reconnect or none",
 		s.Event, s.Name)
-	wrong.when(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
-		"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
-	wrong.when(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its kubeconfig as --kube-apiserver, or leave it out")
+	wrong.when(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor,
+		"%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
+			"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
+	wrong.when(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its "+
+		"kubeconfig as --kube-apiserver, or leave it out")
 }
 
 func (o *Options) validateObserving(wrong *mistakes) {

@@ -15,6 +15,10 @@ type own struct {
 	kubeconfig string // path of the file, in dir
 }
 
+// ownAvailable returns nil if there are binaries to start an API server from. Otherwise its error
+// says how to get them.
+func ownAvailable() error { return controlplane.Available() }
+
 func startOwn(ctx context.Context) (_ *own, err error) {
 	o := &own{}
 	if o.control, err = controlplane.Run(ctx, controlplane.Options{}); err != nil {
@@ -30,7 +34,7 @@ func startOwn(ctx context.Context) (_ *own, err error) {
 	return o, nil
 }
 
-// pid returns the process ID of the API server, which runs without etcd.
+// pid returns the process ID of the API server, without etcd.
 func (o *own) pid() int { return o.control.APIServer.PID() }
 
 func (o *own) close() error { return errors.Join(o.control.Close(), os.RemoveAll(o.dir)) }

@@ -103,7 +103,9 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	p = r.phase(name, kind, before, after)
 	p.ReceivedBytes = 0 // the sum below covers only awaited nodes, each until it was in sync
 	took := report.NewHistogram()
+	var versions []string
 	for _, c := range cold {
+		versions = append(versions, c.ServerVersions...)
 		for _, n := range c.Nodes {
 			p.Updates++
 			p.ReceivedBytes += n.Bytes
@@ -115,23 +117,12 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	p.Latency = report.DistributionOf(took)
 	if kind == report.ColdSync {
 		r.result.State = report.State{Services: cold[0].Services, Slices: cold[0].Slices, Endpoints: cold[0].Endpoints}
-		r.report.Versions.Server = r.serverVersions(cold)
+		if r.options.Server != "" { // servers that the run started have the load tester's version
+			slices.Sort(versions)
+			r.report.Versions.Server = strings.Join(slices.Compact(versions), ", ")
+		}
 	}
 	return p, after, nil
-}
-
-// serverVersions returns the versions that running servers report. It is empty if the run started
-// the servers, which have the version of the load tester.
-func (r *repeat) serverVersions(all []worker.Cold) string {
-	if r.options.Server == "" {
-		return ""
-	}
-	var versions []string
-	for _, c := range all {
-		versions = append(versions, c.ServerVersions...)
-	}
-	slices.Sort(versions)
-	return strings.Join(slices.Compact(versions), ", ")
 }
 
 // memory returns the memory of all servers that the run started, once their state is complete. It
@@ -396,16 +387,10 @@ func (r *repeat) strike(ctx context.Context, victim *server) (down time.Duration
 	if err := r.meter.kill(victim); err != nil || r.scenario.Event != scenario.Restart {
 		return 0, err
 	}
-	err = r.restart(ctx, victim.setup)
-	return time.Since(struck), err
-}
-
-// restart starts the server again that was killed, with the state of this moment.
-func (r *repeat) restart(ctx context.Context, setup target.Setup) error {
-	one := &server{setup: setup}
+	one := &server{setup: victim.setup}
 	if err := r.stack.startServer(ctx, one); err != nil {
-		return err
+		return 0, err
 	}
 	r.meter.join(one)
-	return nil
+	return time.Since(struck), nil
 }

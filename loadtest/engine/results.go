@@ -66,7 +66,8 @@ func (r *repeat) add(p report.Phase, machine time.Duration) {
 	busy := machine.Seconds() / p.Seconds
 	client := p.ClientCPU.Total() / p.Seconds
 	r.note(busy > busyShare*cores, "the machine was %.0f %% busy during %s: latencies include waiting for a CPU", 100*busy/cores, when)
-	r.note(client > clientShare*cores, "the load tester itself used more than half of the machine during %s: it may cause part of the latencies", when)
+	r.note(client > clientShare*cores,
+		"the load tester itself used more than half of the machine during %s: it may cause part of the latencies", when)
 	if s := p.ServerCPU; s != nil {
 		if r.stack.writer == nil && r.stack.process == nil {
 			others := busy - s.Total()/p.Seconds - client

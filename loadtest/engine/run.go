@@ -64,7 +64,8 @@ func remarks(o *Options) (out []string) {
 		"latencies are measured from when a change was due and include its way through etcd")
 	note(o.Peer == report.KubeAPIServer, "all nodes together decode each object once, so their CPU time is not that of kube-proxies")
 	behind := o.Peer == report.Slicecast && o.KubeAPIServer != "" && o.writes()
-	note(behind && o.KubeAPIServer == Own, "the servers watch an API server; its CPU time, with the writes of the changes but without etcd, is a metric of its own")
+	note(behind && o.KubeAPIServer == Own, "the servers watch an API server; its CPU time, with the writes of the "+
+		"changes but without etcd, is a metric of its own")
 	note(behind && o.KubeAPIServer != Own, "the servers watch an API server; its CPU time is not in the figures")
 	note(behind, "latencies are measured from when a change was due and include its way through etcd and the API server")
 	return out
@@ -91,7 +92,7 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	r.stack = &stack{options: r.options, scenario: r.scenario, lost: lost, said: r.view.Log()}
 	defer func() { err = errors.Join(err, r.stack.close()) }()
 	r.meter = newMeter(r.stack, start)
-	r.view.Set(r.meter.status)
+	r.view.Set(func() progress.Status { return *r.meter.shown.Load() })
 	r.meter.enter("start")
 	if err := r.stack.start(ctx); err != nil {
 		if err = because(ctx, err); len(r.report.Repeats) > 0 {

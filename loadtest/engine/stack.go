@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
@@ -50,7 +51,7 @@ type stack struct {
 	writer *apiserver.Writer // nil if the run does not write to an API server
 	// process reads the CPU time of the API server of an existing cluster. It is nil if there is a
 	// better source, or if untold says why it cannot be read.
-	process *apiserver.Process
+	process rest.Interface
 	untold  error
 
 	authority *testca.CA

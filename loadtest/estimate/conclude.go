@@ -116,10 +116,12 @@ func (c *conclusion) toNode() Section {
 	slicecast, updates, heartbeats := c.slicecast()
 	services, slices, seconds := &c.counted.services, &c.counted.slices, c.counted.seconds
 	return Section{"To each node, continuously", []Line{
-		perSecond(sized("node-bytes-today", "today", today, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of %d watches (%d B + %d B) / %.0f s = %s",
+		perSecond(sized("node-bytes-today", "today", today, "(%s of Services + %s of EndpointSlices) / %.0f s = "+
+			"%s; bookmarks of %d watches (%d B + %d B) / %.0f s = %s",
 			sizeText(float64(services.today)), sizeText(float64(slices.today)), seconds, rateText(events), watches, c.bookmarkService, c.bookmarkSlice,
 			bookmarkInterval.Seconds(), rateText(bookmarks))),
-		perSecond(sized("node-bytes-slicecast", "with Slicecast", slicecast, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
+		perSecond(sized("node-bytes-slicecast", "with Slicecast", slicecast, "(%s of Services + %s of "+
+			"EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
 			sizeText(float64(services.slicecast)), sizeText(float64(slices.slicecast)), seconds, rateText(updates), c.heartbeat,
 			fanout.DefaultHeartbeat.Seconds(), rateText(heartbeats))),
 	}}
@@ -134,7 +136,8 @@ func (c *conclusion) fromServers() Section {
 		perSecond(sized("api-server-bytes-today", "… each", n*today/a, "%s / %d API servers", rateText(n*today), c.apiServers)),
 		perSecond(sized("all-bytes-slicecast", "Slicecast's servers", n*slicecast, "%s × %d nodes", rateText(slicecast), c.nodes)),
 		perSecond(sized("server-bytes-slicecast", "… each", n*slicecast/s, "%s / %d servers", rateText(n*slicecast), c.servers)),
-		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*today, "%s × %d watching Slicecast servers", rateText(today), c.servers)),
+		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*today,
+			"%s × %d watching Slicecast servers", rateText(today), c.servers)),
 	}}
 }
 
@@ -150,7 +153,8 @@ func (c *conclusion) cpu() Section {
 	messages := c.updates/seconds + 1/heartbeat
 	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", c.updates, seconds, heartbeat)
 	watching := (c.events/seconds + watches/minute) * cost.nodeEvent.value * perMicro
-	ofWatching := fmt.Sprintf("(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", c.events, seconds, watches, minute, microsText(cost.nodeEvent.value))
+	ofWatching := fmt.Sprintf("(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s",
+		c.events, seconds, watches, minute, microsText(cost.nodeEvent.value))
 	return Section{"CPU, continuously, in cores of the machine that was measured", []Line{
 		cores("all-cores-today", "API servers today", writes+n*watcher, "%s + %s × %d nodes", ofWrites, ofWatcher, c.nodes),
 		cores("api-server-cores-today", "… each", (writes+n*watcher)/a, "%.3g / %d API servers", writes+n*watcher, c.apiServers),
@@ -158,7 +162,8 @@ func (c *conclusion) cpu() Section {
 		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro+s*watching, "%s × %s × %d nodes + %s × %d servers", ofMessages,
 			microsText(cost.update.value), c.nodes, ofWatching, c.servers),
 		cores("watch-cores-slicecast", "… of which receiving from API servers", s*watching, "%s × %d servers", ofWatching, c.servers),
-		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher, "%s + %s × %d servers", ofWrites, ofWatcher, c.servers),
+		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher,
+			"%s + %s × %d servers", ofWrites, ofWatcher, c.servers),
 		cores("node-cores-today", "each node today", watching, "%s", ofWatching),
 		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages, microsText(cost.nodeUpdate.value)),
 	}}
@@ -168,7 +173,8 @@ func (c *conclusion) memory() Section {
 	objects, ram := &c.counted.objects, c.cost.ram.value
 	empty, endpoint, service := c.cost.stateBytes()
 	return Section{"Memory", []Line{
-		sized("node-memory-today", "the objects on each node, today", float64(c.counted.memory.today), "heap of the objects, decoded as client-go does"),
+		sized("node-memory-today", "the objects on each node, today",
+			float64(c.counted.memory.today), "heap of the objects, decoded as client-go does"),
 		sized("node-memory-slicecast", "… with Slicecast", float64(c.counted.memory.slicecast), "heap of the objects, decoded as an agent does"),
 		sized("server-memory-slicecast", "RAM of each Slicecast server",
 			empty+float64(objects.endpoints)*endpoint+float64(objects.services)*service+float64(c.nodes)/float64(c.servers)*ram,
@@ -181,7 +187,8 @@ func (c *conclusion) starts() Section {
 	n, today, slicecast := float64(c.nodes), float64(c.counted.cold), float64(c.cold)
 	return Section{"When one node or all nodes start", []Line{
 		sized("cold-bytes-today", "today, up to Kubernetes 1.36", today, "each object once, as the initial events of its watch"),
-		sized("cold-list-bytes-today", "today, from 1.37 on, or with lists", float64(c.counted.lists.bytes), "each object once, compressed together with gzip"),
+		sized("cold-list-bytes-today", "today, from 1.37 on, or with lists",
+			float64(c.counted.lists.bytes), "each object once, compressed together with gzip"),
 		sized("cold-bytes-slicecast", "with Slicecast", slicecast, "each shard once, compressed"),
 		sized("all-cold-bytes-today", "all nodes today", n*today, "%s × %d nodes", sizeText(today), c.nodes),
 		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*slicecast, "%s × %d nodes", sizeText(slicecast), c.nodes),
@@ -193,12 +200,17 @@ func (c *conclusion) starts() Section {
 func (c *costs) assumptions(events, mean float64, servers int) []string {
 	out := []string{
 		"Bytes are those that TLS passes to TCP: messages with their frames and records. The acks in the other direction are not in the figures.",
-		"Today each node has a kube-proxy that watches Services and EndpointSlices with kube-proxy's selectors, in protobuf. Other watchers (CoreDNS, ingress " +
+		"Today each node has a kube-proxy that watches Services and EndpointSlices with kube-proxy's selectors, in " +
+			"protobuf. Other watchers (CoreDNS, ingress " +
 			"controllers) cost the same with Slicecast and are not in the figures.",
-		fmt.Sprintf("Node objects are not in the figures. Today each kube-proxy watches its own Node. With Slicecast, each server watches all Nodes and sends an agent "+
-			"what it needs of its own Node. An event of a Node is sent once today; with Slicecast, it is sent %d times to the servers and at most once to the agent.", servers),
-		"A current kube-proxy streams its lists, as the initial events of watches. From Kubernetes 1.37 on, an API server compresses these watches until they end after 5 to " +
-			"10 minutes. The watches that follow are not compressed; the continuous figures are for those. An older kube-proxy, or one whose API server does not " +
+		fmt.Sprintf("Node objects are not in the figures. Today each kube-proxy watches its own Node. With "+
+			"Slicecast, each server watches all Nodes and sends an agent "+
+			"what it needs of its own Node. An event of a Node is sent once today; with Slicecast, it is sent %d "+
+			"times to the servers and at most once to the agent.", servers),
+		"A current kube-proxy streams its lists, as the initial events of watches. From Kubernetes 1.37 on, an API " +
+			"server compresses these watches until they end after 5 to " +
+			"10 minutes. The watches that follow are not compressed; the continuous figures are for those. An " +
+			"older kube-proxy, or one whose API server does not " +
 			"stream, fetches lists; the API server compresses lists of more than 128 KiB.",
 		"Slicecast's servers join changes that happen at almost the same time. The figures do not take this into account, so a server may send less.",
 	}
@@ -206,12 +218,15 @@ func (c *costs) assumptions(events, mean float64, servers int) []string {
 	if events > 0 {
 		text += fmt.Sprintf(" The mean size of an event here is %s.", sizeText(mean))
 	}
-	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a heartbeat. Source: %s. The servers of that report generate "+
-		"their state. The cost of receiving, decrypting and decoding an event from an API server is assumed to be that of a node today, %s for an event of %s. "+
+	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a "+
+		"heartbeat. Source: %s. The servers of that report generate "+
+		"their state. The cost of receiving, decrypting and decoding an event from an API server is assumed to be "+
+		"that of a node today, %s for an event of %s. "+
 		"The figures include it. Source: %s.",
 		microsText(c.update.value), c.update.source, microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source))
 	out = append(out,
-		fmt.Sprintf("CPU of nodes covers receiving, decrypting and decoding. It includes the load tester's own costs, but neither garbage collection nor "+
+		fmt.Sprintf("CPU of nodes covers receiving, decrypting and decoding. It includes the load tester's own "+
+			"costs, but neither garbage collection nor "+
 			"programming the kernel. Today: %s for an event of %s. Source: %s. With Slicecast: %s for an update. Source: %s.",
 			microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source, microsText(c.nodeUpdate.value), c.nodeUpdate.source),
 		"Memory of nodes is that of the objects alone, without what programs derive from them. Memory of API servers is not in the figures.",

@@ -194,7 +194,8 @@ func (c *costs) memoryText() string {
 	of := func(s state) string {
 		return fmt.Sprintf("%s with %d endpoints, Services: %d (%s)", sizeText(s.value), s.Endpoints, s.Services, s.source)
 	}
-	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s; %s; and %s. Other states are on the "+
+	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is "+
+		"%s; %s; and %s. Other states are on the "+
 		"plane through these three. The servers of these reports generate their state, so the figure does not include the memory of "+
 		"an API server's client.",
 		sizeText(c.ram.value), c.ram.source, of(c.smallState), of(c.largeState), of(c.manyServices))
@@ -205,9 +206,12 @@ func (c *costs) eventText() string {
 	at := func(p point) string {
 		return fmt.Sprintf("%s for an event of %s (%s)", microsText(p.value), sizeText(p.bytes), p.source)
 	}
-	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which costs %s. Source: %s. The figures include only the part of one API server, "+
-		"and neither etcd nor what an API server does without changes. An event to a watcher, minus the watcher's part of the costs with one watcher, costs %s, and %s; "+
-		"other sizes are on the line through these two, but not below the lower one. With about as many watchers of an API server as here, it costs %s, and all sizes are assumed "+
+	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which costs %s. "+
+		"Source: %s. The figures include only the part of one API server, "+
+		"and neither etcd nor what an API server does without changes. An event to a watcher, minus the watcher's "+
+		"part of the costs with one watcher, costs %s, and %s; "+
+		"other sizes are on the line through these two, but not below the lower one. With about as many watchers "+
+		"of an API server as here, it costs %s, and all sizes are assumed "+
 		"to differ by the same factor.",
 		microsText(c.write.value), c.write.source, at(c.small), at(c.large), at(c.crowd))
 }

@@ -68,7 +68,8 @@ func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	}
 	if len(m.objects) == 0 {
 		return nil, fmt.Errorf("--manifests: %s has no Service or EndpointSlice that nodes receive: "+
-			"write the objects there with kubectl get services,endpointslices,nodes -A -o yaml%s", directory, strings.Join(append([]string{""}, m.unreadable...), "\n"))
+			"write the objects there with kubectl get services,endpointslices,nodes -A -o yaml%s",
+			directory, strings.Join(append([]string{""}, m.unreadable...), "\n"))
 	}
 	return m, nil
 }

@@ -32,14 +32,18 @@ type Options struct {
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster, which is only read; by default, that of the pod that the program runs in")
-	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests to use instead of a cluster, such as the output of kubectl get services,endpointslices,nodes -A -o yaml")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
+		"kubeconfig of the cluster, which is only read; by default, that of the pod that the program runs in")
+	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests to use instead of a cluster, such as the "+
+		"output of kubectl get services,endpointslices,nodes -A -o yaml")
 	fs.DurationVar(&o.Watch, "watch", 10*time.Minute, "how long to watch the cluster; with --manifests: the time to compute for")
 	fs.Float64Var(&o.FlipsPerSecond, "flips-per-second", 0, "with --manifests: how many endpoints become ready or not ready per second")
 	fs.IntVar(&o.Nodes, "nodes", 0, "number of nodes to compute for; by default, that of the cluster or the manifests")
-	fs.IntVar(&o.APIServers, "api-servers", 0, "number of API servers that share the nodes' watches; by default, that of the cluster, or 1 with --manifests")
+	fs.IntVar(&o.APIServers, "api-servers", 0,
+		"number of API servers that share the nodes' watches; by default, that of the cluster, or 1 with --manifests")
 	fs.IntVar(&o.Servers, "servers", 2, "number of Slicecast servers to compute for")
-	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "value of the label service.kubernetes.io/service-proxy-name of the Services to serve; by default, those without the label")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "value of the label "+
+		"service.kubernetes.io/service-proxy-name of the Services to serve; by default, those without the label")
 }
 
 // Validate returns all errors in the options.
@@ -126,7 +130,8 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	}
 	flips := "No endpoint flips: manifests do not say how many do, and --flips-per-second is 0."
 	if o.FlipsPerSecond > 0 {
-		flips = fmt.Sprintf("%g endpoints per second flip (--flips-per-second), each by itself and at random over all EndpointSlices; manifests do not say how many do. "+
+		flips = fmt.Sprintf("%g endpoints per second flip (--flips-per-second), each by itself and at random over "+
+			"all EndpointSlices; manifests do not say how many do. "+
 			"%d flips were encoded and represent all of them.", o.FlipsPerSecond, sampleFlips)
 	} else {
 		slog.Warn("The estimate has no changes, which cause most of the costs; set --flips-per-second")
@@ -173,7 +178,8 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 	end := time.Now().Add(o.Watch)
 	view.Set(func() progress.Status {
 		return progress.Status{
-			Phase: fmt.Sprintf("watching the cluster, %v left (^C ends the watch and computes the estimate)", time.Until(end).Round(time.Second)), Received: events.Load(),
+			Phase: fmt.Sprintf("watching the cluster, %v left (^C ends the watch and computes the estimate)",
+				time.Until(end).Round(time.Second)), Received: events.Load(),
 		}
 	})
 	cut, err := l.follow(ctx, c, o.Watch, func(n int) { events.Store(int64(n)) })

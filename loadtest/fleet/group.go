@@ -47,8 +47,8 @@ type Group struct {
 	window atomic.Pointer[Window]
 }
 
-// Connect calls start for each node, until the context ends. At most atATime nodes are between start
-// and their first Reached; 0 means no limit.
+// Connect calls start for each node, until the context ends. At most atATime nodes are between
+// start and their first Reached; 0 means no limit.
 func (g *Group) Connect(ctx context.Context, atATime int, start func(*Member)) {
 	places := make(chan struct{}, cmp.Or(atATime, len(g.Members)))
 	for _, m := range g.Members {

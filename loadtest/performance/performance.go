@@ -101,7 +101,8 @@ func (m *Measured) Figure(name, metric string) (report.Spread, error) {
 	}
 	s, ok := r.Summary[metric]
 	if !ok {
-		return report.Spread{}, fmt.Errorf("report %s has no metric %s: use one of %s", name, metric, strings.Join(slices.Sorted(maps.Keys(r.Summary)), ", "))
+		return report.Spread{}, fmt.Errorf(
+			"report %s has no metric %s: use one of %s", name, metric, strings.Join(slices.Sorted(maps.Keys(r.Summary)), ", "))
 	}
 	return s, nil
 }

@@ -175,7 +175,7 @@ func (r *Report) AllNotes() []string {
 
 type text struct{ strings.Builder }
 
-func (t *text) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
+func (t *text) line(format string, args ...any) { fmt.Fprintf(&t.Builder, format+"\n", args...) }
 
 // Table returns a table whose columns are as wide as their widest cells.
 func Table(rows [][]string) string {
@@ -183,9 +183,9 @@ func Table(rows [][]string) string {
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
 	for _, cells := range rows {
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+		_, _ = fmt.Fprintln(w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 	}
-	_ = w.Flush() // cannot fail in memory
+	_ = w.Flush() // writes to memory do not fail
 	return out.String()
 }
 

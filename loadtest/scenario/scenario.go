@@ -92,18 +92,22 @@ func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	f.Var(&s.Changing, "changing", "Services whose endpoints change, in the same form; if \"\", those of --services change")
 	f.Uint64Var(&s.Seed, "seed", 1, "seed for the placement of endpoints, the order of changes and, with --arrivals=poisson, their times")
 
-	f.StringVar((*string)(&s.Change), "change", string(generate.Flip), "what changes: flip (readiness of an endpoint), roll (all pods are replaced), drain (pods move off drained nodes), "+
+	f.StringVar((*string)(&s.Change), "change", string(generate.Flip), "what changes: flip (readiness of an "+
+		"endpoint), roll (all pods are replaced), drain (pods move off drained nodes), "+
 		"scale (Services start without pods and get all of them), none")
 	f.Float64Var(&s.Rate, "rate", 5, "endpoints that flip, pods that are added or replaced, or nodes that are drained, per second")
-	f.StringVar((*string)(&s.Arrivals), "arrivals", string(generate.Even), "distribution of --rate over time: even (equal intervals), poisson (random, with that average)")
+	f.StringVar((*string)(&s.Arrivals), "arrivals", string(generate.Even), "distribution of --rate over time: even "+
+		"(equal intervals), poisson (random, with that average)")
 	f.IntVar(&s.Batch, "batch", 1, "for roll and scale: number of pods in one sync of the EndpointSlice controller")
 	f.DurationVar(&s.Grace, "grace", 2*time.Second, "for roll and drain: how long a pod terminates")
-	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or to observe if others make the changes; roll and scale end by themselves")
+	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or to observe if others make "+
+		"the changes; roll and scale end by themselves")
 	f.DurationVar(&s.WarmUp, "warm-up", 5*time.Second, "how long endpoints flip before the measurement")
 
 	f.StringVar((*string)(&s.Event), "event", string(None), "what happens during the changes: reconnect (all connections are cut), "+
 		"restart (a server is killed and restarted), failover (a server is killed), none")
-	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, counted from the first measured change or, without changes, from when all nodes are in sync")
+	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, counted from the first measured change or, "+
+		"without changes, from when all nodes are in sync")
 
 	f.IntVar(&s.Servers, "servers", 1, "number of servers to start")
 	f.IntVar(&s.Relays, "relays", 0, "number of relays to start, which then serve the nodes")
@@ -125,7 +129,8 @@ func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 	if strings.HasSuffix(name, ".yaml") {
 		content, err = readFile(name)
 	} else if content, err = shipped.ReadFile("shipped/" + name + ".yaml"); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no scenario %q: use one of %s, or the path of a file that ends with .yaml", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("there is no scenario %q: use one of %s, or the path of a file that ends with .yaml",
+			name, strings.Join(Names(), ", "))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("scenario: %w", err)
@@ -243,7 +248,8 @@ func (s *Scenario) Validate() error {
 	wrong(s.Nodes < 1, "nodes is %d: use at least 1", s.Nodes)
 	wrong(!slices.Contains(kinds, s.Change), "change is %q: use flip, roll, drain, scale or none", s.Change)
 	wrong(!slices.Contains(events, s.Event), "event is %q: use reconnect, restart, failover or none", s.Event)
-	wrong(s.Change != generate.None && !(s.Rate > 0 && s.Rate <= maxRate), "rate is %g: use a positive number up to %g, or change: none", s.Rate, maxRate)
+	wrong(s.Change != generate.None && !(s.Rate > 0 && s.Rate <= maxRate),
+		"rate is %g: use a positive number up to %g, or change: none", s.Rate, maxRate)
 	wrong(s.Arrivals != generate.Even && s.Arrivals != generate.Poisson, "arrivals is %q: use even or poisson", s.Arrivals)
 	wrong(s.Batch < 1, "batch is %d: use at least 1", s.Batch)
 	wrong(s.Grace < 0, "grace is %v: use 0 or more", s.Grace)

@@ -1,4 +1,5 @@
-// These tests prove that CPU time and memory are read from the kernel, for a process and the machine.
+// These tests prove that CPU time and memory are read from the kernel, for a process and the
+// machine.
 package usage
 
 import (

@@ -211,7 +211,8 @@ func updatesOverTime(sides []side) (figure, bool) {
 		return func(before, s *report.Second) float64 { return float64(of(s)) / (s.At - before.At) }
 	}
 	return overTime{
-		id: "updates", title: "Node-updates over time", text: "Node-updates due because of the source's changes, and node-updates applied, in the first repeat.",
+		id: "updates", title: "Node-updates over time", text: "Node-updates due because of the source's changes, " +
+			"and node-updates applied, in the first repeat.",
 		axis: "node-updates per second", format: func(v float64) string { return report.FormatValue(v, report.Number) },
 		lines: []line{
 			{"owed", rate(func(s *report.Second) int64 { return s.Sent })},
@@ -236,7 +237,8 @@ func cpuOverTime(sides []side) (figure, bool) {
 
 func memoryOverTime(sides []side) (figure, bool) {
 	return overTime{
-		id: "memory", title: "Memory over time", text: "Resident memory of the processes in the first repeat.", axis: "bytes in RAM", format: bytes, binary: true,
+		id: "memory", title: "Memory over time", text: "Resident memory of the processes in the first repeat.",
+		axis: "bytes in RAM", format: bytes, binary: true,
 		lines: []line{
 			{"server", func(_, s *report.Second) float64 { return float64(s.ServerMemory) }},
 			{"load tester", func(_, s *report.Second) float64 { return float64(s.ClientMemory) }},
@@ -291,7 +293,8 @@ func bars(sides []side, id, title, about, ranged string, names []string, of ...s
 }
 
 func bytesPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "bytes", "Bytes per node-update", "All bytes below TLS that the connections carry while changes are measured. The time in which nodes come back from an event is left out.", "",
+	return bars(sides, "bytes", "Bytes per node-update", "All bytes below TLS that the connections carry while "+
+		"changes are measured. The time in which nodes come back from an event is left out.", "",
 		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
 }
 
@@ -302,10 +305,12 @@ func cpuPerUpdate(sides []side) (figure, bool) {
 	for _, s := range sides {
 		_, told := s.Report.Summary[whole]
 		if _, divided := s.Report.Summary["cpu-user-per-update"]; told && !divided {
-			return bars(sides, "cpu-each", title, "CPU time of the processes that distribute, in user mode and in the kernel together.", whole, []string{"user and system"}, whole)
+			return bars(sides, "cpu-each", title, "CPU time of the processes that distribute, in user mode and in the kernel together.",
+				whole, []string{"user and system"}, whole)
 		}
 	}
-	return bars(sides, "cpu-each", title, "CPU time of the processes that distribute, as the kernel accounts for it.", whole, []string{"user", "system"},
+	return bars(sides, "cpu-each", title,
+		"CPU time of the processes that distribute, as the kernel accounts for it.", whole, []string{"user", "system"},
 		"cpu-user-per-update", "cpu-system-per-update")
 }
 
@@ -341,7 +346,8 @@ func convergence(sides []side) (figure, bool) {
 	}
 	c.Text = "Median over the changes. " + strings.Join(words, "; ") + "."
 	return figure{
-		Title: c.Title, Text: "Time from when a change was due until a share of the nodes had it: the median over the changes of the first repeat, up to the longest.",
+		Title: c.Title, Text: "Time from when a change was due until a share of the nodes had it: the median over " +
+			"the changes of the first repeat, up to the longest.",
 		Chart: c.SVG(), Table: t,
 	}, true
 }
