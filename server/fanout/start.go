@@ -408,8 +408,8 @@ func (up *startup) sendWhole() error {
 	return up.sendShards(slices.Sorted(maps.Keys(up.whole)), size, 0, send)
 }
 
-// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's
-// turn.
+// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's turn.
+// A client that does not accept its bytes loses its turn, but is sent the rest.
 func (up *startup) sendShards(
 	shards []uint32, size func(*store.Snapshot) (int64, error), atOnce int64, send func(*store.Snapshot) error,
 ) error {
@@ -421,33 +421,23 @@ func (up *startup) sendShards(
 		}
 		total += bytes
 	}
-	sendAll := func() error {
-		for _, shard := range shards {
-			if err := send(up.hub.store.Snapshot(shard)); err != nil {
-				return err
-			}
+	if total > atOnce {
+		turn := up.hub.turns.ask(up.identity(), total)
+		defer turn.end()
+		if err := up.awaitTurn(turn); err != nil {
+			return err
 		}
-		return nil
+		defer turn.watch(up.transport.Taken, up.hub.metrics.stalledTurns.Inc)()
 	}
-	if total <= atOnce {
-		return sendAll()
+	for _, shard := range shards {
+		if err := send(up.hub.store.Snapshot(shard)); err != nil {
+			return err
+		}
 	}
-	return up.inTurn(total, sendAll)
+	return nil
 }
 
-// inTurn calls send when it is the client's turn to be sent that many bytes. A client that waits
-// too long is asked to come back later. A client that does not accept its bytes loses its turn, but
-// send goes on.
-func (up *startup) inTurn(size int64, send func() error) error {
-	turn := up.hub.turns.ask(up.identity(), size)
-	defer turn.end()
-	if err := up.awaitTurn(turn); err != nil {
-		return err
-	}
-	defer turn.watch(up.transport.Taken, up.hub.metrics.stalledTurns.Inc)()
-	return send()
-}
-
+// awaitTurn waits for the client's turn. A client that waits too long is asked to come back later.
 func (up *startup) awaitTurn(turn *turn) error {
 	h := up.hub
 	h.metrics.admissionWaiting.Inc()
