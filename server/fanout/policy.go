@@ -51,10 +51,10 @@ func (fullPolicy) whole() bool                              { return true }
 func (fullPolicy) sendReached(model.ResourceVersions) error { return nil }
 
 func (p fullPolicy) sendNodes(clientState) (all bool, err error) {
-	if p.s.node == "" {
-		return false, nil
+	if p.s.node != "" {
+		err = p.s.sendNode(p.s.node, p.s.hub.store.Node(p.s.node))
 	}
-	return false, p.s.sendNode(p.s.node, p.s.hub.store.Node(p.s.node))
+	return false, err
 }
 
 func (p fullPolicy) start(up *startup, state clientState) error {

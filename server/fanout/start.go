@@ -408,8 +408,8 @@ func (up *startup) sendWhole() error {
 	return up.sendShards(slices.Sorted(maps.Keys(up.whole)), size, 0, send)
 }
 
-// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's turn.
-// A client that does not accept its bytes loses its turn, but is sent the rest.
+// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's
+// turn. A client that does not accept its bytes loses its turn, but is sent the rest.
 func (up *startup) sendShards(
 	shards []uint32, size func(*store.Snapshot) (int64, error), atOnce int64, send func(*store.Snapshot) error,
 ) error {
