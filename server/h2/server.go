@@ -166,17 +166,10 @@ func (s *Server) Stop() {
 // stops the remaining streams and returns the context's error.
 func (s *Server) GracefulStop(ctx context.Context) error {
 	s.end((*conn).drainLocked)
-	done := make(chan struct{})
-	go func() {
-		s.wait.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		s.Stop()
-		<-done
+	stop := context.AfterFunc(ctx, s.Stop)
+	s.wait.Wait()
+	if !stop() {
 		return ctx.Err()
 	}
+	return nil
 }
