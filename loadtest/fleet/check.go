@@ -267,31 +267,27 @@ func objects(cache *client.Cache) iter.Seq[model.Object] {
 // because a second stream of a node ends the first.
 const referenceName = "-reference"
 
-// Reference is one more stream. It decodes all frames itself and holds the current state of the
-// server.
-type Reference struct{ node *node }
-
-// StartReference connects a reference, and keeps it connected until the context ends, in goroutines
-// of running. It returns when the reference has the server's state.
-func (f *Fleet) StartReference(ctx context.Context, running *sync.WaitGroup) (*Reference, error) {
+// StartReference connects a reference: one more stream, which decodes all frames itself and holds
+// the current state of the server. The stream is kept until the context ends, in goroutines of
+// running. StartReference returns when the reference has the server's state. The function that it
+// returns returns that state.
+func (f *Fleet) StartReference(ctx context.Context, running *sync.WaitGroup) (func() Truth, error) {
 	synced := make(chan struct{})
-	n, err := f.newNode(&Member{Index: -1, Name: f.Members[0].Name + referenceName}, wire.Decode, sync.OnceFunc(func() { close(synced) }))
+	member := &Member{Index: -1, Name: f.Members[0].Name + referenceName}
+	n, err := f.newNode(member, wire.Decode, sync.OnceFunc(func() { close(synced) }))
 	if err != nil {
 		return nil, err
 	}
 	n.start(ctx, running)
 	select {
 	case <-synced:
-		return &Reference{n}, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("get the server's state for comparison: %w", ctx.Err())
 	}
-}
-
-// Truth returns the state that the reference holds.
-func (r *Reference) Truth() Truth {
-	s := r.node.cache.Status()
-	return Truth{
-		Moving: true, Epoch: s.Epoch, Sequences: s.Sequences, Digests: s.Digests, Objects: slices.Collect(objects(r.node.cache)),
-	}
+	return func() Truth {
+		s := n.cache.Status()
+		return Truth{
+			Moving: true, Epoch: s.Epoch, Sequences: s.Sequences, Digests: s.Digests, Objects: slices.Collect(objects(n.cache)),
+		}
+	}, nil
 }

@@ -142,7 +142,7 @@ func TestCheckWithSeveralServers(t *testing.T) {
 	var running sync.WaitGroup
 	reference, err := f.StartReference(ctx, &running)
 	require.NoError(t, err)
-	require.NoError(t, f.Check(ctx, reference.Truth))
+	require.NoError(t, f.Check(ctx, reference))
 	cancel()
 	running.Wait()
 }

@@ -22,22 +22,6 @@ type benchRow struct {
 	bound string
 }
 
-// besideRows are the rows of tables that compare kube-proxy and Slicecast on a node.
-func besideRows(name string) (out []benchRow) {
-	for _, r := range [][2]string{
-		{"first programming", "program-s"}, {"… its CPU time", "program-cpu-s"},
-		{"one endpoint changes: until the rules are in place, median", "change-ms"}, {"… slowest", "change-max-ms"}, {"… CPU time", "change-cpu-ms"},
-		{"… in the large Service: median", "large-ms"}, {"… CPU time", "large-cpu-ms"},
-		{"restart with nothing changed", "restart-s"}, {"… transactions of nftables meanwhile", "touched"},
-		{"memory after that", "rss-MiB"}, {"… its peak", "peak-MiB"}, {"rules of iptables", "rules"},
-		{"new connections per second, first Service", "first-conn/s"}, {"… p50", "first-p50-µs"}, {"… p99", "first-p99-µs"},
-		{"new connections per second, last Service", "last-conn/s"}, {"… p50", "last-p50-µs"}, {"… p99", "last-p99-µs"},
-	} {
-		out = append(out, benchRow{label: r[0], report: name, unit: r[1]})
-	}
-	return out
-}
-
 // beside returns a table that compares kube-proxy and Slicecast on nodes with the given modes, in a
 // cluster of one size.
 func (m *Measured) beside(name, size string, modes ...string) (string, error) {
@@ -52,7 +36,19 @@ func (m *Measured) beside(name, size string, modes ...string) (string, error) {
 		}
 		columns = append(columns, benchColumn{heading: "ratio"})
 	}
-	return m.benchTable(columns, besideRows(name))
+	var rows []benchRow
+	for _, r := range [][2]string{
+		{"first programming", "program-s"}, {"… its CPU time", "program-cpu-s"},
+		{"one endpoint changes: until the rules are in place, median", "change-ms"}, {"… slowest", "change-max-ms"}, {"… CPU time", "change-cpu-ms"},
+		{"… in the large Service: median", "large-ms"}, {"… CPU time", "large-cpu-ms"},
+		{"restart with nothing changed", "restart-s"}, {"… transactions of nftables meanwhile", "touched"},
+		{"memory after that", "rss-MiB"}, {"… its peak", "peak-MiB"}, {"rules of iptables", "rules"},
+		{"new connections per second, first Service", "first-conn/s"}, {"… p50", "first-p50-µs"}, {"… p99", "first-p99-µs"},
+		{"new connections per second, last Service", "last-conn/s"}, {"… p50", "last-p50-µs"}, {"… p99", "last-p99-µs"},
+	} {
+		rows = append(rows, benchRow{label: r[0], report: name, unit: r[1]})
+	}
+	return m.benchTable(columns, rows)
 }
 
 func (m *Measured) agentTable() (string, error) {

@@ -166,9 +166,13 @@ func command(name string) (string, error) {
 const emulated = "QEMU "
 
 func (m *Measured) machine() (string, error) {
-	text, err := m.common("the machine", (*report.Report).MachineText)
-	if err != nil {
-		return "", err
+	all := make(map[string]bool)
+	for _, r := range m.Reports {
+		all[r.MachineText()] = true
+	}
+	text := strings.Join(slices.Sorted(maps.Keys(all)), "; ")
+	if len(all) != 1 { // figures of different machines cannot be compared
+		return "", fmt.Errorf("the machine differs between reports, run make performance: %s", text)
 	}
 	for name, results := range m.Benches {
 		for _, r := range results {
@@ -178,20 +182,6 @@ func (m *Measured) machine() (string, error) {
 		}
 	}
 	return text, nil
-}
-
-// common returns a text that must be equal in all reports. Figures of different machines, for
-// example, cannot be compared.
-func (m *Measured) common(what string, of func(*report.Report) string) (string, error) {
-	all := make(map[string]bool)
-	for _, r := range m.Reports {
-		all[of(r)] = true
-	}
-	texts := slices.Sorted(maps.Keys(all))
-	if len(texts) != 1 {
-		return "", fmt.Errorf("%s differs between reports, run make performance: %s", what, strings.Join(texts, "; "))
-	}
-	return texts[0], nil
 }
 
 func (m *Measured) repeats() string {

@@ -362,11 +362,7 @@ func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 		truth := fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards())
 		return func() fleet.Truth { return truth }, nil
 	}
-	reference, err := w.fleet.StartReference(ctx, &w.running)
-	if err != nil {
-		return nil, err
-	}
-	return reference.Truth, nil
+	return w.fleet.StartReference(ctx, &w.running)
 }
 
 // written reports whether a state includes all that the run has written to its namespace. A watch
