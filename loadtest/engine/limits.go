@@ -19,23 +19,23 @@ const (
 // limits returns an error if a limit of the machine does not allow the run. Otherwise nodes would
 // wait for connections and nothing would say why.
 func limits(o *Options, s *scenario.Scenario, machine usage.Machine) error {
-	var wrong mistakes
+	var wrong scenario.Mistakes
 	most := share(s.Nodes, addresses(o, s))
 	// Each connection to the same address needs a local port of its own.
-	wrong.when(int64(most) > machine.Ports, "%d nodes connect to one address, but the machine has only %d local ports: "+
+	wrong.When(int64(most) > machine.Ports, "%d nodes connect to one address, but the machine has only %d local ports: "+
 		"use fewer nodes or more relays, or widen the range (sysctl net.ipv4.ip_local_port_range)", most, machine.Ports)
 	connections := 1
 	if s.Floor {
 		connections = 2
 	}
 	open := int64(connections*min(s.Nodes, o.PerWorker) + spareFiles)
-	wrong.when(open > machine.OpenFiles, "a process needs %d open files, but the limit is %d: "+
+	wrong.When(open > machine.OpenFiles, "a process needs %d open files, but the limit is %d: "+
 		"use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)", open, machine.OpenFiles)
 	open = int64(connections*most + spareFiles)
-	wrong.when(o.Server == "" && o.Peer == report.Slicecast && open > machine.OpenFiles, "a server needs %d open files for its "+
+	wrong.When(o.Server == "" && o.Peer == report.Slicecast && open > machine.OpenFiles, "a server needs %d open files for its "+
 		"share of %d nodes, but the limit is %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, machine.OpenFiles)
 	open = int64(s.Nodes + apiServerFiles)
-	wrong.when(o.Peer == report.KubeAPIServer && o.KubeAPIServer == Own && open > machine.OpenFiles, "the API server needs %d "+
+	wrong.When(o.Peer == report.KubeAPIServer && o.KubeAPIServer == Own && open > machine.OpenFiles, "the API server needs %d "+
 		"open files for %d nodes, but the limit is %d: use fewer nodes, or raise the limit (ulimit -Hn)", open, s.Nodes, machine.OpenFiles)
 	return errors.Join(wrong...)
 }

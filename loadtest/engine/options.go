@@ -6,7 +6,6 @@ package engine
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -154,28 +153,20 @@ func (o *Options) source() report.Source {
 	return report.Generated
 }
 
-type mistakes []error
-
-func (m *mistakes) when(is bool, format string, args ...any) {
-	if is {
-		*m = append(*m, fmt.Errorf(format, args...))
-	}
-}
-
 // Validate returns the scenario, and all errors in the options.
 func (o *Options) Validate() (*scenario.Scenario, error) {
-	var wrong mistakes
+	var wrong scenario.Mistakes
 	if _, err := o.Log.NewLogger(io.Discard); err != nil {
 		wrong = append(wrong, err)
 	}
-	wrong.when(o.Repeats < 1, "--repeats is %d: use at least 1", o.Repeats)
-	wrong.when(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
-	wrong.when(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
-	wrong.when(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
+	wrong.When(o.Repeats < 1, "--repeats is %d: use at least 1", o.Repeats)
+	wrong.When(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
+	wrong.When(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
+	wrong.When(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
 	if o.KubeAPIServer == Own {
 		err := ownAvailable()
-		wrong.when(err != nil, "--kube-apiserver=own: %w", err)
+		wrong.When(err != nil, "--kube-apiserver=own: %w", err)
 	}
 	s, err := scenario.Load(o.Scenario, o.flags)
 	if err != nil {
@@ -198,47 +189,47 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	return s, errors.Join(append(wrong, err)...)
 }
 
-func (o *Options) validateServer(s *scenario.Scenario, wrong *mistakes) {
+func (o *Options) validateServer(s *scenario.Scenario, wrong *scenario.Mistakes) {
 	authority, certificate := o.NodeCACertFile+o.NodeCAKeyFile, o.ClientCertFile+o.ClientKeyFile
 	files := o.CAFile != "" && (o.NodeCACertFile != "" && o.NodeCAKeyFile != "" && certificate == "" ||
 		o.ClientCertFile != "" && o.ClientKeyFile != "" && authority == "")
 	anyFile := o.CAFile+authority+certificate+o.ServerName != ""
 	switch {
 	case o.Server == "":
-		wrong.when(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast,
+		wrong.When(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast,
 			"%s, --insecure-plaintext and --server-pid require a running server: add --server", tlsFlags)
 	case o.KubeAPIServer != "":
-		wrong.when(true, "--server and --kube-apiserver are both given: use one of them")
+		wrong.When(true, "--server and --kube-apiserver are both given: use one of them")
 	case s.Floor || s.Event != scenario.None && s.Event != scenario.Reconnect || s.Relays > 0 || s.Servers > 1:
-		wrong.when(true, "floor, event, servers and relays require servers that the run starts: leave --server out")
+		wrong.When(true, "floor, event, servers and relays require servers that the run starts: leave --server out")
 	case o.InsecurePlaintext:
-		wrong.when(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
+		wrong.When(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
 	default:
-		wrong.when(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or "+
+		wrong.When(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or "+
 			"--client-cert-file and --client-key-file "+
 			"(or --insecure-plaintext, if the server serves without TLS)")
 	}
 }
 
-func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *mistakes) {
-	wrong.when(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
-	wrong.when(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the "+
+func (o *Options) validateAPIServer(s *scenario.Scenario, wrong *scenario.Mistakes) {
+	wrong.When(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
+	wrong.When(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the "+
 		"scenario %s: an API server cannot be killed, use reconnect or none",
 		s.Event, s.Name)
-	wrong.when(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor,
+	wrong.When(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor,
 		"%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
 			"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
-	wrong.when(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its "+
+	wrong.When(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its "+
 		"kubeconfig as --kube-apiserver, or leave it out")
 }
 
-func (o *Options) validateObserving(wrong *mistakes) {
+func (o *Options) validateObserving(wrong *scenario.Mistakes) {
 	var given []string
 	for _, name := range append([]string{"scenario"}, ofChanges...) {
 		if o.flags.Changed(name) {
 			given = append(given, "--"+name)
 		}
 	}
-	wrong.when(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
+	wrong.When(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
 		"or use --write-namespace with the kubeconfig of a cluster", strings.Join(given, ", "))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/progress"
+	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
 // Options say what to estimate from. If Nodes or APIServers is 0, the number comes from the
@@ -48,25 +49,20 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 // Validate returns all errors in the options.
 func (o *Options) Validate() error {
-	var errs []error
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	wrong(o.Kubeconfig != "" && o.Manifests != "", "--kubeconfig and --manifests are both given: use one of them")
+	var wrong scenario.Mistakes
+	wrong.When(o.Kubeconfig != "" && o.Manifests != "", "--kubeconfig and --manifests are both given: use one of them")
 	if o.Manifests != "" {
 		_, err := os.ReadDir(o.Manifests)
-		wrong(err != nil, "--manifests: %w: use a directory", err)
+		wrong.When(err != nil, "--manifests: %w: use a directory", err)
 	}
-	wrong(o.Watch <= 0, "--watch is %v: use a positive duration", o.Watch)
-	wrong(o.FlipsPerSecond < 0, "--flips-per-second is %g: use 0 or more", o.FlipsPerSecond)
-	wrong(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second requires --manifests: with a cluster, changes are counted")
-	wrong(o.Nodes < 0, "--nodes is %d: use 0 (the number of the cluster) or more", o.Nodes)
-	wrong(o.APIServers < 0, "--api-servers is %d: use 0 (the number of the cluster) or more", o.APIServers)
-	errs = append(errs, source.ValidateProxyName(o.ServiceProxyName))
-	wrong(o.Servers < 1, "--servers is %d: use at least 1", o.Servers)
-	return errors.Join(errs...)
+	wrong.When(o.Watch <= 0, "--watch is %v: use a positive duration", o.Watch)
+	wrong.When(o.FlipsPerSecond < 0, "--flips-per-second is %g: use 0 or more", o.FlipsPerSecond)
+	wrong.When(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second requires --manifests: with a cluster, changes are counted")
+	wrong.When(o.Nodes < 0, "--nodes is %d: use 0 (the number of the cluster) or more", o.Nodes)
+	wrong.When(o.APIServers < 0, "--api-servers is %d: use 0 (the number of the cluster) or more", o.APIServers)
+	wrong = append(wrong, source.ValidateProxyName(o.ServiceProxyName))
+	wrong.When(o.Servers < 1, "--servers is %d: use at least 1", o.Servers)
+	return errors.Join(wrong...)
 }
 
 // Run computes an estimate, and shows its progress in the view.

@@ -235,42 +235,44 @@ func (s *Scenario) Parameters() map[string]any {
 	}
 }
 
+// Mistakes are the errors in options.
+type Mistakes []error
+
+// When adds an error if a condition holds.
+func (m *Mistakes) When(is bool, format string, args ...any) {
+	if is {
+		*m = append(*m, fmt.Errorf(format, args...))
+	}
+}
+
 // Validate returns all errors in the parameters.
 func (s *Scenario) Validate() error {
-	var errs []error
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
+	var wrong Mistakes
 	kinds := []generate.Kind{generate.Flip, generate.Roll, generate.Drain, generate.Scale, generate.None}
 	events := []Event{None, Reconnect, Restart, Failover}
-	wrong(s.Nodes < 1, "nodes is %d: use at least 1", s.Nodes)
-	wrong(!slices.Contains(kinds, s.Change), "change is %q: use flip, roll, drain, scale or none", s.Change)
-	wrong(!slices.Contains(events, s.Event), "event is %q: use reconnect, restart, failover or none", s.Event)
-	wrong(s.Change != generate.None && !(s.Rate > 0 && s.Rate <= maxRate),
+	wrong.When(s.Nodes < 1, "nodes is %d: use at least 1", s.Nodes)
+	wrong.When(!slices.Contains(kinds, s.Change), "change is %q: use flip, roll, drain, scale or none", s.Change)
+	wrong.When(!slices.Contains(events, s.Event), "event is %q: use reconnect, restart, failover or none", s.Event)
+	wrong.When(s.Change != generate.None && !(s.Rate > 0 && s.Rate <= maxRate),
 		"rate is %g: use a positive number up to %g, or change: none", s.Rate, maxRate)
-	wrong(s.Arrivals != generate.Even && s.Arrivals != generate.Poisson, "arrivals is %q: use even or poisson", s.Arrivals)
-	wrong(s.Batch < 1, "batch is %d: use at least 1", s.Batch)
-	wrong(s.Grace < 0, "grace is %v: use 0 or more", s.Grace)
-	wrong(s.Duration <= 0, "duration is %v: use a positive duration", s.Duration)
-	wrong(s.WarmUp < 0, "warm-up is %v: use 0 or more", s.WarmUp)
-	wrong(s.At < 0, "at is %v: use 0 or more", s.At)
+	wrong.When(s.Arrivals != generate.Even && s.Arrivals != generate.Poisson, "arrivals is %q: use even or poisson", s.Arrivals)
+	wrong.When(s.Batch < 1, "batch is %d: use at least 1", s.Batch)
+	wrong.When(s.Grace < 0, "grace is %v: use 0 or more", s.Grace)
+	wrong.When(s.Duration <= 0, "duration is %v: use a positive duration", s.Duration)
+	wrong.When(s.WarmUp < 0, "warm-up is %v: use 0 or more", s.WarmUp)
+	wrong.When(s.At < 0, "at is %v: use 0 or more", s.At)
 	if end := s.end(); s.Event != None && s.Change != generate.None && s.At > end {
-		wrong(true, "at is %v, but the changes end after %v: use at most that", s.At, end)
+		wrong.When(true, "at is %v, but the changes end after %v: use at most that", s.At, end)
 	}
-	wrong(s.Servers < 1, "servers is %d: use at least 1", s.Servers)
-	wrong(s.Relays < 0, "relays is %d: use 0 or more", s.Relays)
-	wrong(s.Event == Failover && s.Relays == 0 && s.Servers < 2 || s.Event == Failover && s.Relays == 1,
+	wrong.When(s.Servers < 1, "servers is %d: use at least 1", s.Servers)
+	wrong.When(s.Relays < 0, "relays is %d: use 0 or more", s.Relays)
+	wrong.When(s.Event == Failover && s.Relays == 0 && s.Servers < 2 || s.Event == Failover && s.Relays == 1,
 		"event is failover, but nodes have only one server or relay: use at least 2")
-	wrong(s.Connecting < 0, "connecting is %d: use 0 (all at once) or more", s.Connecting)
-	wrong(s.SlowPercent < 0 || s.SlowPercent >= 100, "slow-percent is %d: use 0 to 99", s.SlowPercent)
-	wrong(s.SlowDelay <= 0, "slow-delay is %v: use a positive duration", s.SlowDelay)
-	wrong(s.Floor && s.Relays > 0, "floor requires that a server serves the nodes itself: leave relays out")
-	if err := s.Cluster().Validate(); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	wrong.When(s.Connecting < 0, "connecting is %d: use 0 (all at once) or more", s.Connecting)
+	wrong.When(s.SlowPercent < 0 || s.SlowPercent >= 100, "slow-percent is %d: use 0 to 99", s.SlowPercent)
+	wrong.When(s.SlowDelay <= 0, "slow-delay is %v: use a positive duration", s.SlowDelay)
+	wrong.When(s.Floor && s.Relays > 0, "floor requires that a server serves the nodes itself: leave relays out")
+	return errors.Join(append(wrong, s.Cluster().Validate())...)
 }
 
 // maxRate is a rate beyond that of any machine.
