@@ -269,8 +269,8 @@ const referenceName = "-reference"
 
 // StartReference connects a reference: one more stream, which decodes all frames itself and holds
 // the current state of the server. The stream is kept until the context ends, in goroutines of
-// running. StartReference returns when the reference has the server's state. The function that it
-// returns returns that state.
+// running. StartReference waits until the reference has the server's state, and returns a function
+// for that state.
 func (f *Fleet) StartReference(ctx context.Context, running *sync.WaitGroup) (func() Truth, error) {
 	synced := make(chan struct{})
 	member := &Member{Index: -1, Name: f.Members[0].Name + referenceName}
