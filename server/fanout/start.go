@@ -186,7 +186,8 @@ func (up *startup) countGivenUp(seen model.ResourceVersions) {
 	h, reached := up.hub, up.hub.store.Reached()
 	h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
 	h.logged.behind.Do(func() {
-		h.log.Warn("Serving a client that has seen newer state; check this server's watch of the API server", "node", up.node, "waited", h.options.MaxBehindWait,
+		h.log.Warn("Serving a client that has seen newer state than this server; check this server's watch of the API server",
+			"node", up.node, "waited", h.options.MaxBehindWait,
 			"client_services", seen.Services, "services", reached.Services,
 			"client_slices", seen.Slices, "slices", reached.Slices)
 	})

@@ -117,7 +117,7 @@ func TestAddressesThatAreRefused(t *testing.T) {
 			"disabled", "sysctl -q -w net.ipv6.conf." + Device + ".disable_ipv6=1", "sysctl -q -w net.ipv6.conf." + Device + ".disable_ipv6=0",
 			"permission denied",
 		},
-		{"MTU", "ip link set mtu 1000 dev " + Device, "ip link set mtu 1500 dev " + Device, "give " + Device + " the address "},
+		{"MTU", "ip link set mtu 1000 dev " + Device, "ip link set mtu 1500 dev " + Device, "to device " + Device + ": invalid argument"},
 	} {
 		t.Run(refusal.name, func(t *testing.T) {
 			c := newCluster(t, Options{})
