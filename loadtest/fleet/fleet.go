@@ -127,6 +127,16 @@ func (f *Fleet) On(m *Member, server string) bool {
 	return f.nodes[m.Index].client.Connection().Server.Address == server
 }
 
+// ComputeDigests computes the digests of all nodes' caches. A node computes the digest of a shard
+// at the first heartbeat after a change of the shard. The first heartbeat after a cold sync is
+// therefore the most expensive one, and comes to all nodes at the same time. Real nodes have a
+// machine each; those of a fleet would wait for each other, during the changes.
+func (f *Fleet) ComputeDigests() {
+	for _, n := range f.nodes {
+		n.cache.Digests()
+	}
+}
+
 // observe is called for every response that a node has applied.
 func (f *Fleet) observe(n *node, r *wire.Response) {
 	switch {

@@ -296,13 +296,17 @@ func (w *Worker) Sample(_ child.None, s *Sample) error {
 	return nil
 }
 
-// Collect collects garbage if on is false, and from then on only under memory pressure. If on is
-// true, it restores normal collection. Otherwise nodes would wait while garbage of thousands of
-// others is collected, unlike nodes with a machine of their own.
+// Collect prepares the worker for changes if on is false: it computes the digests of its nodes, and
+// collects garbage now, and from then on only under memory pressure. If on is true, it restores
+// normal collection. Otherwise nodes would wait during the changes for the digests and the garbage
+// of thousands of others, unlike nodes with a machine of their own.
 func (w *Worker) Collect(on bool, _ *child.None) error {
 	if on {
 		debug.SetGCPercent(garbagePercent)
 		return nil
+	}
+	if w.fleet != nil {
+		w.fleet.ComputeDigests()
 	}
 	runtime.GC()
 	debug.SetGCPercent(-1)
