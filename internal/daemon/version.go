@@ -2,9 +2,16 @@ package daemon
 
 import "runtime/debug"
 
-// Version returns the version of this build as recorded by the Go toolchain: the version of the
-// module or, if it has none, the commit. Without either it returns "devel".
+// release is the version of commands in images. The build of the images sets it through the linker,
+// so that it is the images' tag. It is empty in other builds.
+var release string
+
+// Version returns the version of the release. Without one it returns what the Go toolchain recorded:
+// the version of the module or, if it has none, the commit. Without either it returns "devel".
 func Version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "devel"
