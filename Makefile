@@ -85,6 +85,18 @@ demo: build ## traffic to Services on this machine, without a cluster; HOLD=1 ke
 	go build -o bin/slicecast-demo ./internal/demo
 	bin/slicecast-demo $(if $(HOLD),--hold)
 
+IMAGES := bin/images
+VERSION ?=
+
+.PHONY: images
+images: ## make the images of server and agent into bin/images, for amd64 and arm64: an OCI layout, archives for containerd and Docker, SBOMs; VERSION=v1.2.3 is their tag
+	go run ./internal/tools/images build --version=$(VERSION) $(IMAGES)
+
+.PHONY: push
+push: images ## push the images and their SBOMs; REGISTRY=registry.example.com/team
+	@test -n "$(REGISTRY)" || { echo "say where to: make push REGISTRY=registry.example.com/team" >&2; exit 1; }
+	go run ./internal/tools/images push $(IMAGES) $(REGISTRY)
+
 .PHONY: clean
 clean: ## remove what build made
 	rm -rf bin

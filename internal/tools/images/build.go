@@ -1,0 +1,182 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"pault.ag/go/debian/deb"
+)
+
+const (
+	published = "ghcr.io/slicecast"
+	source    = "https://github.com/slicecast/slicecast"
+	// versionVariable is the variable with the version that the commands report.
+	versionVariable = "github.com/slicecast/slicecast/internal/daemon.release"
+)
+
+var architectures = []string{"amd64", "arm64"}
+
+// image describes one image.
+type image struct {
+	name        string
+	description string
+	command     string // the package of its program, and the end of the program's name
+	iptables    bool   // whether it has the programs of iptables, and modprobe
+	user        string
+}
+
+// images lists all images. Agents start as root, because a program of another user has no
+// capabilities unless the container runtime adds ambient ones. The manifests drop the capabilities
+// that the agents do not need.
+var images = []image{
+	{"slicecast-server", "Streams Services and EndpointSlices of Kubernetes to nodes", "server", false, "65532:65532"},
+	{"slicecast-agent", "Programs Services into a node's kernel with nftables or IPVS", "agent", false, "0:0"},
+	{"slicecast-agent-iptables", "Programs Services into a node's kernel with nftables, iptables or IPVS", "agent", true, "0:0"},
+}
+
+// builder makes all images of a release.
+type builder struct {
+	root    string // of the repository
+	out     string // folder for the images; whatever is in it is replaced
+	release release
+	debs    *debian
+}
+
+// built is an image for one architecture.
+type built struct {
+	image
+	architecture string
+	v1.Image
+	sbom []byte
+}
+
+// run makes all images and writes them.
+func (b *builder) run(ctx context.Context) error {
+	binaries, err := os.MkdirTemp("", "slicecast-images-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(binaries) }() // a temporary folder that stays does no harm
+	var all []built
+	for _, architecture := range architectures {
+		base, err := b.debs.layer(ctx, "base", architecture)
+		if err != nil {
+			return err
+		}
+		if err := base.configureBase(); err != nil {
+			return err
+		}
+		iptables, err := b.debs.layer(ctx, "iptables", architecture)
+		if err != nil {
+			return err
+		}
+		iptables.configureIPTables()
+		for _, i := range images {
+			program := filepath.Join(binaries, architecture, "slicecast-"+i.command)
+			if err := b.compile(ctx, i.command, architecture, program); err != nil {
+				return err
+			}
+			parts := []*unpacked{base}
+			if i.iptables {
+				parts = append(parts, iptables)
+			}
+			built, err := b.assemble(i, architecture, program, parts)
+			if err != nil {
+				return fmt.Errorf("image %s for %s: %w", i.name, architecture, err)
+			}
+			all = append(all, built)
+		}
+	}
+	return write(b.out, b.release, all)
+}
+
+// compile builds a command for an architecture, unless it was built for another image. Settings of
+// this machine do not take part, nor does git's folder: Go records the commit only from some kinds of
+// clones.
+func (b *builder) compile(ctx context.Context, command, architecture, program string) error {
+	if _, err := os.Stat(program); err == nil {
+		return nil
+	}
+	progress("building slicecast-%s for %s", command, architecture)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
+		"-ldflags=-s -w -X "+versionVariable+"="+b.release.version, "-o", program, "./"+command)
+	cmd.Dir = b.root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOAMD64=v1", "GOARM64=v8.0",
+		"GOFLAGS=", "GOEXPERIMENT=", "GOWORK=off")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go build ./%s for %s: %w", command, architecture, err)
+	}
+	return nil
+}
+
+// assemble makes an image of the parts and the program.
+func (b *builder) assemble(i image, architecture, program string, parts []*unpacked) (built, error) {
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return built{}, err
+	}
+	path := "usr/local/bin/" + filepath.Base(program)
+	own := files{path: {kind: tar.TypeReg, mode: 0o755, time: b.release.created, content: content}}
+
+	var packages []deb.Control
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, layer := range append(slices.Clone(parts), &unpacked{files: own}) {
+		packages = append(packages, layer.packages...)
+		packed, err := layer.files.layer()
+		if err != nil {
+			return built{}, err
+		}
+		history := v1.History{Created: v1.Time{Time: b.release.created}, CreatedBy: source, Comment: "the program"}
+		if len(layer.packages) > 0 {
+			history.Comment = "from Debian:"
+		}
+		for _, p := range layer.packages {
+			history.Comment += " " + p.Package + "=" + p.Version.String()
+		}
+		img, err = mutate.Append(img, mutate.Addendum{Layer: packed, History: history})
+		if err != nil {
+			return built{}, err
+		}
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return built{}, err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", architecture
+	config.Created = v1.Time{Time: b.release.created}
+	config.Config = v1.Config{
+		User: i.user, WorkingDir: "/", Entrypoint: []string{"/" + path}, Labels: b.labels(i),
+		Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+	}
+	if img, err = mutate.ConfigFile(img, config); err != nil {
+		return built{}, err
+	}
+	sbom, err := b.sbom(i, architecture, img, program, packages)
+	return built{i, architecture, img, sbom}, err
+}
+
+// labels returns the labels of an image, which are the annotations of its index, too.
+func (b *builder) labels(i image) map[string]string {
+	const prefix = "org.opencontainers.image."
+	return map[string]string{
+		prefix + "title":         i.name,
+		prefix + "description":   i.description,
+		prefix + "version":       b.release.version,
+		prefix + "revision":      b.release.revision,
+		prefix + "created":       b.release.created.Format("2006-01-02T15:04:05Z07:00"),
+		prefix + "source":        source,
+		prefix + "documentation": source + "/blob/main/deploy/README.md",
+		prefix + "licenses":      "Apache-2.0",
+	}
+}

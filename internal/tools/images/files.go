@@ -1,0 +1,66 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// files holds the files of a layer by their names, which are relative to the root.
+type files map[string]file
+
+// file is a file, folder or link. Its owner is root.
+type file struct {
+	kind    byte // as in tar.Header.Typeflag
+	mode    int64
+	target  string // of a link
+	time    time.Time
+	content []byte
+}
+
+// add adds a file that belongs to no package. A fixed time keeps the layer, and with it what nodes
+// have already pulled, the same from version to version.
+func (f files) add(name, content string) {
+	f[name] = file{kind: tar.TypeReg, mode: 0o644, time: time.Unix(0, 0), content: []byte(content)}
+}
+
+func (f files) link(name, target string) {
+	f[name] = file{kind: tar.TypeSymlink, mode: 0o777, time: time.Unix(0, 0), target: target}
+}
+
+// layer packs the files in the order of their names.
+func (f files) layer() (v1.Layer, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		file := f[name]
+		header := &tar.Header{
+			Typeflag: file.kind, Name: name, Linkname: file.target, Mode: file.mode,
+			ModTime: file.time, Size: int64(len(file.content)),
+		}
+		if file.kind == tar.TypeDir {
+			header.Name = strings.TrimSuffix(name, "/") + "/"
+		}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(file.content); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	content := b.Bytes()
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content)), nil
+	}, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
+}

@@ -1,0 +1,115 @@
+// Command images makes the images of the server and of the agent for amd64 and arm64, without a
+// container engine, and pushes them.
+//
+// The base of all images has the files that programs without a C library need. The image
+// agent-iptables also has the programs of iptables. Both parts come from the Debian packages in
+// packages.txt, which pin.sh writes. The same sources, version and packages make the same digests.
+//
+// Run it in the root of the repository:
+//
+//	images build [--version=VERSION] DIR
+//	images push DIR REGISTRY
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	root := &cobra.Command{Use: "images", SilenceErrors: true, SilenceUsage: true}
+	var version string
+	build := &cobra.Command{
+		Use:  "build DIR",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := newRelease(cmd.Context(), version)
+			if err != nil {
+				return err
+			}
+			debs, err := newDebian()
+			if err != nil {
+				return err
+			}
+			return (&builder{root: ".", out: args[0], release: r, debs: debs}).run(cmd.Context())
+		},
+	}
+	build.Flags().StringVar(&version, "version", "",
+		"Tag of the images. If empty, it is what git describe says of the current commit.")
+	push := &cobra.Command{
+		Use:  "push DIR REGISTRY",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error { return push(cmd.Context(), args[0], args[1]) },
+	}
+	root.AddCommand(build, push)
+	return root
+}
+
+// release identifies what the images are made of.
+type release struct {
+	version  string
+	revision string    // the commit
+	created  time.Time // of the commit, or $SOURCE_DATE_EPOCH
+}
+
+// newRelease describes the sources in the working directory. An empty version stands for what git
+// describe says.
+func newRelease(ctx context.Context, version string) (release, error) {
+	r := release{version: version}
+	var err error
+	if r.version == "" {
+		if r.version, err = git(ctx, "describe", "--tags", "--always", "--abbrev=12", "--dirty"); err != nil {
+			return r, err
+		}
+	}
+	if r.version == "latest" {
+		return r, fmt.Errorf("version latest would not say what is in the images: name a version, such as v1.2.3")
+	}
+	if r.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
+		return r, err
+	}
+	seconds := os.Getenv("SOURCE_DATE_EPOCH")
+	if seconds == "" {
+		if seconds, err = git(ctx, "log", "-1", "--format=%ct"); err != nil {
+			return r, err
+		}
+	}
+	unix, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return r, fmt.Errorf("SOURCE_DATE_EPOCH: %w: set it to seconds since 1970", err)
+	}
+	r.created = time.Unix(unix, 0).UTC()
+	return r, nil
+}
+
+func git(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: run it in a clone of the repository", strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// progress reports what is being done.
+func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
