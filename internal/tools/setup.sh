@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 
 # The race detector needs a C compiler.
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
-	ipset:ipset qemu-system-x86_64:qemu-system-x86
+	ipset:ipset systemd-analyze:systemd qemu-system-x86_64:qemu-system-x86
 internal/tools/kernel.sh >/dev/null
 for component in etcd kube-apiserver kube-controller-manager kube-proxy; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null
