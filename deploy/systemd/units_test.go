@@ -1,6 +1,6 @@
-// These tests prove that the units work: systemd finds no fault in them and counts little exposure,
-// and a systemd of the tests runs a server and an agent with exactly the units' users, privileges and
-// view of files. The agent programs a Service with each programmer, and comes back after a crash.
+// These tests prove that the units work. systemd finds no fault in them and counts little exposure.
+// A systemd of the tests runs a server and an agent with the units' users, privileges and view of
+// files. The agent programs a Service with each programmer, and comes back after a crash.
 package systemd
 
 import (
@@ -92,6 +92,12 @@ func TestUnits(t *testing.T) {
 		})
 	}
 
+	t.Run("crash", func(t *testing.T) { m.crash(t) })
+	reached()
+}
+
+// crash starts the agent, looks at its view of files, kills it, and requires that it comes back.
+func (m *machine) crash(t *testing.T) {
 	m.startUnit(t, agentUnit)
 	before := m.main(t, agentUnit)
 	require.NoError(t, m.touch(t.Context(), before, "/var/lib/slicecast/new"))
@@ -111,7 +117,6 @@ func TestUnits(t *testing.T) {
 	})
 	m.awaitReady(t, agentUnit)
 	require.NotEqual(t, before, m.main(t, agentUnit))
-	reached()
 }
 
 // ready has the addresses at which the programs say that they are ready.

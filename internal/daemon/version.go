@@ -6,8 +6,9 @@ import "runtime/debug"
 // so that it is the images' tag. It is empty in other builds.
 var release string
 
-// Version returns the version of the release. Without one it returns what the Go toolchain recorded:
-// the version of the module or, if it has none, the commit. Without either it returns "devel".
+// Version returns the version of the release. Without one it returns what the Go toolchain
+// recorded: the version of the module or, if it has none, the commit. Without either it returns
+// "devel".
 func Version() string {
 	if release != "" {
 		return release

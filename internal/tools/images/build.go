@@ -100,8 +100,8 @@ func (b *builder) run(ctx context.Context) error {
 }
 
 // compile builds a command for an architecture, unless it was built for another image. Settings of
-// this machine do not take part, nor does git's folder: Go records the commit only from some kinds of
-// clones.
+// this machine do not take part. Neither does git's folder, because Go records the commit only from
+// some kinds of clones.
 func (b *builder) compile(ctx context.Context, command, architecture, program string) error {
 	if _, err := os.Stat(program); err == nil {
 		return nil

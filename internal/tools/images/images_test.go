@@ -1,6 +1,6 @@
-// These tests prove what is in the images: two builds make the same bytes, every program finds its
-// libraries, the SBOM lists what is there, the archives have the forms that containerd and Docker
-// load, and a registry receives the same digests.
+// These tests prove that two builds make the same bytes. In the images, every program finds its
+// libraries, and the SBOM lists all packages. The archives have the forms that containerd and
+// Docker load, and a registry receives the same digests.
 package main
 
 import (
@@ -134,7 +134,7 @@ func checkPrograms(t *testing.T, i image, architecture, root string) {
 		if err != nil {
 			return nil // another kind of file
 		}
-		defer f.Close()
+		defer func() { require.NoError(t, f.Close()) }()
 		programs++
 		require.Equal(t, machine, f.Machine, path)
 		needed, err := f.ImportedLibraries()
@@ -159,8 +159,8 @@ func checkPrograms(t *testing.T, i image, architecture, root string) {
 	require.FileExists(t, filepath.Join(root, "usr/lib", triplet, "libzstd.so.1"))
 }
 
-// TestSBOM requires that an SBOM is valid and lists the modules of the program, and the same packages
-// as the image's own records, which scanners read.
+// TestSBOM requires that an SBOM is valid and lists the modules of the program. It lists the same
+// packages as the image's own records, which scanners read.
 func TestSBOM(t *testing.T) {
 	each(t, func(t *testing.T, i image, architecture string, img v1.Image) {
 		f, err := os.Open(filepath.Join(firstBuild, i.name+"-"+architecture+".spdx.json"))

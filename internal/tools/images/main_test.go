@@ -1,5 +1,5 @@
-// This file builds all images twice before the tests run. The second build is of the same sources at
-// another place, as on another machine.
+// This file builds all images twice before the tests run. The second build is of the same sources
+// at another place, as on another machine.
 package main
 
 import (
@@ -86,7 +86,7 @@ func buildTwice(ctx context.Context) error {
 		if err := os.Setenv(name, value); err != nil {
 			return err
 		}
-		defer os.Setenv(name, before)
+		defer func() { _ = os.Setenv(name, before) }() // it was set before
 	}
 	return (&builder{root: otherPlace, out: secondBuild, release: testRelease, debs: debs}).run(ctx)
 }

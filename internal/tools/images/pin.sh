@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Pins the Debian packages of the images: writes the current ones of Debian stable, with its security
-# updates, to packages.txt. apt verifies Debian's signatures; the images are then built from the
-# hashes. Needs apt and debian-archive-keyring, but changes nothing of this machine's apt.
+# Pins the Debian packages of the images: writes the current ones of Debian stable, with its
+# security updates, to packages.txt. apt verifies Debian's signatures; the images are then built
+# from the hashes. Needs apt and debian-archive-keyring, but changes nothing of this machine's apt.
 set -euo pipefail
 cd "$(dirname "$0")"
 

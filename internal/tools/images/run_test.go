@@ -1,5 +1,6 @@
-// These tests start the images' programs with the images' files as their root, on a node with a pod:
-// each agent image programs a Service so that connections reach the pod, and cleans up after itself.
+// These tests start the images' programs with the images' files as their root, on a node with a
+// pod. Each agent image programs a Service so that connections reach the pod, and cleans up after
+// itself.
 package main
 
 import (

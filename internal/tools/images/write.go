@@ -44,13 +44,13 @@ func write(dir string, r release, all []built) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	root := v1.ImageIndex(mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
+	root := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, i := range images {
 		ref, err := name.NewTag(published+"/"+i.name+":"+r.version, name.StrictValidation)
 		if err != nil {
 			return fmt.Errorf("version %q: %w: use letters, digits, dots and dashes", r.version, err)
 		}
-		index := v1.ImageIndex(mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
+		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 		for _, b := range all {
 			if b.name != i.name {
 				continue
