@@ -208,6 +208,24 @@ func (n *Network) startWorld() error {
 	return nil
 }
 
+// RouteWorld makes connections of this process, and of processes that it starts, use this network
+// if they are not bound to a source address. Only one network of a process can have this.
+func (n *Network) RouteWorld() {
+	n.t.Helper()
+	link, err := n.World.links.LinkByName(fmt.Sprintf("world%d", n.number))
+	if err != nil {
+		n.t.Fatalf("testenv: route the world: %v", err)
+	}
+	for _, r := range []route{
+		{dst: nodeNetwork4}, {dst: nodeNetwork6}, {dst: anyIPv4, via: routerIPv4}, {dst: anyIPv6, via: routerIPv6},
+	} {
+		r.link = link
+		if err := n.World.addRoute(r); err != nil {
+			n.t.Fatalf("testenv: route the world: %v", err)
+		}
+	}
+}
+
 func (n *Network) worldRules() []*netlink.Rule {
 	var rules []*netlink.Rule
 	for _, addr := range []netip.Addr{n.World.IPv4, n.World.IPv6} {

@@ -17,6 +17,7 @@ type Node struct {
 	PodCIDR4, PodCIDR6 netip.Prefix
 
 	network *Network
+	port    string // the name of the link's end on the router
 
 	mu        sync.Mutex // guards the fields below
 	pods      map[*Pod]struct{}
@@ -59,28 +60,34 @@ func (n *Network) addNode(name string) (*Node, error) {
 	}
 	number := n.nodeCount
 	n.nodeCount++
-	host, err := newHost(n.t, name, routerSysctls)
-	if err != nil {
-		return nil, err
-	}
-	host.IPv4, host.IPv6 = nth(nodeNetwork4, 2+number), nth(nodeNetwork6, 1+number)
 	node := &Node{
-		Host:     host,
+		Host:     &Host{Name: name, IPv4: nth(nodeNetwork4, 2+number), IPv6: nth(nodeNetwork6, 1+number)},
 		PodCIDR4: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 180, byte(number), 0}), 24),
 		PodCIDR6: netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 3: 0x10, 4: 0x01, 5: 0x80, 7: byte(number)}), 64),
 		network:  n,
+		port:     fmt.Sprintf("node%d", number),
 		pods:     map[*Pod]struct{}{},
 	}
 	node.addresses = newPool(1, node.PodCIDR4, node.PodCIDR6)
-	n.nodes[node] = struct{}{}
+	return node, n.boot(node)
+}
 
-	eth0, err := n.plug(host, "eth0", fmt.Sprintf("node%d", number), netip.PrefixFrom(host.IPv4, nodeNetwork4.Bits()), netip.PrefixFrom(host.IPv6, nodeNetwork6.Bits()))
+// boot creates the namespace of a node and connects it.
+func (n *Network) boot(node *Node) error {
+	host, err := newHost(n.t, node.Name, routerSysctls)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	host.IPv4, host.IPv6 = node.IPv4, node.IPv6
+	node.Host = host
+	n.nodes[node] = struct{}{}
+	eth0, err := n.plug(host, "eth0", node.port, netip.PrefixFrom(host.IPv4, nodeNetwork4.Bits()), netip.PrefixFrom(host.IPv6, nodeNetwork6.Bits()))
+	if err != nil {
+		return err
 	}
 	host.eth0 = eth0
 	host.attract = func(dst netip.Prefix, _ netip.Addr) error { return n.routeTo(node, dst, 0) }
-	return node, errors.Join(
+	return errors.Join(
 		host.addRoute(route{dst: anyIPv4, link: eth0, via: routerIPv4}),
 		host.addRoute(route{dst: anyIPv6, link: eth0, via: routerIPv6}),
 		n.routeTo(node, node.PodCIDR4, 0),
@@ -94,6 +101,36 @@ func (n *Network) routeTo(node *Node, dst netip.Prefix, table int) error {
 		via = node.IPv6
 	}
 	return n.router.addRoute(route{dst: dst, link: n.bridge, via: via, table: table})
+}
+
+// Reboot removes the node's namespace with its pods and all processes on them, and creates an empty
+// one for the node, with its name and addresses. It sets Host, which nobody else may use meanwhile.
+func (node *Node) Reboot() {
+	node.t.Helper()
+	t := node.t
+	node.network.mu.Lock()
+	defer node.network.mu.Unlock()
+	if err := node.reboot(); err != nil {
+		t.Fatalf("testenv: reboot node %s: %v", node.Name, err)
+	}
+}
+
+func (node *Node) reboot() error {
+	// Others have the hardware address in their neighbor tables. A machine keeps it, too.
+	address := node.eth0.Attrs().HardwareAddr
+	if err := errors.Join(node.close(), node.network.router.removeLink(node.port)); err != nil {
+		return err
+	}
+	node.mu.Lock()
+	defer node.mu.Unlock()
+	node.pods, node.addresses = map[*Pod]struct{}{}, newPool(1, node.PodCIDR4, node.PodCIDR6)
+	if err := node.network.boot(node); err != nil {
+		return err
+	}
+	if err := node.links.LinkSetHardwareAddr(node.eth0, address); err != nil {
+		return fmt.Errorf("set the hardware address: %w", err)
+	}
+	return nil
 }
 
 // Delete removes the node, its pods and all processes on them.

@@ -53,7 +53,7 @@ var (
 
 // borrow makes cp one of the lent control planes that are not in use, at a local address.
 func (cp *ControlPlane) borrow(lent string, options Options) error {
-	if options.Controllers || len(options.APIServerFlags) > 0 {
+	if options.Controllers || options.Nodes || len(options.APIServerFlags) > 0 {
 		return errors.New("lent control planes have no controllers and no flags of their own")
 	}
 	takenMu.Lock()

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/testca"
 )
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -119,9 +121,13 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 		return err
 	}
 	cp.APIServer = cp.newProcess("kube-apiserver", binary)
-	flags := options.APIServerFlags
+	settings, err := cp.settings(options.Nodes)
+	if err != nil {
+		return err
+	}
+	flags := slices.Concat(settings, options.APIServerFlags)
 	if options.OldAddresses {
-		flags = append(slices.Clone(flags), "--feature-gates=StrictIPCIDRValidation=false")
+		flags = append(flags, "--feature-gates=StrictIPCIDRValidation=false")
 	}
 	return startOnFreePort(ctx, cp.APIServer, options.Address, func(endpoint netip.AddrPort) {
 		cp.endpoint = endpoint
@@ -136,17 +142,41 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 			"--service-account-issuer=" + Issuer,
 			"--service-account-key-file=" + cp.pki.file("service-accounts.crt"),
 			"--service-account-signing-key-file=" + cp.pki.file("service-accounts.key"),
-			"--authorization-mode=RBAC",
 			"--service-cluster-ip-range=" + ServiceCIDRs,
-			// Pods need no ServiceAccount: no controller here would create it. Loading the schemas
-			// for admission policies takes half the time of a start.
-			"--disable-admission-plugins=ServiceAccount,ValidatingAdmissionPolicy,MutatingAdmissionPolicy",
 			"--allow-privileged=true",
-			// A loopback address is not valid as an endpoint of the kubernetes Service.
-			"--endpoint-reconciler-type=none",
 		}, flags...)
 		cp.APIServer.ready = cp.isReady(cp.URL() + "/readyz")
 	})
+}
+
+// policies are the admission plugins that no control plane here has. Loading the schemas for them
+// takes half the time of a start.
+const policies = "ValidatingAdmissionPolicy,MutatingAdmissionPolicy"
+
+// settings returns the flags of kube-apiserver that depend on whether there are nodes.
+func (cp *ControlPlane) settings(nodes bool) ([]string, error) {
+	if !nodes {
+		return []string{
+			"--authorization-mode=RBAC",
+			// Pods need no ServiceAccount: no controller here would create it.
+			"--disable-admission-plugins=ServiceAccount," + policies,
+			// A loopback address is not valid as an endpoint of the kubernetes Service.
+			"--endpoint-reconciler-type=none",
+		}, nil
+	}
+	client, err := cp.pki.ca.Client("kube-apiserver", "system:masters")
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := testca.Write(cp.dir, "kubelet-client", client)
+	return []string{
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--disable-admission-plugins=" + policies,
+		"--kubelet-client-certificate=" + cert,
+		"--kubelet-client-key=" + key,
+		"--kubelet-preferred-address-types=InternalIP",
+	}, err
 }
 
 func (cp *ControlPlane) startControllerManager(ctx context.Context, options Options) error {
@@ -159,10 +189,16 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context, options Opti
 		return err
 	}
 	cp.ControllerManager = cp.newProcess("kube-controller-manager", binary)
+	enabled := controllers
+	if options.Nodes {
+		enabled = []string{"*"}
+	}
 	return startOnFreePort(ctx, cp.ControllerManager, loopback, func(endpoint netip.AddrPort) {
 		cp.ControllerManager.args = append([]string{
 			"--kubeconfig=" + kubeconfig,
-			"--controllers=" + strings.Join(controllers, ","),
+			"--controllers=" + strings.Join(enabled, ","),
+			"--service-account-private-key-file=" + cp.pki.file("service-accounts.key"),
+			"--root-ca-file=" + cp.pki.file("ca.crt"),
 			"--leader-elect=false",
 			"--bind-address=" + endpoint.Addr().String(),
 			fmt.Sprintf("--secure-port=%d", endpoint.Port()),
@@ -172,6 +208,29 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context, options Opti
 			"--kube-api-burst=1000",
 		}, options.ControllerFlags...)
 		cp.ControllerManager.ready = cp.isReady(fmt.Sprintf("https://%s/healthz", endpoint))
+	})
+}
+
+func (cp *ControlPlane) startScheduler(ctx context.Context) error {
+	binary, err := KubernetesBinary(ctx, "kube-scheduler")
+	if err != nil {
+		return err
+	}
+	kubeconfig := filepath.Join(cp.dir, "kube-scheduler.kubeconfig")
+	if err := writeKubeconfig(kubeconfig, cp.ConfigFor("system:kube-scheduler")); err != nil {
+		return err
+	}
+	cp.Scheduler = cp.newProcess("kube-scheduler", binary)
+	return startOnFreePort(ctx, cp.Scheduler, loopback, func(endpoint netip.AddrPort) {
+		cp.Scheduler.args = []string{
+			"--kubeconfig=" + kubeconfig,
+			"--leader-elect=false",
+			"--bind-address=" + endpoint.Addr().String(),
+			fmt.Sprintf("--secure-port=%d", endpoint.Port()),
+			"--tls-cert-file=" + cp.pki.file("serving.crt"),
+			"--tls-private-key-file=" + cp.pki.file("serving.key"),
+		}
+		cp.Scheduler.ready = cp.isReady(fmt.Sprintf("https://%s/readyz", endpoint))
 	})
 }
 

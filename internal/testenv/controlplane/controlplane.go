@@ -48,6 +48,12 @@ type Options struct {
 	// EndpointSlices and their mirroring, for namespaces and for garbage collection, which removes
 	// the slices of a deleted Service.
 	Controllers bool
+	// Nodes makes it the control plane of nodes with kubelets: with all controllers, a scheduler,
+	// ServiceAccounts, and the address of the API server as the endpoint of the Service kubernetes.
+	Nodes bool
+	// Dir is the directory in which the control plane makes its own. Empty means that of temporary
+	// files.
+	Dir string
 	// ControllerFlags are additional command-line flags of kube-controller-manager, such as
 	// --max-endpoints-per-slice=5.
 	ControllerFlags []string
@@ -63,8 +69,10 @@ type Options struct {
 type ControlPlane struct {
 	Etcd      *Process
 	APIServer *Process
-	// ControllerManager is nil unless Options.Controllers is set.
+	// ControllerManager is nil unless Options.Controllers or Options.Nodes is set.
 	ControllerManager *Process
+	// Scheduler is nil unless Options.Nodes is set.
+	Scheduler *Process
 
 	dir      string
 	lock     *os.File
@@ -153,7 +161,7 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 	if lent := os.Getenv(LentVariable); lent != "" {
 		return cp, cp.borrow(lent, options)
 	}
-	if cp.dir, cp.lock, err = makeDir(); err != nil {
+	if cp.dir, cp.lock, err = makeDir(options.Dir); err != nil {
 		return nil, err
 	}
 	if cp.pki, err = newPKI(cp.dir, options.Address); err != nil {
@@ -168,8 +176,13 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 	if cp.client, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
 		return nil, err
 	}
-	if options.Controllers {
+	if options.Controllers || options.Nodes {
 		if err := cp.startControllerManager(ctx, options); err != nil {
+			return nil, err
+		}
+	}
+	if options.Nodes {
+		if err := cp.startScheduler(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -199,7 +212,7 @@ func (cp *ControlPlane) Close() error {
 // processes returns the components so that each comes before those that it depends on.
 func (cp *ControlPlane) processes() []*Process {
 	var all []*Process
-	for _, p := range []*Process{cp.ControllerManager, cp.APIServer, cp.Etcd} {
+	for _, p := range []*Process{cp.Scheduler, cp.ControllerManager, cp.APIServer, cp.Etcd} {
 		if p != nil {
 			all = append(all, p)
 		}

@@ -12,11 +12,15 @@ const (
 	lockName  = "lock"
 )
 
-// makeDir creates a directory for one control plane. It first removes the directories of killed
+// makeDir creates a directory for one control plane in parent, which is that of temporary files if
+// it is empty. It first removes the directories of killed
 // test runs: the owner of a directory holds a lock in it, and the kernel releases the lock when the
 // owner ends.
-func makeDir() (string, *os.File, error) {
-	stale, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+func makeDir(parent string) (string, *os.File, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	stale, err := filepath.Glob(filepath.Join(parent, dirPrefix+"*"))
 	if err != nil {
 		return "", nil, err
 	}
@@ -28,7 +32,7 @@ func makeDir() (string, *os.File, error) {
 			lock.Close()
 		}
 	}
-	dir, err := os.MkdirTemp("", dirPrefix)
+	dir, err := os.MkdirTemp(parent, dirPrefix)
 	if err != nil {
 		return "", nil, err
 	}

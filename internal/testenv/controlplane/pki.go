@@ -19,8 +19,12 @@ type pki struct {
 	ca  *testca.CA
 }
 
-// serverName is a name in the certificate of every API server.
-const serverName = "kubernetes.default.svc"
+// Names in the certificate of every API server: a name, and the cluster IP of the Service
+// kubernetes, at which pods reach it.
+const (
+	serverName = "kubernetes.default.svc"
+	clusterIP  = "10.96.0.1"
+)
 
 // caKey is the name of the file with the authority's private key. Processes that borrow the control
 // plane issue certificates with it.
@@ -44,7 +48,7 @@ func newPKI(dir string, address netip.Addr) (*pki, error) {
 	if err := os.WriteFile(filepath.Join(dir, caKey), key, 0o600); err != nil {
 		return nil, err
 	}
-	serving, err := ca.Server(serverName, "localhost", loopback.String(), "::1", address.String())
+	serving, err := ca.Server(serverName, clusterIP, "localhost", loopback.String(), "::1", address.String())
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 		require.Eventually(t, func() bool { return gone(pid) }, wait, tick)
 	}
 
-	dir, lock, err := makeDir()
+	dir, lock, err := makeDir("")
 	require.NoError(t, err)
 	require.NoDirExists(t, fields[0])
 	require.NoError(t, errors.Join(os.RemoveAll(dir), lock.Close()))

@@ -2,7 +2,7 @@
 # Builds etcd or a Kubernetes component into the cache and prints the path of the binary. This
 # folder pins the version, except for an earlier kube-proxy: the folder named by its version pins
 # it.
-# Usage: build.sh etcd|kube-apiserver|kube-controller-manager|kube-proxy [version]
+# Usage: build.sh etcd|agnhost|kubelet|kubectl|kube-apiserver|kube-... [version]
 # The version is that of an earlier kube-proxy, such as 1.36.
 set -euo pipefail
 
@@ -13,7 +13,10 @@ if [[ ! -f $module/go.mod ]]; then
 	exit 1
 fi
 package=k8s.io/kubernetes/cmd/$component
-[[ $component != etcd ]] || package=go.etcd.io/etcd/server/v3
+case $component in
+etcd) package=go.etcd.io/etcd/server/v3 ;;
+agnhost) package=k8s.io/kubernetes/test/images/agnhost ;;
+esac
 version=$(grep -oP 'k8s\.io/kubernetes \Kv[0-9.]+' "$module/go.mod")
 flags=
 # etcd ignores these settings, but they are part of the name of its cache folder, too.
