@@ -97,6 +97,16 @@ push: images ## push the images and their SBOMs; REGISTRY=registry.example.com/t
 	@test -n "$(REGISTRY)" || { echo "say where to: make push REGISTRY=registry.example.com/team" >&2; exit 1; }
 	go run ./internal/tools/images push $(IMAGES) $(REGISTRY)
 
+NODES ?= 3
+PROXY ?= slicecast
+PROGRAMMER ?= nftables
+
+.PHONY: cluster
+cluster: ## a real Kubernetes cluster on this machine until Ctrl-C; NODES=3 PROXY=slicecast|kube-proxy|none PROGRAMMER=nftables|iptables
+	mkdir -p bin
+	go build -o bin/slicecast-cluster ./internal/testenv/cluster/run
+	@bin/slicecast-cluster --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER)
+
 .PHONY: clean
 clean: ## remove what build made
 	rm -rf bin

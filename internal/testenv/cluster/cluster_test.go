@@ -1,0 +1,130 @@
+// These tests prove that a cluster is one: pods on two nodes reach each other, and a Service by its
+// name through kube-proxy, in both IP families, also after a node has rebooted.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// web are pods on all nodes that serve HTTP, and a Service of both families in front of them.
+const web = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: web, image: ` + AgnhostImage + `, args: [netexec], readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+`
+
+func TestCluster(t *testing.T) {
+	ctx := t.Context()
+	c, err := Start(ctx, Options{Nodes: 2, Proxy: KubeProxy, Logf: t.Logf})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Stop()) })
+	for i, zone := range []string{"a", "b"} {
+		node, err := c.Client.CoreV1().Nodes().Get(ctx, c.Nodes[i].Name, metav1.GetOptions{})
+		require.NoError(t, err)
+		require.Equal(t, zone, node.Labels[corev1.LabelTopologyZone])
+		require.Len(t, node.Status.Addresses, 3, "host name and an address of each family")
+	}
+	_, err = c.Kubectl(ctx, web, "apply", "-f", "-")
+	require.NoError(t, err)
+	require.NoError(t, c.AwaitRollout(ctx, "default", "daemonset/web"))
+	requireReach(t, c)
+
+	// A node that reboots has its disk, but no rules. Everything comes back by itself.
+	node := c.Node("node-2")
+	hostname, err := node.Command(ctx, "hostname").Output()
+	require.NoError(t, err)
+	require.Equal(t, "node-2\n", string(hostname))
+	require.NoError(t, node.Command(ctx, "sh", "-c", "echo kept >/var/lib/kept; echo lost >/run/lost; nft add table lost").Run())
+	require.NoError(t, node.Stop())
+	require.NoError(t, node.Start(ctx))
+	found, err := node.Command(ctx, "sh", "-c", "cat /var/lib/kept; ls /run/lost; nft list table lost").CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(found), "kept\n")
+	require.Equal(t, 2, strings.Count(string(found), "No such file"), string(found))
+	requireReach(t, c)
+}
+
+// requireReach requires that the pods of all nodes reach each other and the Service.
+func requireReach(t *testing.T, c *Cluster) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, patience, func() error {
+		pods, err := c.Client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+		if err != nil {
+			return err
+		}
+		if len(pods.Items) != len(c.Nodes) {
+			return fmt.Errorf("%d pods", len(pods.Items))
+		}
+		for _, from := range pods.Items {
+			if err := reach(t.Context(), c, from, pods.Items); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	t.Logf("all pods reach each other and the Service after %s", time.Since(began).Round(100*time.Millisecond))
+}
+
+// reach returns an error unless a pod reaches all others, and all of them through the Service.
+func reach(ctx context.Context, c *Cluster, from corev1.Pod, all []corev1.Pod) error {
+	var names, urls []string
+	for _, pod := range all {
+		names = append(names, pod.Name)
+		if len(pod.Status.PodIPs) != 2 {
+			return fmt.Errorf("%s has the addresses %v", pod.Name, pod.Status.PodIPs)
+		}
+		for i, format := range []string{"http://%s:8080/hostname", "http://[%s]:8080/hostname"} {
+			urls = append(urls, fmt.Sprintf(format, pod.Status.PodIPs[i].IP))
+		}
+	}
+	direct, err := c.Kubectl(ctx, "", append([]string{"exec", from.Name, "--", "curl", "-sS", "-m5", "-w", `\n`}, urls...)...)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if n := slices.Index(names, name); strings.Count(direct, name+"\n") != 2 {
+			return fmt.Errorf("%s reaches %s (%d of %d) not in both families: %s", from.Name, name, n, len(names), direct)
+		}
+	}
+	for _, family := range []string{"-4", "-6"} {
+		script := "for i in $(seq 20); do curl -sS -m5 -w '\\n' " + family + " http://web.default.svc.cluster.local/hostname || exit; done"
+		answers, err := c.Kubectl(ctx, "", "exec", from.Name, "--", "sh", "-c", script)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if !strings.Contains(answers, name) {
+				return fmt.Errorf("%s reaches %s not through the Service: %s", from.Name, name, answers)
+			}
+		}
+	}
+	return nil
+}

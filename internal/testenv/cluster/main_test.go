@@ -1,0 +1,28 @@
+// This file isolates the tests, and makes the test binary a program with a cluster for the test that
+// kills it.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// victimVariable makes the test binary a program that starts a cluster, says so and waits.
+const victimVariable = "SLICECAST_CLUSTER_VICTIM"
+
+const victimSays = "the cluster is up"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(victimVariable) == "" {
+		Main(m)
+	}
+	Isolate()
+	if _, err := Start(context.Background(), Options{}); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(victimSays)
+	select {}
+}
