@@ -296,9 +296,9 @@ func (c *Cluster) awaitReady(ctx context.Context) error {
 
 // AwaitNodes waits until all nodes are ready.
 func (c *Cluster) AwaitNodes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return testenv.WaitFor(ctx, func() error {
+	return testenv.WaitFor(limited, func() error {
 		list, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -311,7 +311,7 @@ func (c *Cluster) AwaitNodes(ctx context.Context) error {
 		}
 		for _, node := range c.Nodes {
 			if !ready[node.Name] {
-				return fmt.Errorf("%s is not ready; see its logs in %s:\n%s", node.Name, node.logs(), node.logTail("kubelet"))
+				return fmt.Errorf("%s is not ready; see its logs in %s\n%s", node.Name, node.logs(), node.logTails())
 			}
 		}
 		return nil

@@ -1,5 +1,6 @@
-// These tests prove that a cluster is one: pods on two nodes reach each other, and a Service by its
-// name through kube-proxy, in both IP families, also after a node has rebooted.
+// These tests prove that a cluster is one, with kube-proxy and with Slicecast: pods on two nodes
+// reach each other, and a Service by its name, in both IP families, also after a node has rebooted.
+// kubelets, containers and proxies are real, and Slicecast is installed from its manifests.
 package cluster
 
 import (
@@ -41,10 +42,27 @@ spec:
 `
 
 func TestCluster(t *testing.T) {
+	for _, options := range []Options{
+		{Nodes: 2, Proxy: KubeProxy, Programmer: "nftables"},
+		{Nodes: 2, Proxy: Slicecast, Programmer: "iptables"},
+	} {
+		t.Run(string(options.Proxy), func(t *testing.T) { testCluster(t, options) })
+	}
+}
+
+func testCluster(t *testing.T, options Options) {
 	ctx := t.Context()
-	c, err := Start(ctx, Options{Nodes: 2, Proxy: KubeProxy, Logf: t.Logf})
+	options.Logf = t.Logf
+	c, err := Start(ctx, options)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Stop()) })
+	t.Cleanup(func() {
+		for _, node := range c.Nodes {
+			if t.Failed() {
+				t.Log(node.logTails())
+			}
+		}
+		require.NoError(t, c.Stop())
+	})
 	for i, zone := range []string{"a", "b"} {
 		node, err := c.Client.CoreV1().Nodes().Get(ctx, c.Nodes[i].Name, metav1.GetOptions{})
 		require.NoError(t, err)

@@ -71,7 +71,7 @@ func prepare() error {
 		return errors.New("a cluster needs root, because containerd does: run it as root")
 	}
 	removeStale()
-	dir, err := os.MkdirTemp("", dirPrefix)
+	dir, err := makeDir()
 	if err != nil {
 		return err
 	}
@@ -134,6 +134,9 @@ func removeStale() {
 		lock.Close()
 	}
 }
+
+// makeDir creates the folder that is visible outside.
+func makeDir() (string, error) { return os.MkdirTemp("", dirPrefix) }
 
 // lockDir locks a new folder. The lock gets its name once it is held.
 func lockDir(dir string) (*os.File, error) {

@@ -83,7 +83,7 @@ func glob(t *testing.T, pattern string) []string {
 }
 
 func TestStale(t *testing.T) {
-	dir, err := os.MkdirTemp("", dirPrefix)
+	dir, err := makeDir()
 	require.NoError(t, err)
 	lock, err := lockDir(dir)
 	require.NoError(t, err)

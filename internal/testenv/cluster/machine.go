@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -55,7 +56,7 @@ func runNode(setting string) error {
 		return err
 	}
 	// What it starts may be this binary, too.
-	err := errors.Join(os.Unsetenv(nodeVariable), os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), unix.Sethostname([]byte(m.Name)))
+	err := errors.Join(os.Unsetenv(nodeVariable), os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), unix.Sethostname([]byte(m.Name)))
 	if err != nil {
 		return err
 	}
@@ -98,9 +99,9 @@ func runNode(setting string) error {
 
 // start starts a program of the node and returns its process ID. runNode waits for it.
 func start(log *os.File, name string, args ...string) (int, error) {
-	path := name
-	if !filepath.IsAbs(name) {
-		path = "/usr/bin/" + name
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return 0, err
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {

@@ -139,7 +139,7 @@ func (n *Node) boot(ctx context.Context) error {
 		close(n.ended)
 	}()
 	if readErr != nil {
-		return fmt.Errorf("it ended; see the logs in %s:\n%s", n.logs(), n.logTail("node"))
+		return fmt.Errorf("it ended; see its logs in %s\n%s", n.logs(), n.logTails())
 	}
 	if !n.booted {
 		if err := n.Import(ctx, n.cluster.images); err != nil {
@@ -185,15 +185,19 @@ func (n *Node) Import(ctx context.Context, path string) error {
 	return nil
 }
 
-// logTail returns the end of a log of the node: node, containerd or kubelet.
-func (n *Node) logTail(name string) string {
+// logTails returns the ends of the node's logs: those of its process 1, containerd and kubelet.
+func (n *Node) logTails() string {
 	const lines = 20
-	content, err := os.ReadFile(filepath.Join(n.logs(), name+".log"))
-	if err != nil {
-		return err.Error()
+	var tails strings.Builder
+	for _, name := range []string{"node", "containerd", "kubelet"} {
+		content, err := os.ReadFile(filepath.Join(n.logs(), name+".log"))
+		if err != nil {
+			content = []byte(err.Error())
+		}
+		all := strings.Split(strings.TrimSpace(string(content)), "\n")
+		fmt.Fprintf(&tails, "---- end of the log of %s of %s:\n%s\n", name, n.Name, strings.Join(all[max(0, len(all)-lines):], "\n"))
 	}
-	all := strings.Split(strings.TrimSpace(string(content)), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
+	return tails.String()
 }
 
 // render fills in a file of the folder manifests.

@@ -217,7 +217,7 @@ func (cp *ControlPlane) startScheduler(ctx context.Context) error {
 		return err
 	}
 	kubeconfig := filepath.Join(cp.dir, "kube-scheduler.kubeconfig")
-	if err := writeKubeconfig(kubeconfig, cp.ConfigFor("system:kube-scheduler")); err != nil {
+	if err := cp.WriteKubeconfig(kubeconfig, cp.ConfigFor("system:kube-scheduler")); err != nil {
 		return err
 	}
 	cp.Scheduler = cp.newProcess("kube-scheduler", binary)

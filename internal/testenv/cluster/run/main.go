@@ -42,6 +42,10 @@ func run(ctx context.Context, options cluster.Options) error {
 	if err != nil {
 		return err
 	}
+	rules := "nft list ruleset"
+	if options.Programmer == "iptables" {
+		rules = "iptables-save"
+	}
 	fmt.Printf(`
 The cluster is up. In another terminal:
 
@@ -51,11 +55,11 @@ The cluster is up. In another terminal:
   kubectl get pods --all-namespaces --output=wide
   kubectl create deployment web --image=%s --replicas=2 -- /agnhost netexec
   kubectl expose deployment web --port=80 --target-port=8080
-  kubectl run client --image=%[3]s --restart=Never --rm -it --command -- curl -s web/hostname
-  nsenter --all --target=$(pgrep -f '%[5]s/node-1') nft list ruleset
+  kubectl exec deployment/web -- curl -s web/hostname
+  nsenter --all --target=$(pgrep -f '%[5]s/node-1') %[6]s
 
 The logs of the nodes are in %[4]s/logs. Ctrl-C removes everything.
-`, c.OutsideKubeconfig, c.KubectlPath, cluster.AgnhostImage, c.Dir, filepath.Base(c.Dir))
+`, c.OutsideKubeconfig, c.KubectlPath, cluster.AgnhostImage, c.Dir, filepath.Base(c.Dir), rules)
 	<-ctx.Done()
 	fmt.Println("Stopping")
 	return c.Stop()
