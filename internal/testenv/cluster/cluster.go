@@ -263,7 +263,8 @@ func (c *Cluster) apply(ctx context.Context, name, image string) error {
 // PodCIDRs are the address ranges of all pods.
 const PodCIDRs = "10.180.0.0/16,fd00:10:180::/48"
 
-// Kubectl runs kubectl as administrator with text on its standard input, and returns what it prints.
+// Kubectl runs kubectl as administrator, with text on its standard input, and returns what it
+// prints.
 func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.KubectlPath, append([]string{"--kubeconfig=" + c.Kubeconfig}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)

@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,8 +75,19 @@ func testCluster(t *testing.T, options Options) {
 	require.NoError(t, c.AwaitRollout(ctx, "default", "daemonset/web"))
 	requireReach(t, c)
 
-	// A node that reboots has its disk, but no rules. Everything comes back by itself.
+	// Kubelet relies on being started again.
 	node := c.Node("node-2")
+	killKubelet := "kill -9 $(grep -la '^[^ ]*/kubelet' /proc/[0-9]*/cmdline | cut -d/ -f3)"
+	require.NoError(t, node.Command(ctx, "sh", "-c", killKubelet).Run())
+	testenv.Eventually(t, patience, func() error {
+		if tails := node.logTails(); !strings.Contains(tails, "kubelet has ended") {
+			return errors.New(tails)
+		}
+		return nil
+	})
+	requireReach(t, c)
+
+	// A node that reboots has its disk, but no rules. Everything comes back by itself.
 	hostname, err := node.Command(ctx, "hostname").Output()
 	require.NoError(t, err)
 	require.Equal(t, "node-2\n", string(hostname))

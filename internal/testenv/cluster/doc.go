@@ -14,15 +14,15 @@
 //
 // A node is a node of [testenv.Network] with a process 1 of its own, in new mount, PID, UTS and IPC
 // namespaces. It sees the machine's files, but what it writes is on a disk of its own, which
-// outlives a reboot. A pod has a link of its own to its node (the CNI plugin ptp), and the addresses
-// and routes are those of testenv.
+// outlives a reboot. A pod has a link of its own to its node (the CNI plugin ptp). Addresses and
+// routes are those of testenv.
 //
 // # What is left
 //
 // All processes are in the PID namespace of the program, and all mounts and files in its mount
 // namespace, so the kernel removes them when the program ends for any reason. Cgroups and the
-// folder that is visible outside are removed by the watcher, a process that [Isolate] starts outside
-// of these namespaces, or by the next start if the watcher was killed, too.
+// folder that is visible outside are removed by the watcher. It is a process that [Isolate] starts
+// outside of these namespaces. If the watcher was killed, too, the next start removes them.
 //
 // A process can run one cluster at a time. Clusters of several processes share nothing.
 package cluster

@@ -162,7 +162,8 @@ func listenOutside() error {
 		return err
 	}
 	held = append(held, file)
-	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, 100) // survives exec, unlike Go's own descriptors
+	// The copy survives exec, unlike the descriptors that Go opens.
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, 100)
 	if err != nil {
 		return fmt.Errorf("duplicate a listener: %w", err)
 	}

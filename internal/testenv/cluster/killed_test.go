@@ -46,8 +46,8 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// traces returns what clusters have on the machine: processes, namespaces, mounts of this namespace,
-// cgroups and folders.
+// traces returns what clusters have on the machine: processes, namespaces, mounts of this
+// namespace, cgroups and folders.
 func traces(t *testing.T) []string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

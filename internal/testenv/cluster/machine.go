@@ -48,8 +48,8 @@ var sysctls = map[string]string{
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// runNode is process 1 of a node. It starts containerd, says so on standard output, and starts
-// kubelet once it has read a line from standard input. It returns when one of them ends.
+// runNode is process 1 of a node. It starts containerd, says so on standard output, and keeps
+// kubelet running once it has read a line from standard input. It returns when containerd ends.
 func runNode(setting string) error {
 	var m machine
 	if err := json.Unmarshal([]byte(setting), &m); err != nil {
@@ -80,20 +80,32 @@ func runNode(setting string) error {
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return fmt.Errorf("the cluster is gone: %w", err)
 	}
-	kubelet, err := start(logs["kubelet"], m.Kubelet[0], m.Kubelet[1:]...)
-	if err != nil {
-		return err
-	}
+	return m.keepKubelet(containerd, logs["kubelet"])
+}
+
+// kubeletPause is the time between the end of kubelet and its next start.
+const kubeletPause = time.Second
+
+// keepKubelet starts kubelet again whenever it ends. Kubelet relies on that: for example, it ends
+// if its first look at the file systems takes long. It also reaps the node's orphans.
+func (m *machine) keepKubelet(containerd int, log *os.File) error {
 	for {
-		pid, err := unix.Wait4(-1, nil, 0, nil)
-		switch {
-		case pid == containerd:
-			return errors.New("containerd has ended; see its log")
-		case pid == kubelet:
-			return errors.New("kubelet has ended; see its log")
-		case err != nil && !errors.Is(err, unix.EINTR):
+		kubelet, err := start(log, m.Kubelet[0], m.Kubelet[1:]...)
+		if err != nil {
 			return err
 		}
+		var status unix.WaitStatus
+		for ended := 0; ended != kubelet; {
+			ended, err = unix.Wait4(-1, &status, 0, nil)
+			if ended == containerd {
+				return errors.New("containerd has ended; see its log")
+			}
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return err
+			}
+		}
+		fmt.Fprintf(os.Stderr, "kubelet has ended with status %d; see its log. It is started again.\n", status.ExitStatus())
+		<-time.After(kubeletPause)
 	}
 }
 
@@ -130,8 +142,8 @@ func awaitSocket() error {
 	}
 }
 
-// mount gives the node a root of its own: an overlay of the machine's, whose changes are on the
-// disk.
+// mount changes the root of the node to one of its own: an overlay of the machine's, whose changes
+// are on the disk.
 func (m *machine) mount() error {
 	root, work := filepath.Join(m.Disk, "root"), filepath.Join(m.Disk, "work")
 	if err := errors.Join(os.MkdirAll(root, 0o755), os.MkdirAll(work, 0o755)); err != nil {

@@ -1,5 +1,5 @@
-// This file isolates the tests, and makes the test binary a program with a cluster for the test that
-// kills it.
+// This file isolates the tests. It also makes the test binary a program with a cluster, for the
+// test that kills it.
 package cluster
 
 import (

@@ -20,9 +20,9 @@ const BinariesVariable = "SLICECAST_BINARIES"
 // If the variable is unset or empty, kube-proxy has the same version as the other components.
 const KubeProxyVariable = "SLICECAST_KUBE_PROXY"
 
-// KubernetesBinary returns the path of etcd, agnhost, kubectl or a component such as kube-apiserver,
-// in the version that internal/testenv/kubernetes pins. Its first use on a machine builds the
-// component, which takes minutes and is reported on standard error.
+// KubernetesBinary returns the path of etcd, agnhost, kubectl or a component such as
+// kube-apiserver, in the version that internal/testenv/kubernetes pins. Its first use on a machine
+// builds the component, which takes minutes and is reported on standard error.
 func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	if dir := os.Getenv(BinariesVariable); dir != "" {
 		return filepath.Join(dir, component), nil
