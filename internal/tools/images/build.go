@@ -43,9 +43,8 @@ var images = []image{
 	{"slicecast-agent-iptables", "Programs Services into a node's kernel with nftables, iptables or IPVS", "agent", true, "0:0"},
 }
 
-// builder makes all images of a release.
+// builder makes all images of a release from the sources in the working directory.
 type builder struct {
-	root    string // of the repository
 	out     string // folder for the images; whatever is in it is replaced
 	release release
 	debs    *debian
@@ -109,7 +108,6 @@ func (b *builder) compile(ctx context.Context, command, architecture, program st
 	progress("building slicecast-%s for %s", command, architecture)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w -X "+versionVariable+"="+b.release.version, "-o", program, "./"+command)
-	cmd.Dir = b.root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOFLAGS=", "GOEXPERIMENT=", "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -132,7 +130,7 @@ func (b *builder) assemble(i image, architecture, program string, parts []*unpac
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	for _, layer := range append(slices.Clone(parts), &unpacked{files: own}) {
 		packages = append(packages, layer.packages...)
-		packed, err := layer.files.layer()
+		packed, err := layer.pack()
 		if err != nil {
 			return built{}, err
 		}

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"pault.ag/go/debian/deb"
 )
 
@@ -73,6 +74,15 @@ func newDebian() (*debian, error) {
 type unpacked struct {
 	files    files
 	packages []deb.Control
+	layer    v1.Layer // the packed files, for all images with these packages; nil before pack
+}
+
+// pack packs the files. They do not change after this.
+func (u *unpacked) pack() (_ v1.Layer, err error) {
+	if u.layer == nil {
+		u.layer, err = u.files.pack()
+	}
+	return u.layer, err
 }
 
 // layer fetches and unpacks the packages of a layer.

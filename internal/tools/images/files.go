@@ -36,8 +36,8 @@ func (f files) link(name, target string) {
 	f[name] = file{kind: tar.TypeSymlink, mode: 0o777, time: time.Unix(0, 0), target: target}
 }
 
-// layer packs the files in the order of their names.
-func (f files) layer() (v1.Layer, error) {
+// pack packs the files in the order of their names.
+func (f files) pack() (v1.Layer, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, name := range slices.Sorted(maps.Keys(f)) {

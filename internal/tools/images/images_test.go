@@ -4,11 +4,9 @@
 package main
 
 import (
-	"archive/tar"
 	"bytes"
 	"crypto/x509"
 	"debug/elf"
-	"errors"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -58,7 +56,6 @@ func TestTwoBuildsAreTheSame(t *testing.T) {
 func each(t *testing.T, f func(t *testing.T, i image, architecture string, img v1.Image)) {
 	root, err := layout.ImageIndexFromPath(filepath.Join(firstBuild, "layout"))
 	require.NoError(t, err)
-	require.NoError(t, validate.Index(root))
 	manifest, err := root.IndexManifest()
 	require.NoError(t, err)
 	require.Len(t, manifest.Manifests, len(images))
@@ -226,18 +223,25 @@ func TestArchives(t *testing.T) {
 		got, err := docker.ConfigName()
 		require.NoError(t, err)
 		require.Equal(t, want, got)
-		require.NoError(t, validate.Image(docker))
+		require.NoError(t, validate.Image(docker, validate.Fast))
 
 		digest, err := img.Digest()
 		require.NoError(t, err)
-		index, err := layout.ImageIndexFromPath(unpackArchive(t, archive))
+		dir := unpackArchive(t, archive)
+		blobs, err := os.ReadDir(filepath.Join(dir, "blobs/sha256"))
+		require.NoError(t, err)
+		for _, blob := range blobs {
+			content, err := os.ReadFile(filepath.Join(dir, "blobs/sha256", blob.Name()))
+			require.NoError(t, err)
+			require.Equal(t, blob.Name(), hash(content))
+		}
+		index, err := layout.ImageIndexFromPath(dir)
 		require.NoError(t, err)
 		manifest, err := index.IndexManifest()
 		require.NoError(t, err)
 		require.Len(t, manifest.Manifests, 1)
 		require.Equal(t, digest, manifest.Manifests[0].Digest)
 		require.Equal(t, tag.Name(), manifest.Manifests[0].Annotations["io.containerd.image.name"])
-		require.NoError(t, validate.Index(index))
 	})
 }
 
@@ -246,15 +250,9 @@ func unpackArchive(t *testing.T, archive string) string {
 	f, err := os.Open(archive)
 	require.NoError(t, err)
 	defer f.Close()
-	dir, r := t.TempDir(), tar.NewReader(f)
-	for {
-		header, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return dir
-		}
-		require.NoError(t, err)
-		place(t, filepath.Join(dir, header.Name), header, r)
-	}
+	dir := t.TempDir()
+	untar(t, dir, f)
+	return dir
 }
 
 // TestPush pushes everything to a registry twice and finds the same digests and the SBOMs there.
@@ -270,7 +268,7 @@ func TestPush(t *testing.T) {
 		require.NoError(t, err)
 		pushed, err := remote.Image(tag, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: architecture}))
 		require.NoError(t, err)
-		require.NoError(t, validate.Image(pushed))
+		require.NoError(t, validate.Image(pushed, validate.Fast))
 		want, err := img.Digest()
 		require.NoError(t, err)
 		got, err := pushed.Digest()

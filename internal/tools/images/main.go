@@ -50,7 +50,7 @@ func newCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return (&builder{root: ".", out: args[0], release: r, debs: debs}).run(cmd.Context())
+			return (&builder{out: args[0], release: r, debs: debs}).run(cmd.Context())
 		},
 	}
 	build.Flags().StringVar(&version, "version", "",
