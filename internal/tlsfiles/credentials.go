@@ -31,10 +31,14 @@ type clientCredentials struct {
 func (c clientCredentials) ClientHandshake(
 	ctx context.Context, authority string, conn net.Conn,
 ) (net.Conn, credentials.AuthInfo, error) {
-	now := c.follower.refresh()
+	now, err := c.follower.refresh()
+	if err != nil {
+		return nil, nil, err
+	}
 	config := &tls.Config{
 		// gRPC appends "h2"
 		RootCAs: now.ca, Certificates: now.certificates, MinVersion: tls.VersionTLS13, NextProtos: c.protocols,
+		Time: c.follower.Now,
 	}
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
 }

@@ -1,5 +1,5 @@
 // Package tlsfiles provides TLS from PEM files that may change: certificates, keys and CAs are
-// replaced without a restart.
+// replaced without a restart. The PEM may also come from elsewhere.
 //
 //  1. Each handshake of a server or client uses the current content of the files. From the next
 //     handshake on, a renewed certificate is presented and a withdrawn CA is no longer trusted.
@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -39,16 +38,26 @@ type Files struct {
 	CA string
 }
 
+// PEM is the content of Files; nil for each one that does not exist.
+type PEM struct {
+	Certificate, PrivateKey, CA []byte
+}
+
 // Follower provides TLS with the current content of files. Its methods are safe for concurrent use.
 type Follower struct {
-	files  Files
+	// Now returns the time at which certificates are verified. nil means time.Now. It may be set
+	// before the first handshake.
+	Now func() time.Time
+
+	names  Files // for messages
+	read   func() (PEM, error)
 	log    *slog.Logger
-	loaded atomic.Pointer[loaded] // the last usable content
+	loaded atomic.Pointer[loaded] // the last usable content; nil until there is one
 	warn   rate.Sometimes
 }
 
 type loaded struct {
-	pem          [3][]byte // certificate, private key and CA; nil for files without a path
+	PEM
 	certificates []tls.Certificate
 	ca           *x509.CertPool // nil if there is no CA file
 }
@@ -56,13 +65,23 @@ type loaded struct {
 // Follow reads the files and returns their Follower. It returns an error if the files are unusable
 // now; later errors are logged.
 func Follow(files Files, log *slog.Logger) (*Follower, error) {
-	f := &Follower{files: files, log: log, warn: rate.Sometimes{Interval: logInterval}}
-	first, err := files.load(nil)
+	f := follow(files, files.read, log)
+	first, err := f.load(nil)
 	if err != nil {
 		return nil, err
 	}
 	f.loaded.Store(first)
 	return f, nil
+}
+
+// FollowFunc returns a Follower of what a function returns, which each handshake calls. Handshakes
+// fail as long as it has never returned anything usable. The name is for messages.
+func FollowFunc(name string, read func() (PEM, error), log *slog.Logger) *Follower {
+	return follow(Files{Certificate: name, PrivateKey: name, CA: name}, read, log)
+}
+
+func follow(names Files, read func() (PEM, error), log *slog.Logger) *Follower {
+	return &Follower{names: names, read: read, log: log, warn: rate.Sometimes{Interval: logInterval}}
 }
 
 // Server returns the configuration for a listener. clients says whether the server asks for client
@@ -73,7 +92,10 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 		MinVersion: tls.VersionTLS13,
 		NextProtos: protocols,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			now := f.refresh()
+			now, err := f.refresh()
+			if err != nil {
+				return nil, err
+			}
 			clientCAs := now.ca
 			if clientCAs == nil {
 				clientCAs = x509.NewCertPool() // nil would mean the system's CAs
@@ -84,6 +106,7 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 				Certificates: now.certificates,
 				ClientCAs:    clientCAs,
 				ClientAuth:   clients,
+				Time:         f.Now,
 				// A resumed session would not be verified again, but a withdrawn CA must not be
 				// trusted from the next handshake on.
 				SessionTicketsDisabled: true,
@@ -92,54 +115,68 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 	}
 }
 
-// refresh reads the files and returns their content, or the last usable one. It compares the
-// content, because time and size of a file can stay equal when its content changes. Reading the
-// files takes microseconds, little compared to a handshake.
-func (f *Follower) refresh() *loaded {
+// refresh reads the files and returns their content, or the last usable one. It returns an error if
+// there has never been a usable one. It compares the content, because time and size of a file can
+// stay equal when its content changes. Reading the files takes microseconds, little compared to a
+// handshake.
+func (f *Follower) refresh() (*loaded, error) {
 	have := f.loaded.Load()
-	now, err := f.files.load(have)
+	now, err := f.load(have)
 	if err != nil {
+		if have == nil {
+			return nil, err
+		}
 		f.warn.Do(func() {
 			f.log.Warn("Cannot reload the TLS files, using their previous content", "err", err)
 		})
-		return have
+		return have, nil
 	}
-	if now != have && f.loaded.CompareAndSwap(have, now) {
-		f.log.Info("Reloaded the TLS files", "certificate", f.files.Certificate, "ca", f.files.CA)
+	if now != have && f.loaded.CompareAndSwap(have, now) && have != nil {
+		f.log.Info("Reloaded the TLS files", "certificate", f.names.Certificate, "ca", f.names.CA)
 	}
-	return now
+	return now, nil
+}
+
+// read returns the content of the files.
+func (f Files) read() (out PEM, err error) {
+	read := func(path string) (content []byte) {
+		if path != "" && err == nil {
+			content, err = os.ReadFile(path)
+		}
+		return content
+	}
+	out = PEM{Certificate: read(f.Certificate), PrivateKey: read(f.PrivateKey), CA: read(f.CA)}
+	if err != nil {
+		return PEM{}, fmt.Errorf("read TLS files: %w", err)
+	}
+	return out, nil
 }
 
 // load reads the files. It returns have if the content is still the same.
-func (f Files) load(have *loaded) (*loaded, error) {
-	now := &loaded{}
-	for i, path := range []string{f.Certificate, f.PrivateKey, f.CA} {
-		if path == "" {
-			continue
-		}
-		var err error
-		if now.pem[i], err = os.ReadFile(path); err != nil {
-			return nil, fmt.Errorf("read TLS files: %w", err)
-		}
+func (f *Follower) load(have *loaded) (*loaded, error) {
+	content, err := f.read()
+	if err != nil {
+		return nil, err
 	}
-	if have != nil && slices.EqualFunc(now.pem[:], have.pem[:], bytes.Equal) {
+	if have != nil && bytes.Equal(content.Certificate, have.Certificate) &&
+		bytes.Equal(content.PrivateKey, have.PrivateKey) && bytes.Equal(content.CA, have.CA) {
 		return have, nil
 	}
-	if f.Certificate != "" || f.PrivateKey != "" {
-		_, err := decode(now.pem[0])
+	now := &loaded{PEM: content}
+	if f.names.Certificate != "" || f.names.PrivateKey != "" {
+		_, err := decode(content.Certificate)
 		var certificate tls.Certificate
 		if err == nil {
-			certificate, err = tls.X509KeyPair(now.pem[0], now.pem[1])
+			certificate, err = tls.X509KeyPair(content.Certificate, content.PrivateKey)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("load TLS certificate %q with key %q: %w", f.Certificate, f.PrivateKey, err)
+			return nil, fmt.Errorf("load TLS certificate %q with key %q: %w", f.names.Certificate, f.names.PrivateKey, err)
 		}
 		now.certificates = []tls.Certificate{certificate}
 	}
-	if f.CA != "" {
-		var err error
-		if now.ca, err = pool(now.pem[2]); err != nil {
-			return nil, fmt.Errorf("load CA certificates %q: %w", f.CA, err)
+	if f.names.CA != "" {
+		if now.ca, err = pool(content.CA); err != nil {
+			return nil, fmt.Errorf("load CA certificates %q: %w", f.names.CA, err)
 		}
 	}
 	return now, nil

@@ -55,6 +55,11 @@ func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client
 	return client, nil
 }
 
+// Core returns a client for objects of the core group, such as Secrets and ConfigMaps.
+func Core(config *rest.Config) (rest.Interface, error) {
+	return newClient(config, corev1.SchemeGroupVersion, nil)
+}
+
 // Slices returns a function that lists the EndpointSlices of a Service with one request.
 func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]discoveryv1.EndpointSlice, error), error) {
 	client, err := newClient(config, discoveryv1.SchemeGroupVersion, nil)
