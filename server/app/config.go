@@ -11,6 +11,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/certificates"
 )
 
 // Config configures a Server. Options.Complete creates it from the command line.
@@ -28,9 +29,10 @@ type Config struct {
 	// store.Options describes Shards and Tombstones.
 	Shards     uint32
 	Tombstones int
-	// TLS is for the gRPC and metrics listeners. nil means that they are plaintext, and that
-	// everyone is an operator.
-	TLS *tlsfiles.Files
+	// TLS or Certificates is for the gRPC and metrics listeners. If both are nil, these are
+	// plaintext, and everyone is an operator.
+	TLS          *tlsfiles.Files
+	Certificates *certificates.Options
 	// Tokens configures the review of ServiceAccount tokens. nil means that no token is accepted.
 	// Tokens requires TLS.
 	Tokens *auth.TokenOptions

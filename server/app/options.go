@@ -24,6 +24,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/certificates"
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
@@ -50,6 +51,8 @@ type Options struct {
 	serverService    string
 
 	files                        tlsfiles.Files
+	tlsSecret                    string
+	caConfigMaps                 []string
 	agentAccounts, relayAccounts []string
 	audience                     string
 	insecurePlaintext            bool
@@ -92,6 +95,13 @@ func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
 		"Path to the PEM file with the server's certificate and its chain. The file is reloaded when it changes.")
 	fs.StringVar(&o.files.PrivateKey, "tls-private-key-file", "",
 		"Path to the PEM file with the private key of --tls-cert-file. The file is reloaded when it changes.")
+	fs.StringVar(&o.tlsSecret, "tls-secret", "",
+		"Secret (namespace/name) in which the servers keep a CA and a certificate of their own, instead of "+
+			"--tls-cert-file, --tls-private-key-file and --client-ca-file. The servers create the Secret and renew its "+
+			"content. The certificate is for the DNS name of --server-service.")
+	fs.StringArrayVar(&o.caConfigMaps, "ca-config-map", nil,
+		"ConfigMap (namespace/name) in which the servers publish the CAs of --tls-secret for clients, under the key "+
+			"ca.crt. The flag may be repeated.")
 	fs.StringVar(&o.files.CA, "client-ca-file", "",
 		"Path to the PEM file with the CA certificates that client certificates are verified against. The "+
 			"organization of a certificate says whether the client is a node (as for kubelets), a relay, an observer "+
@@ -162,9 +172,9 @@ func (o *Options) validate() error {
 	p.when(o.SourceKind == sourceFile && o.manifests == "", "--source=file requires --manifests: set it to a directory")
 	p.when(o.SourceKind != sourceFile && o.manifests != "", "--manifests requires --source=file: set it, or remove "+
 		"--manifests")
-	p.when(o.SourceKind != sourceKube && o.kubeconfig != "" && !o.takesTokens(),
-		"--kubeconfig requires --source=kube, --agent-service-account or --relay-service-account: set one of them, or "+
-			"remove --kubeconfig")
+	p.when(o.SourceKind != sourceKube && o.kubeconfig != "" && !o.takesTokens() && o.tlsSecret == "",
+		"--kubeconfig requires --source=kube, --agent-service-account, --relay-service-account or --tls-secret: set one "+
+			"of them, or remove --kubeconfig")
 	p.when(o.SourceKind == sourceFile && o.kubeconfig == "" && o.takesTokens(),
 		"--agent-service-account and --relay-service-account require an API server that reviews tokens: set "+
 			"--kubeconfig, or use --client-ca-file instead")
@@ -196,11 +206,26 @@ func (o *Options) validateTuning() error {
 }
 
 func (o *Options) validateTLS() error {
+	var p problems
+	for flag, values := range map[string][]string{"--tls-secret": {o.tlsSecret}, "--ca-config-map": o.caConfigMaps} {
+		for _, v := range values {
+			_, ok := model.ParseServiceKey(v) // these objects are named in the same way
+			p.when(v != "" && !ok, "%s is %q: use namespace/name", flag, v)
+		}
+	}
+	p.when(o.tlsSecret != "" && o.serverService == "",
+		"--tls-secret requires --server-service, whose DNS name the certificate is for: set it")
+	p.when(o.tlsSecret == "" && len(o.caConfigMaps) > 0, "--ca-config-map requires --tls-secret: set it, or remove --ca-config-map")
+	if len(p) > 0 {
+		return errors.Join(p...)
+	}
 	set := func(flags map[string]bool) []string {
 		maps.DeleteFunc(flags, func(_ string, is bool) bool { return !is })
 		return slices.Sorted(maps.Keys(flags))
 	}
-	files := set(map[string]bool{"--tls-cert-file": o.files.Certificate != "", "--tls-private-key-file": o.files.PrivateKey != ""})
+	files := set(map[string]bool{
+		"--tls-cert-file": o.files.Certificate != "", "--tls-private-key-file": o.files.PrivateKey != "", "--tls-secret": o.tlsSecret != "",
+	})
 	clients := set(map[string]bool{
 		"--client-ca-file": o.files.CA != "", "--agent-service-account": len(o.agentAccounts) > 0,
 		"--relay-service-account": len(o.relayAccounts) > 0, "--token-audience": o.audience != "",
@@ -212,8 +237,12 @@ func (o *Options) validateTLS() error {
 	case o.insecurePlaintext:
 		return nil
 	case len(files) == 0:
-		return errors.New("no TLS certificate: set --tls-cert-file and --tls-private-key-file, or set " +
+		return errors.New("no TLS certificate: set --tls-secret, or --tls-cert-file and --tls-private-key-file, or " +
 			"--insecure-plaintext where nobody else can reach the server")
+	case o.tlsSecret != "" && (len(files) > 1 || o.files.CA != ""):
+		return errors.New("--tls-secret excludes --tls-cert-file, --tls-private-key-file and --client-ca-file: remove " +
+			"it, or remove them")
+	case o.tlsSecret != "": // observers may have certificates of its CA
 	case len(files) == 1:
 		return errors.New("--tls-cert-file and --tls-private-key-file must be set together")
 	case o.files.CA == "" && !o.takesTokens():
@@ -251,7 +280,7 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	if c.Registry == nil {
 		c.Registry = daemon.NewRegistry()
 	}
-	if !o.insecurePlaintext {
+	if !o.insecurePlaintext && o.tlsSecret == "" {
 		c.TLS = &o.files
 	}
 	for _, address := range o.advertiseServers {
@@ -260,7 +289,7 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	c.ServerService, _ = model.ParseServiceKey(o.serverService) // validate has checked it
 	var api *rest.Config
 	var err error
-	if o.SourceKind == sourceKube || o.takesTokens() {
+	if o.SourceKind == sourceKube || o.takesTokens() || o.tlsSecret != "" {
 		if api, err = kube.Config(o.kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
@@ -280,10 +309,34 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.SourceKind, err)
 	}
+	if o.tlsSecret != "" {
+		if c.Certificates, err = o.certificates(api, c); err != nil {
+			return Config{}, err
+		}
+	}
 	if o.takesTokens() {
 		c.Tokens, err = o.tokens(api)
 	}
 	return c, err
+}
+
+// certificates returns the options for certificates of the servers' own. validate has checked the
+// names.
+func (o *Options) certificates(api *rest.Config, c Config) (*certificates.Options, error) {
+	name := func(s string) types.NamespacedName {
+		key, _ := model.ParseServiceKey(s)
+		return types.NamespacedName(key)
+	}
+	out := &certificates.Options{
+		Secret: name(o.tlsSecret), Names: []string{c.ServerService.Name + "." + c.ServerService.Namespace + ".svc"},
+		Now: time.Now, Log: c.Logger,
+	}
+	for _, s := range o.caConfigMaps {
+		out.ConfigMaps = append(out.ConfigMaps, name(s))
+	}
+	var err error
+	out.Client, err = kube.Core(api)
+	return out, err
 }
 
 // tokens returns the options for the review of tokens. validate has checked the accounts.

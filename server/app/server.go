@@ -22,6 +22,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/certificates"
 	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/h2"
@@ -46,8 +47,10 @@ type Server struct {
 	grpcServers []*grpc.Server
 	mux         *h2.Mux    // nil without TLS
 	lean        *h2.Server // serves agents behind mux; nil without TLS
-	addresses   Addresses
-	draining    chan struct{} // closed when the server begins to drain
+	// certificates is nil if the server has none of its own.
+	certificates *certificates.Manager
+	addresses    Addresses
+	draining     chan struct{} // closed when the server begins to drain
 }
 
 // part is a listener, with the function that serves on it until ctx ends.
@@ -145,19 +148,27 @@ func (s *Server) listen(authentication *auth.Auth) error {
 // followTLS returns a function that returns the configuration of a listener for some protocols
 // (ALPN). It returns nil if the server is plaintext.
 func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
-	files := s.config.TLS
-	if files == nil {
+	c := s.config
+	if c.Certificates != nil {
+		s.certificates = certificates.New(*c.Certificates)
+		follower := tlsfiles.FollowFunc("Secret "+c.Certificates.Secret.String(), s.certificates.Content, c.Logger)
+		follower.Now = c.Certificates.Now
+		return func(protocols ...string) *tls.Config {
+			return follower.Server(tls.VerifyClientCertIfGiven, protocols...)
+		}, nil
+	}
+	if c.TLS == nil {
 		return nil, nil
 	}
-	certificates, err := tlsfiles.Follow(*files, s.config.Logger)
+	follower, err := tlsfiles.Follow(*c.TLS, c.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
 	}
 	clients := tls.NoClientCert
-	if files.CA != "" {
+	if c.TLS.CA != "" {
 		clients = tls.VerifyClientCertIfGiven // clients without a certificate may have a token
 	}
-	return func(protocols ...string) *tls.Config { return certificates.Server(clients, protocols...) }, nil
+	return func(protocols ...string) *tls.Config { return follower.Server(clients, protocols...) }, nil
 }
 
 // addGRPC adds a gRPC server on a listener, whose address it returns.
@@ -212,13 +223,16 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		})
 	}
-	log.Info("Server started", "version", daemon.Version(), "tls", s.config.TLS != nil)
-	if s.config.TLS == nil {
+	log.Info("Server started", "version", daemon.Version(), "tls", s.mux != nil)
+	if s.mux == nil {
 		log.Warn("Serving without TLS: anyone who can reach the server can read all Services and act as any node")
 	}
 	for _, p := range s.parts {
 		log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
 		start(p.name, func() error { return p.serve(running) })
+	}
+	if s.certificates != nil {
+		start("certificates", func() error { s.certificates.Run(running); return nil })
 	}
 	start("source", func() error { return s.config.Source.Run(running, s.store) })
 	start("publisher", func() error { s.hub.Run(running); return nil })
@@ -256,6 +270,10 @@ func (s *Server) ready() error {
 	}
 	if !s.store.Published() {
 		return errors.New("not synced with the source yet")
+	}
+	if s.certificates != nil {
+		_, err := s.certificates.Content()
+		return err
 	}
 	return nil
 }
