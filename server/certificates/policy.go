@@ -38,6 +38,10 @@ const (
 
 	// clockSkew is how far the clock of a client may be behind.
 	clockSkew = time.Hour
+
+	// maxCAs bounds the bundle. More than two CAs are live only after clocks were wrong or somebody
+	// added some.
+	maxCAs = 8
 )
 
 // next returns the content that the Secret must have at a time, given the content that it has. due
@@ -45,29 +49,28 @@ const (
 //
 // Invariants, at all times:
 //
-//  1. caBundleKey lists all CAs that have not ended, the newest first. caKeyKey is the newest one's
-//     key; the keys of older CAs are gone, so nobody can misuse them.
-//  2. The servers' certificate was issued by the oldest or only CA, or by one that had been in the
-//     bundle for caSpread. So clients verify it with any bundle that is younger than caSpread.
+//  1. caBundleKey lists the CAs that have not ended, the newest first, and at most maxCAs. Nothing
+//     but its end or maxCAs removes a CA. caKeyKey is the first one's key; the keys of older CAs
+//     are gone, so nobody can misuse them.
+//  2. While clients accept the servers' certificate, only a CA that has been in the bundle for
+//     caSpread, or the only one, issues the next certificate. So clients verify it with any bundle
+//     that is younger than caSpread.
+//  3. A certificate that no client accepts is replaced at once, and a CA that cannot issue now is
+//     followed by another one. So whatever a wrong clock or an edit has left is mended by the next
+//     look, and clients are back as soon as they have the bundle.
+//  4. A Secret that cannot be understood is an error, and stays as it is.
 func next(have map[string][]byte, names []string, now time.Time) (want map[string][]byte, due bool, err error) {
 	if len(have[corev1.TLSCertKey]) > 0 && len(have[caKeyKey]) == 0 {
 		return nil, false, fmt.Errorf("it has a certificate but no %s, so the servers did not create it", caKeyKey)
 	}
-	var live []*x509.Certificate
-	if bundle := have[caBundleKey]; len(bundle) > 0 {
-		if live, err = cert.ParseCertsPEM(bundle); err != nil {
-			return nil, false, fmt.Errorf("%s: %w", caBundleKey, err)
-		}
+	live, err := liveCAs(have[caBundleKey], now)
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: %w", caBundleKey, err)
 	}
-	live = slices.DeleteFunc(live, func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
 	want = map[string][]byte{}
 	maps.Copy(want, have)
-	var issuer *ca.CA
-	if len(live) > 0 && now.Before(live[0].NotAfter.Add(-caRenewal)) {
-		if issuer, err = ca.Parse(have[caBundleKey], have[caKeyKey]); err != nil {
-			return nil, false, fmt.Errorf("%s and %s: %w", caBundleKey, caKeyKey, err)
-		}
-	} else {
+	issuer := issuerOf(live, have[caKeyKey], now)
+	if issuer == nil {
 		issuer, err = ca.New("slicecast", ca.Validity{NotBefore: now.Add(-clockSkew), NotAfter: now.Add(caLife)})
 		if err != nil {
 			return nil, false, fmt.Errorf("create a CA: %w", err)
@@ -77,12 +80,13 @@ func next(have map[string][]byte, names []string, now time.Time) (want map[strin
 		}
 		live = slices.Insert(live, 0, issuer.Certificate())
 	}
+	live = live[:min(len(live), maxCAs)]
 	if want[caBundleKey], err = cert.EncodeCertificates(live...); err != nil {
 		return nil, false, err
 	}
-	published := issuer.Certificate().NotBefore.Add(clockSkew)
-	if (len(live) == 1 || now.Sub(published) >= caSpread) && servingDue(have, issuer.Certificate(), names, now) {
-		c, err := issuer.Issue(ca.Serving(names...), ca.Validity{NotBefore: now.Add(-clockSkew), NotAfter: now.Add(servingLife)})
+	if servingDue(have, live, names, now) {
+		validity := ca.Validity{NotBefore: now.Add(-clockSkew), NotAfter: now.Add(servingLife)}
+		c, err := issuer.Issue(ca.Serving(names...), validity)
 		if err != nil {
 			return nil, false, err
 		}
@@ -93,11 +97,49 @@ func next(have map[string][]byte, names []string, now time.Time) (want map[strin
 	return want, !maps.EqualFunc(want, have, bytes.Equal), nil
 }
 
-// servingDue reports whether the servers need another certificate: there is none that is usable, it
-// ends soon, its names are others, or an older CA has issued it. A certificate from the future was
-// issued by a server with a wrong clock.
-func servingDue(have map[string][]byte, issuer *x509.Certificate, names []string, now time.Time) bool {
+// liveCAs returns the CAs of a bundle that have not ended.
+func liveCAs(bundle []byte, now time.Time) ([]*x509.Certificate, error) {
+	if len(bundle) == 0 {
+		return nil, nil
+	}
+	live, err := cert.ParseCertsPEM(bundle)
+	return slices.DeleteFunc(live, func(c *x509.Certificate) bool { return !c.IsCA || now.After(c.NotAfter) }), err
+}
+
+// issuerOf returns the CA that issues certificates now, which is the first live one. It returns nil
+// if there is none, if it soon ends, if a server with a fast clock has created it, or if the key is
+// not its own.
+func issuerOf(live []*x509.Certificate, key []byte, now time.Time) *ca.CA {
+	if len(live) == 0 || now.Before(live[0].NotBefore) || !now.Before(live[0].NotAfter.Add(-caRenewal)) {
+		return nil
+	}
+	first, err := cert.EncodeCertificates(live[0])
+	if err != nil {
+		return nil
+	}
+	issuer, err := ca.Parse(first, key)
+	if err != nil {
+		return nil
+	}
+	return issuer
+}
+
+// servingDue reports whether the servers need another certificate from the first live CA. That is
+// so at once if no client accepts the one that they have. Otherwise it is so if the certificate ends
+// soon or is from an older CA, once clients trust the first one.
+func servingDue(have map[string][]byte, live []*x509.Certificate, names []string, now time.Time) bool {
 	pair, err := tls.X509KeyPair(have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey])
-	return err != nil || now.Before(pair.Leaf.NotBefore) || now.After(pair.Leaf.NotAfter.Add(-servingRenewal)) ||
-		pair.Leaf.CheckSignatureFrom(issuer) != nil || !slices.Equal(pair.Leaf.DNSNames, names)
+	if err != nil || !slices.Equal(pair.Leaf.DNSNames, names) {
+		return true
+	}
+	roots := x509.NewCertPool()
+	for _, c := range live {
+		roots.AddCert(c)
+	}
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now}); err != nil {
+		return true
+	}
+	published := live[0].NotBefore.Add(clockSkew)
+	spread := len(live) == 1 || now.Sub(published) >= caSpread
+	return spread && (now.After(pair.Leaf.NotAfter.Add(-servingRenewal)) || pair.Leaf.CheckSignatureFrom(live[0]) != nil)
 }

@@ -1,17 +1,21 @@
 // These tests prove that the certificates are always usable: whenever the servers look, over
-// decades, and with clients whose bundle is old. They use no API server; manager_test.go does.
+// decades, with clients whose bundle is old, after clocks were wrong, and after people edited the
+// Secret. They use no API server; manager_test.go does.
 package certificates
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/cert"
 
 	"github.com/slicecast/slicecast/internal/ca"
 )
@@ -44,7 +48,7 @@ func TestDecades(t *testing.T) {
 	}
 	var history []published
 	cas, certificates := map[string]bool{}, map[string]bool{}
-	for now := begin; now.Before(begin.AddDate(30, 0, 0)); now = now.Add(time.Duration(1 + random.Int64N(int64(4*day)))) {
+	for now := begin; now.Before(begin.AddDate(16, 0, 0)); now = now.Add(time.Duration(1 + random.Int64N(int64(4*day)))) {
 		before := maps.Clone(data)
 		want, due, err := next(data, names, now)
 		require.NoError(t, err)
@@ -64,12 +68,50 @@ func TestDecades(t *testing.T) {
 		cas[string(data[caKeyKey])], certificates[string(data[corev1.TLSCertKey])] = true, true
 	}
 	// A CA lasts for four years before the next one is created; a certificate for two months.
-	require.InDelta(t, 30/4, len(cas), 1)
-	require.InDelta(t, 30*365/60, len(certificates), 10)
+	require.InDelta(t, 16/4, len(cas), 1)
+	require.InDelta(t, 16*365/60, len(certificates), 10)
 }
 
-// TestAClockThatWasWrong covers a certificate that a server with a fast clock has issued.
-func TestAClockThatWasWrong(t *testing.T) {
+// TestClocksThatJump lets servers look with clocks that are wrong by up to ten years, both ways. The
+// first look with the right clock mends everything: clients that have its bundle accept the
+// certificate, and from then on all is as if no clock had ever been wrong.
+func TestClocksThatJump(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	names := []string{serverName}
+	look := func(data map[string][]byte, now time.Time) map[string][]byte {
+		want, _, err := next(data, names, now)
+		require.NoError(t, err)
+		bundle, err := cert.ParseCertsPEM(want[caBundleKey])
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(bundle), maxCAs)
+		return want
+	}
+	for range 30 {
+		now := time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)
+		data := look(nil, now)
+		for range random.IntN(2 * maxCAs) {
+			now = now.Add(time.Duration(random.Int64N(int64(day))))
+			wrong := time.Duration((random.Float64() - 0.5) * float64(20*365*day))
+			data = look(data, now.Add(wrong))
+		}
+		data = look(data, now)
+		verify(t, data, data[caBundleKey], now)
+		_, due, err := next(data, names, now)
+		require.NoError(t, err)
+		require.False(t, due, "a second look at once finds something due")
+		for range 30 {
+			before := data[caBundleKey]
+			now = now.Add(6 * day)
+			data = look(data, now)
+			verify(t, data, before, now)
+		}
+	}
+}
+
+// TestACertificateFromTheFuture covers a certificate that a server with a fast clock has issued.
+func TestACertificateFromTheFuture(t *testing.T) {
 	now := time.Now()
 	names := []string{serverName}
 	data, _, err := next(nil, names, now)
@@ -83,6 +125,41 @@ func TestAClockThatWasWrong(t *testing.T) {
 	verify(t, right, data[caBundleKey], now)
 }
 
+// TestServersThatWereAway covers servers, or an API server, that are away while a CA or a
+// certificate becomes due or ends. Clients have the bundle of before if the CA has not ended.
+func TestServersThatWereAway(t *testing.T) {
+	names := []string{serverName}
+	begin := time.Now()
+	data, _, err := next(nil, names, begin)
+	require.NoError(t, err)
+	for _, away := range []time.Duration{
+		servingLife - servingRenewal + day, servingLife + day, caLife - caRenewal + day, caLife + day, 2 * caLife,
+	} {
+		now := begin.Add(away)
+		want, due, err := next(data, names, now)
+		require.NoError(t, err)
+		require.True(t, due)
+		verify(t, want, want[caBundleKey], now)
+		if away < caLife-caRenewal {
+			verify(t, want, data[caBundleKey], now)
+		}
+	}
+
+	// The new CA is only a day old when the certificate ends, so clients must have its bundle then.
+	now := begin.Add(caLife - caRenewal - servingLife + day)
+	data, _, err = next(data, names, now)
+	require.NoError(t, err)
+	now = now.Add(servingLife - day)
+	data, _, err = next(data, names, now)
+	require.NoError(t, err)
+	verify(t, data, data[caBundleKey], now)
+	now = now.Add(2 * day)
+	want, due, err := next(data, names, now)
+	require.NoError(t, err)
+	require.True(t, due)
+	verify(t, want, data[caBundleKey], now)
+}
+
 func TestNamesThatChange(t *testing.T) {
 	now := time.Now()
 	data, _, err := next(nil, []string{"old.example"}, now)
@@ -93,35 +170,90 @@ func TestNamesThatChange(t *testing.T) {
 	verify(t, data, data[caBundleKey], now)
 }
 
+// edited returns the content of a Secret with another value for a key.
+func edited(own map[string][]byte, key string, value []byte) map[string][]byte {
+	data := maps.Clone(own)
+	data[key] = value
+	return data
+}
+
+// newPEM returns the certificate and the key of a CA in PEM.
+func newPEM(t *testing.T, validity ca.Validity) (certificate, key []byte) {
+	t.Helper()
+	c, err := ca.New("other", validity)
+	require.NoError(t, err)
+	certificate, key, err = c.PEM()
+	require.NoError(t, err)
+	return certificate, key
+}
+
 // TestForeignSecrets requires that the servers change no Secret that they did not create, and none
-// that is damaged.
+// whose CAs they cannot read.
 func TestForeignSecrets(t *testing.T) {
 	now := time.Now()
 	names := []string{serverName}
 	own, _, err := next(nil, names, now)
 	require.NoError(t, err)
-	other, err := ca.New("other", ca.Validity{NotBefore: now, NotAfter: now.Add(10 * caLife)})
-	require.NoError(t, err)
-	otherCA, otherKey, err := other.PEM()
-	require.NoError(t, err)
-	with := func(key string, value []byte) map[string][]byte {
-		data := maps.Clone(own)
-		data[key] = value
-		return data
-	}
 	for name, test := range map[string]struct {
 		data map[string][]byte
 		want string
 	}{
-		"brought along": {with(caKeyKey, nil), "it has a certificate but no ca.key"},
-		"other key":     {with(caKeyKey, otherKey), "private key does not match"},
-		"other CA":      {with(caBundleKey, otherCA), "private key does not match"},
-		"torn key":      {with(caKeyKey, otherKey[:20]), "ca.crt and ca.key"},
-		"torn bundle":   {with(caBundleKey, otherCA[:50]), "ca.crt: "},
+		"brought along": {edited(own, caKeyKey, nil), "it has a certificate but no ca.key"},
+		"torn bundle":   {edited(own, caBundleKey, own[caBundleKey][:50]), "ca.crt: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := next(test.data, names, now)
 			require.ErrorContains(t, err, test.want)
+		})
+	}
+}
+
+// TestEdits requires that whatever somebody does to the Secret is mended at once. No CA that is
+// still listed is lost, and a certificate that clients still accept stays.
+func TestEdits(t *testing.T) {
+	now := time.Now()
+	names := []string{serverName}
+	own, _, err := next(nil, names, now)
+	require.NoError(t, err)
+	otherCA, otherKey := newPEM(t, ca.Validity{NotBefore: now, NotAfter: now.Add(10 * caLife)})
+	endedCA, endedKey := newPEM(t, ca.Validity{NotBefore: now.Add(-caLife), NotAfter: now.Add(-day)})
+	ended := edited(edited(own, caBundleKey, endedCA), caKeyKey, endedKey)
+	for name, test := range map[string]struct {
+		data  map[string][]byte
+		stays bool // the certificate
+	}{
+		"other key":              {edited(own, caKeyKey, otherKey), true},
+		"torn key":               {edited(own, caKeyKey, otherKey[:20]), true},
+		"another CA behind":      {edited(own, caBundleKey, slices.Concat(own[caBundleKey], otherCA)), true},
+		"another CA before":      {edited(own, caBundleKey, slices.Concat(otherCA, own[caBundleKey])), true},
+		"an ended CA before":     {edited(own, caBundleKey, slices.Concat(endedCA, own[caBundleKey])), true},
+		"an ended CA's key":      {edited(edited(own, caBundleKey, slices.Concat(endedCA, own[caBundleKey])), caKeyKey, endedKey), true},
+		"a certificate of no CA": {edited(own, caBundleKey, slices.Concat(own[corev1.TLSCertKey], own[caBundleKey])), true},
+		"something else":         {edited(own, "note", []byte("x")), true},
+		"other CA":               {edited(own, caBundleKey, otherCA), false},
+		"no CA":                  {edited(own, caBundleKey, nil), false},
+		"an ended CA":            {ended, false},
+		"torn certificate":       {edited(own, corev1.TLSCertKey, own[corev1.TLSCertKey][:50]), false},
+		"another private key":    {edited(own, corev1.TLSPrivateKeyKey, otherKey), false},
+		"nothing but keys":       {map[string][]byte{corev1.TLSCertKey: {}, corev1.TLSPrivateKeyKey: {}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, _, err := next(test.data, names, now)
+			require.NoError(t, err)
+			verify(t, data, data[caBundleKey], now)
+			require.Equal(t, test.stays, bytes.Equal(own[corev1.TLSCertKey], data[corev1.TLSCertKey]))
+			require.NotContains(t, string(data[caBundleKey]), string(endedCA))
+			require.Equal(t, test.data["note"], data["note"])
+			if bytes.Contains(test.data[caBundleKey], otherCA) {
+				require.Contains(t, string(data[caBundleKey]), string(otherCA))
+			}
+			_, due, err := next(data, names, now)
+			require.NoError(t, err)
+			require.False(t, due)
+			// The next certificate is accepted by clients with the bundle of today.
+			later, _, err := next(data, names, now.Add(servingLife-servingRenewal+day))
+			require.NoError(t, err)
+			verify(t, later, data[caBundleKey], now.Add(servingLife-servingRenewal+day))
 		})
 	}
 }
