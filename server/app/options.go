@@ -329,13 +329,13 @@ func (o *Options) certificates(api *rest.Config, c Config) (*certificates.Option
 	}
 	out := &certificates.Options{
 		Secret: name(o.tlsSecret), Names: []string{c.ServerService.Name + "." + c.ServerService.Namespace + ".svc"},
-		Now: time.Now, Log: c.Logger,
+		Log: c.Logger, Registerer: c.Registry,
 	}
 	for _, s := range o.caConfigMaps {
 		out.ConfigMaps = append(out.ConfigMaps, name(s))
 	}
 	var err error
-	out.Client, err = kube.Core(api)
+	out.Client, out.Now, err = kube.Core(api)
 	return out, err
 }
 

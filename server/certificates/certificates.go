@@ -11,12 +11,14 @@ package certificates
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,16 +31,20 @@ import (
 )
 
 const (
-	// interval is the time between two looks at the Secret and the ConfigMaps, so it is also how
-	// long a server may still use what another one has replaced.
-	interval = time.Minute
-	// firstInterval is the same while there is no certificate yet.
+	// defaultInterval is also how long a server may still use what another one has replaced.
+	defaultInterval = time.Minute
+	// firstInterval is the longest time between two looks while there is no certificate yet.
 	firstInterval = time.Second
 	// requestTimeout bounds one look.
 	requestTimeout = 15 * time.Second
 )
 
-// Options configure a Manager. All fields are required.
+// The kinds of objects that a Manager maintains: as resources of the API, and in logs and metrics.
+const (
+	secrets, configMaps = "secrets", "configmaps"
+)
+
+// Options configure a Manager. All fields without a default are required.
 type Options struct {
 	// Client reads and writes Secrets and ConfigMaps.
 	Client rest.Interface
@@ -48,40 +54,94 @@ type Options struct {
 	ConfigMaps []types.NamespacedName
 	// Names are the DNS names of the servers' certificate.
 	Names []string
-	// Now returns the current time.
+	// Now returns the current time. It should be the API server's, so that all servers have the
+	// same.
 	Now func() time.Time
-	Log *slog.Logger
+	// Interval is the time between two looks at the Secret and the ConfigMaps. 0 means
+	// defaultInterval.
+	Interval time.Duration
+
+	Log        *slog.Logger
+	Registerer prometheus.Registerer
 }
 
 // Manager keeps the Secret and the ConfigMaps as they must be, and provides their content. Its
 // methods are safe for concurrent use.
+//
+// Invariants:
+//
+//  1. Once there is content, there always is. It changes only to content with a certificate and
+//     its key, whatever becomes of the Secret.
+//  2. Each failure is counted, and each kind of failure is logged once until its object is as it
+//     must be again.
 type Manager struct {
 	Options
-	content atomic.Pointer[tlsfiles.PEM] // nil until the Secret has been read or written once
+	renewals, failures *prometheus.CounterVec
+
+	mu      sync.Mutex       // guards the fields below
+	content *tlsfiles.PEM    // nil until the Secret has been read or written once
+	latest  error            // why the last look at the Secret failed; nil if it did not
+	failing map[failure]bool // the failures that have been logged
+}
+
+// failure is a kind of failure: of an object, with the API server's reason.
+type failure struct {
+	resource string
+	name     types.NamespacedName
+	reason   metav1.StatusReason
 }
 
 // New returns a Manager. The caller must run it.
-func New(o Options) *Manager { return &Manager{Options: o} }
+func New(o Options) *Manager {
+	m := &Manager{
+		Options: o,
+		renewals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "slicecast_server_certificate_renewals_total",
+			Help: "Number of CAs and servers' certificates that this server has created in the Secret, by kind: ca or serving.",
+		}, []string{"kind"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "slicecast_server_certificate_errors_total",
+			Help: "Number of times that the server could not maintain its certificates, by what it could not read, " +
+				"understand or write: secrets or configmaps. The log has the reason.",
+		}, []string{"resource"}),
+		failing: make(map[failure]bool),
+	}
+	for _, kind := range []string{"ca", "serving"} {
+		m.renewals.WithLabelValues(kind)
+	}
+	for _, resource := range []string{secrets, configMaps} {
+		m.failures.WithLabelValues(resource)
+	}
+	o.Registerer.MustRegister(m.renewals, m.failures)
+	return m
+}
 
 // Content returns the servers' certificate and the CAs. It returns an error until the Secret has
-// been read once.
+// been read or written once.
 func (m *Manager) Content() (tlsfiles.PEM, error) {
-	if c := m.content.Load(); c != nil {
-		return *c, nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.content != nil:
+		return *m.content, nil
+	case m.latest != nil:
+		return tlsfiles.PEM{}, fmt.Errorf("no certificate yet: %w", m.latest)
 	}
-	return tlsfiles.PEM{}, fmt.Errorf("no certificate from the Secret %s yet", m.Secret)
+	return tlsfiles.PEM{}, fmt.Errorf("no certificate yet: Secret %s has not been read", m.Secret)
 }
 
 // Run keeps everything as it must be until ctx ends. If the API server cannot be reached, the
 // content stays as it was.
 func (m *Manager) Run(ctx context.Context) {
+	interval := m.Interval
+	if interval == 0 {
+		interval = defaultInterval
+	}
 	for {
-		if err := m.look(ctx); err != nil && ctx.Err() == nil {
-			m.Log.Warn("Cannot maintain the certificates, trying again", "secret", m.Secret, "err", err)
-		}
+		m.look(ctx)
 		pause := interval
-		if m.content.Load() == nil {
-			pause = firstInterval
+		if _, err := m.Content(); err != nil {
+			pause = min(interval, firstInterval)
 		}
 		select {
 		case <-ctx.Done():
@@ -93,35 +153,69 @@ func (m *Manager) Run(ctx context.Context) {
 
 // look brings the Secret and the ConfigMaps up to date once. If another server replaces the Secret
 // meanwhile, a ConfigMap may have the bundle of before until the next look. This does no harm,
-// because a new CA is not used before caSpread.
-func (m *Manager) look(ctx context.Context) error {
+// because a new CA is not used before caSpread. If the Secret cannot be written, look uses what it
+// has.
+func (m *Manager) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	data, err := m.secret(ctx)
-	if err != nil {
-		return err
-	}
-	m.content.Store(&tlsfiles.PEM{
-		Certificate: data[corev1.TLSCertKey], PrivateKey: data[corev1.TLSPrivateKeyKey], CA: data[caBundleKey],
-	})
-	var errs []error
-	for _, name := range m.ConfigMaps {
-		if err := m.publish(ctx, name, data[caBundleKey]); err != nil {
-			errs = append(errs, fmt.Errorf("ConfigMap %s: %w", name, err))
+	m.report(ctx, secrets, m.Secret, err)
+	m.mu.Lock()
+	m.latest = err
+	_, unusable := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
+	if unusable == nil {
+		m.content = &tlsfiles.PEM{
+			Certificate: data[corev1.TLSCertKey], PrivateKey: data[corev1.TLSPrivateKeyKey], CA: data[caBundleKey],
 		}
 	}
-	return errors.Join(errs...)
+	m.mu.Unlock()
+	if err != nil {
+		return
+	}
+	for _, name := range m.ConfigMaps {
+		m.report(ctx, configMaps, name, m.publish(ctx, name, data[caBundleKey]))
+	}
 }
 
-// secret returns the content of the Secret, which it creates or updates if something is due.
+// report counts and logs that an object could not be maintained, or logs that it is maintained
+// again if err is nil.
+func (m *Manager) report(ctx context.Context, resource string, name types.NamespacedName, err error) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return // the server stops
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	kind := failure{resource, name, apierrors.ReasonForError(err)}
+	if err != nil {
+		m.failures.WithLabelValues(resource).Inc()
+		if !m.failing[kind] {
+			m.failing[kind] = true
+			m.Log.Warn("Cannot maintain the certificates, trying again", "resource", resource, "name", name, "err", err)
+		}
+		return
+	}
+	recovered := false
+	for other := range m.failing {
+		if other.resource == resource && other.name == name {
+			delete(m.failing, other)
+			recovered = true
+		}
+	}
+	if recovered {
+		m.Log.Info("The certificates are maintained again", "resource", resource, "name", name)
+	}
+}
+
+// secret returns the content of the Secret, which it creates or updates if something is due. If it
+// could not write that, it returns the present content and an error.
 func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 	for {
 		have := &corev1.Secret{ObjectMeta: meta(m.Secret), Type: corev1.SecretTypeTLS}
-		err := m.get(ctx, "secrets", m.Secret, have)
-		if err != nil {
-			return nil, fmt.Errorf("Secret %s: %w", m.Secret, err)
+		if err := m.get(ctx, secrets, m.Secret, have); err != nil {
+			return nil, fmt.Errorf("read Secret %s: %w%s", m.Secret, err, advice(err))
 		}
-		data, due, err := next(have.Data, m.Names, m.Now())
+		before := have.Data
+		data, due, err := next(before, m.Names, m.Now())
 		if err != nil {
 			return nil, fmt.Errorf("Secret %s: %w; delete it to let the servers create another one", m.Secret, err)
 		}
@@ -129,12 +223,22 @@ func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 			return data, nil
 		}
 		have.Data = data
-		switch err := m.put(ctx, "secrets", have); {
+		switch err := m.put(ctx, secrets, have); {
 		case err == nil:
-			m.Log.Info("Renewed the certificates", "secret", m.Secret)
+			m.renewed(before, data)
 			return data, nil
 		case !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err):
-			return nil, fmt.Errorf("Secret %s: %w", m.Secret, err)
+			return before, fmt.Errorf("write Secret %s: %w%s", m.Secret, err, advice(err))
+		}
+	}
+}
+
+// renewed counts and logs what this server has written.
+func (m *Manager) renewed(before, now map[string][]byte) {
+	for key, kind := range map[string]string{caKeyKey: "ca", corev1.TLSCertKey: "serving"} {
+		if !bytes.Equal(before[key], now[key]) {
+			m.renewals.WithLabelValues(kind).Inc()
+			m.Log.Info("Created a certificate", "kind", kind, "secret", m.Secret)
 		}
 	}
 }
@@ -143,16 +247,36 @@ func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 func (m *Manager) publish(ctx context.Context, name types.NamespacedName, bundle []byte) error {
 	for {
 		have := &corev1.ConfigMap{ObjectMeta: meta(name)}
-		err := m.get(ctx, "configmaps", name, have)
-		if err != nil || bytes.Equal([]byte(have.Data[caBundleKey]), bundle) {
-			return err
+		if err := m.get(ctx, configMaps, name, have); err != nil {
+			return fmt.Errorf("read ConfigMap %s: %w%s", name, err, advice(err))
 		}
-		have.Data = map[string]string{caBundleKey: string(bundle)}
-		err = m.put(ctx, "configmaps", have)
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			return err
+		if have.Data[caBundleKey] == string(bundle) {
+			return nil
+		}
+		if have.Data == nil {
+			have.Data = make(map[string]string)
+		}
+		have.Data[caBundleKey] = string(bundle)
+		switch err := m.put(ctx, configMaps, have); {
+		case err == nil:
+			return nil
+		case !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err):
+			return fmt.Errorf("write ConfigMap %s: %w%s", name, err, advice(err))
 		}
 	}
+}
+
+// advice returns what an operator can do about an error of the API server.
+func advice(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return "; allow the server's user to get and update it, and create it or allow that, too"
+	case apierrors.IsNotFound(err):
+		return "; create its namespace"
+	case apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
+		return "; delete it to let the servers create another one"
+	}
+	return ""
 }
 
 // get reads an object. It leaves the object as it is if the API server has none.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -55,10 +57,36 @@ func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client
 	return client, nil
 }
 
-// Core returns a client for objects of the core group, such as Secrets and ConfigMaps.
-func Core(config *rest.Config) (rest.Interface, error) {
-	return newClient(config, corev1.SchemeGroupVersion, nil)
+// Core returns a client for objects of the core group, such as Secrets and ConfigMaps, and the API
+// server's clock. That is this machine's, corrected by the time of the API server's last answer to
+// the client.
+func Core(config *rest.Config) (rest.Interface, func() time.Time, error) {
+	var ahead atomic.Int64 // by how much the API server's clock was ahead, in nanoseconds
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			answer, err := next.RoundTrip(r)
+			if err != nil {
+				return nil, err
+			}
+			if now, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+				ahead.Store(int64(time.Until(now)))
+			}
+			return answer, nil
+		})
+	})
+	client, err := newClient(config, corev1.SchemeGroupVersion, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return client, func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }, nil
 }
+
+// roundTripper is a function that implements http.RoundTripper.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
 // Slices returns a function that lists the EndpointSlices of a Service with one request.
 func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]discoveryv1.EndpointSlice, error), error) {
