@@ -60,6 +60,7 @@ type loaded struct {
 	PEM
 	certificates []tls.Certificate
 	ca           *x509.CertPool // nil if there is no CA file
+	caEnd        time.Time      // the end of the CA that ends last; zero if there is no CA file
 }
 
 // Follow reads the files and returns their Follower. It returns an error if the files are unusable
@@ -113,6 +114,19 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 			}, nil
 		},
 	}
+}
+
+// Ends returns when the certificate ends, and when the CA that lasts longest does. They are zero if
+// there is no such file, or if it has never been usable.
+func (f *Follower) Ends() (certificate, ca time.Time) {
+	now, err := f.refresh()
+	if err != nil {
+		return time.Time{}, time.Time{}
+	}
+	if len(now.certificates) > 0 {
+		certificate = now.certificates[0].Leaf.NotAfter
+	}
+	return certificate, now.caEnd
 }
 
 // refresh reads the files and returns their content, or the last usable one. It returns an error if
@@ -175,34 +189,37 @@ func (f *Follower) load(have *loaded) (*loaded, error) {
 		now.certificates = []tls.Certificate{certificate}
 	}
 	if f.names.CA != "" {
-		if now.ca, err = pool(content.CA); err != nil {
+		if now.ca, now.caEnd, err = pool(content.CA); err != nil {
 			return nil, fmt.Errorf("load CA certificates %q: %w", f.names.CA, err)
 		}
 	}
 	return now, nil
 }
 
-func pool(file []byte) (*x509.CertPool, error) {
+// pool returns the certificates of a file, and when the last one ends.
+func pool(file []byte) (p *x509.CertPool, end time.Time, err error) {
 	blocks, err := decode(file)
 	if err != nil {
-		return nil, err
+		return nil, time.Time{}, err
 	}
-	p, empty := x509.NewCertPool(), true
+	p = x509.NewCertPool()
 	for _, b := range blocks {
 		if b.Type != "CERTIFICATE" {
 			continue
 		}
 		certificate, err := x509.ParseCertificate(b.Bytes)
 		if err != nil {
-			return nil, err
+			return nil, time.Time{}, err
 		}
 		p.AddCert(certificate)
-		empty = false
+		if certificate.NotAfter.After(end) {
+			end = certificate.NotAfter
+		}
 	}
-	if empty {
-		return nil, errors.New("the file contains no PEM certificate")
+	if end.IsZero() {
+		return nil, time.Time{}, errors.New("the file contains no PEM certificate")
 	}
-	return p, nil
+	return p, end, nil
 }
 
 // decode returns all blocks of a PEM file. It returns an error for incomplete blocks, which

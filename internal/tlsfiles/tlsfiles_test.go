@@ -13,12 +13,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
@@ -65,9 +68,9 @@ func (s *side) trust(trusted ...*testca.CA) {
 
 func newCA(t *testing.T) *testca.CA {
 	t.Helper()
-	ca, err := testca.New()
+	c, err := testca.New()
 	require.NoError(t, err)
-	return ca
+	return c
 }
 
 func serverOf(ca *testca.CA, names ...string) func() (tls.Certificate, error) {
@@ -187,6 +190,35 @@ func TestBadFilesChangeNothing(t *testing.T) {
 		require.Equal(t, 1, strings.Count(side.logs.String(), "Cannot reload the TLS files"), side.logs.String())
 		require.NotContains(t, side.logs.String(), "have changed")
 	}
+}
+
+// TestEnds requires that a Follower knows when what it uses ends: of several CAs, the last one.
+func TestEnds(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	pemOf := func(name string, end time.Time) (cert, key []byte) {
+		c, err := ca.New(name, ca.Validity{NotBefore: now, NotAfter: end})
+		require.NoError(t, err)
+		cert, key, err = c.PEM()
+		require.NoError(t, err)
+		return cert, key
+	}
+	own, key := pemOf("own", now.Add(time.Hour))
+	first, _ := pemOf("first", now.Add(3*time.Hour))
+	second, _ := pemOf("second", now.Add(2*time.Hour))
+	content, err := PEM{}, errors.New("there is none yet")
+	f := FollowFunc("test", func() (PEM, error) { return content, err }, slog.New(slog.DiscardHandler))
+	_, handshake := f.Server(tls.NoClientCert).GetConfigForClient(nil)
+	require.ErrorIs(t, handshake, err)
+	certificate, last := f.Ends()
+	require.Zero(t, certificate)
+	require.Zero(t, last)
+	content, err = PEM{Certificate: own, PrivateKey: key, CA: slices.Concat(first, second)}, nil
+	certificate, last = f.Ends()
+	require.True(t, now.Add(time.Hour).Equal(certificate))
+	require.True(t, now.Add(3*time.Hour).Equal(last))
+	err = errors.New("away")
+	_, handshake = f.Server(tls.NoClientCert).GetConfigForClient(nil)
+	require.NoError(t, handshake, "the last usable content stays")
 }
 
 // TestServerNameIsVerified covers servers dialed by name and by address.

@@ -73,7 +73,7 @@ func (o *Options) addSourceFlags(fs *pflag.FlagSet) {
 		"Where Services and EndpointSlices come from: kube (a Kubernetes API server), file (a directory of "+
 			"manifests), or upstream (other slicecast-servers, which makes this server a relay).")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
-		"Path to the kubeconfig file for the API server, for --source=kube and for TokenReviews. "+
+		"Path to the kubeconfig file for the API server, for --source=kube, TokenReviews and --tls-secret. "+
 			"If empty, the in-cluster configuration is used.")
 	fs.StringVar(&o.manifests, "manifests", "",
 		"Path to the directory of manifests for --source=file. Changes in the directory take effect at once.")
@@ -205,7 +205,9 @@ func (o *Options) validateTuning() error {
 	return errors.Join(p...)
 }
 
-func (o *Options) validateTLS() error {
+// validateSecret returns an error for everything that is wrong with --tls-secret and
+// --ca-config-map by themselves.
+func (o *Options) validateSecret() error {
 	var p problems
 	for flag, values := range map[string][]string{"--tls-secret": {o.tlsSecret}, "--ca-config-map": o.caConfigMaps} {
 		for _, v := range values {
@@ -215,9 +217,16 @@ func (o *Options) validateTLS() error {
 	}
 	p.when(o.tlsSecret != "" && o.serverService == "",
 		"--tls-secret requires --server-service, whose DNS name the certificate is for: set it")
-	p.when(o.tlsSecret == "" && len(o.caConfigMaps) > 0, "--ca-config-map requires --tls-secret: set it, or remove --ca-config-map")
-	if len(p) > 0 {
-		return errors.Join(p...)
+	p.when(o.tlsSecret != "" && len(o.caConfigMaps) == 0,
+		"--tls-secret requires --ca-config-map, from which clients have the CAs: set it")
+	p.when(o.tlsSecret == "" && len(o.caConfigMaps) > 0,
+		"--ca-config-map requires --tls-secret: set it, or remove --ca-config-map")
+	return errors.Join(p...)
+}
+
+func (o *Options) validateTLS() error {
+	if err := o.validateSecret(); err != nil {
+		return err
 	}
 	set := func(flags map[string]bool) []string {
 		maps.DeleteFunc(flags, func(_ string, is bool) bool { return !is })
@@ -242,7 +251,10 @@ func (o *Options) validateTLS() error {
 	case o.tlsSecret != "" && (len(files) > 1 || o.files.CA != ""):
 		return errors.New("--tls-secret excludes --tls-cert-file, --tls-private-key-file and --client-ca-file: remove " +
 			"it, or remove them")
-	case o.tlsSecret != "": // observers may have certificates of its CA
+	case o.tlsSecret != "" && !o.takesTokens():
+		return errors.New("no agent can authenticate: set --agent-service-account to accept ServiceAccount tokens, or " +
+			"--relay-service-account if this server has relays only")
+	case o.tlsSecret != "":
 	case len(files) == 1:
 		return errors.New("--tls-cert-file and --tls-private-key-file must be set together")
 	case o.files.CA == "" && !o.takesTokens():

@@ -1,16 +1,23 @@
-// These tests prove which flags are accepted, that all that is wrong is reported at once, and that
-// docs/configuration.md lists all flags with their defaults.
+// These tests prove which flags are accepted, that all that is wrong is reported at once, that a
+// server without a certificate starts and says why it is not ready, and that docs/configuration.md
+// lists all flags with their defaults.
 package app
 
 import (
+	"crypto/tls"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 func parse(t *testing.T, args ...string) *Options {
@@ -25,6 +32,8 @@ func parse(t *testing.T, args ...string) *Options {
 func TestOptionsAreValidated(t *testing.T) {
 	plain := []string{"--insecure-plaintext"}
 	files := []string{"--tls-cert-file=c", "--tls-private-key-file=k"}
+	tokens := []string{"--agent-service-account=a/b"}
+	secret := []string{"--tls-secret=a/b", "--ca-config-map=a/c", "--ca-config-map=d/e", "--server-service=a/s"}
 	for _, test := range []struct {
 		name string
 		args [][]string // an empty string means that the arguments are valid
@@ -38,7 +47,22 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"file source with tokens", [][]string{files,
 			{"--source=file", "--manifests=d", "--kubeconfig=k", "--agent-service-account=a/b"}}, ""},
 
-		{"no TLS", nil, "set --tls-cert-file and --tls-private-key-file"},
+		{"certificates of its own", [][]string{secret, tokens}, ""},
+		{"certificates of its own for relays only", [][]string{secret, {"--relay-service-account=a/b"}}, ""},
+		{"certificates of its own without the API server as source", [][]string{secret, tokens,
+			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--kubeconfig=k"}}, ""},
+
+		{"no TLS", nil, "set --tls-secret, or --tls-cert-file and --tls-private-key-file"},
+		{"two certificates", [][]string{secret, tokens, files}, "--tls-secret excludes --tls-cert-file"},
+		{"a certificate and half of one", [][]string{secret, tokens, {"--tls-private-key-file=k"}}, "--tls-secret excludes"},
+		{"client CA of its own and a file", [][]string{secret, tokens, {"--client-ca-file=ca"}}, "and --client-ca-file: remove it"},
+		{"plaintext with a Secret", [][]string{plain, secret}, "remove it, or remove --tls-secret"},
+		{"nobody could come in by a Secret", [][]string{secret}, "no agent can authenticate: set --agent-service-account"},
+		{"Secret without a name", [][]string{tokens, {"--tls-secret=b", "--server-service=a/s"}}, `--tls-secret is "b": use namespace/name`},
+		{"ConfigMap without a name", [][]string{secret, tokens, {"--ca-config-map=x"}}, `--ca-config-map is "x": use namespace/name`},
+		{"Secret without a Service", [][]string{tokens, {"--tls-secret=a/b", "--ca-config-map=a/c"}}, "--tls-secret requires --server-service"},
+		{"Secret without a ConfigMap", [][]string{tokens, {"--tls-secret=a/b", "--server-service=a/s"}}, "--tls-secret requires --ca-config-map"},
+		{"ConfigMap without a Secret", [][]string{files, tokens, {"--ca-config-map=a/c"}}, "--ca-config-map requires --tls-secret"},
 		{"no key", [][]string{{"--tls-cert-file=c"}}, "--tls-cert-file and --tls-private-key-file must be set together"},
 		{"nobody could come in", [][]string{files}, "set --client-ca-file"},
 		{"plaintext with certificate", [][]string{plain, files}, "remove it, or remove --tls-cert-file, --tls-private-key-file"},
@@ -110,6 +134,8 @@ func TestKubeconfigIsRequired(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for name, args := range map[string][]string{
 		"kube source": {"--insecure-plaintext"},
+		"file source with certificates of its own": {"--source=file", "--manifests=.", "--tls-secret=a/b", "--ca-config-map=a/c",
+			"--server-service=a/s", "--relay-service-account=a/b"},
 		"relay with agents' tokens": {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext",
 			"--tls-cert-file=c", "--tls-private-key-file=k", "--agent-service-account=a/b"},
 		"relay with relays' tokens": {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext",
@@ -120,6 +146,32 @@ func TestKubeconfigIsRequired(t *testing.T) {
 			require.ErrorContains(t, err, "--kubeconfig")
 		})
 	}
+}
+
+// TestCertificates checks what the flags for certificates of the servers' own mean.
+func TestCertificates(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:1"}},
+		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c"}}, CurrentContext: "c",
+	}, kubeconfig))
+	c, err := parse(t, "--kubeconfig="+kubeconfig, "--tls-secret=a/b", "--ca-config-map=a/c", "--ca-config-map=d/e",
+		"--server-service=f/g", "--agent-service-account=h/i").Complete(slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.Nil(t, c.TLS)
+	require.Equal(t, types.NamespacedName{Namespace: "a", Name: "b"}, c.Certificates.Secret)
+	require.Equal(t, []types.NamespacedName{{Namespace: "a", Name: "c"}, {Namespace: "d", Name: "e"}}, c.Certificates.ConfigMaps)
+	require.Equal(t, []string{"g.f.svc"}, c.Certificates.Names)
+	require.WithinDuration(t, time.Now(), c.Certificates.Now(), time.Minute)
+
+	c.Source, c.BindAddress, c.HealthzBindAddress, c.DrainWindow = nil, "127.0.0.1:0", "127.0.0.1:0", time.Millisecond
+	r := start(t, c)
+	close(r.source.synced)
+	require.Eventually(t, func() bool {
+		return strings.HasPrefix(r.readyz(), `503 no certificate yet: read Secret a/b: Get "https://127.0.0.1:1/`)
+	}, deadline, time.Millisecond)
+	_, err = (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}).DialContext(t.Context(), "tcp", r.Addresses().GRPC.String())
+	require.Error(t, err, "there is nothing to serve with")
 }
 
 // TestDocumentationListsAllFlags checks that docs/configuration.md has all flags with their

@@ -10,6 +10,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -149,26 +151,44 @@ func (s *Server) listen(authentication *auth.Auth) error {
 // (ALPN). It returns nil if the server is plaintext.
 func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
 	c := s.config
-	if c.Certificates != nil {
+	var follower *tlsfiles.Follower
+	var err error
+	switch {
+	case c.Certificates != nil:
 		s.certificates = certificates.New(*c.Certificates)
-		follower := tlsfiles.FollowFunc("Secret "+c.Certificates.Secret.String(), s.certificates.Content, c.Logger)
+		follower = tlsfiles.FollowFunc("Secret "+c.Certificates.Secret.String(), s.certificates.Content, c.Logger)
 		follower.Now = c.Certificates.Now
-		return func(protocols ...string) *tls.Config {
-			return follower.Server(tls.VerifyClientCertIfGiven, protocols...)
-		}, nil
-	}
-	if c.TLS == nil {
+	case c.TLS != nil:
+		if follower, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
+			return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
+		}
+	default:
 		return nil, nil
 	}
-	follower, err := tlsfiles.Follow(*c.TLS, c.Logger)
-	if err != nil {
-		return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
-	}
-	clients := tls.NoClientCert
-	if c.TLS.CA != "" {
-		clients = tls.VerifyClientCertIfGiven // clients without a certificate may have a token
+	registerExpiry(c.Registry, follower)
+	clients := tls.VerifyClientCertIfGiven // clients without a certificate may have a token
+	if c.TLS != nil && c.TLS.CA == "" {
+		clients = tls.NoClientCert
 	}
 	return func(protocols ...string) *tls.Config { return follower.Server(clients, protocols...) }, nil
+}
+
+// registerExpiry registers metrics of when the server's certificate and its CA end.
+func registerExpiry(r prometheus.Registerer, follower *tlsfiles.Follower) {
+	seconds := func(end time.Time) float64 {
+		if end.IsZero() {
+			return 0
+		}
+		return float64(end.Unix())
+	}
+	promauto.With(r).NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "slicecast_server_certificate_expiry_timestamp_seconds",
+		Help: "Time at which the server's certificate ends, in seconds since 1970; 0 while there is none.",
+	}, func() float64 { certificate, _ := follower.Ends(); return seconds(certificate) })
+	promauto.With(r).NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "slicecast_server_ca_expiry_timestamp_seconds",
+		Help: "Time at which the last CA of --client-ca-file or --tls-secret ends, in seconds since 1970; 0 while there is none.",
+	}, func() float64 { _, ca := follower.Ends(); return seconds(ca) })
 }
 
 // addGRPC adds a gRPC server on a listener, whose address it returns.

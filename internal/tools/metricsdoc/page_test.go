@@ -90,6 +90,7 @@ func serverCommand(dir string) command {
 		"--tls-cert-file=" + dir + "/server.crt", "--tls-private-key-file=" + dir + "/server.key",
 		"--client-ca-file=" + dir + "/ca.crt",
 	}
+	secret := []string{"--tls-secret=a/b", "--ca-config-map=a/b", "--server-service=a/b"}
 	kubeconfig := "--kubeconfig=" + dir + "/kubeconfig"
 	return command{
 		name: "slicecast-server", about: "For operators and observers; see [server/auth](../server/auth/doc.go).",
@@ -98,6 +99,8 @@ func serverCommand(dir string) command {
 			{slices.Concat(fileSource, tls), []string{"--source=file", "TLS"}},
 			{slices.Concat(fileSource, tls, []string{kubeconfig, "--agent-service-account=a/b"}),
 				[]string{"--source=file", "TLS", "--agent-service-account"}},
+			{slices.Concat(fileSource, secret, []string{kubeconfig, "--agent-service-account=a/b"}),
+				[]string{"--source=file", "TLS", "--agent-service-account", "--tls-secret"}},
 			{slices.Concat([]string{kubeconfig}, tls), []string{"--source=kube", "TLS"}},
 			{slices.Concat([]string{"--source=upstream", "--upstream-servers=127.0.0.1:1", "--upstream-insecure-plaintext"}, tls),
 				[]string{"--source=upstream", "TLS"}},
