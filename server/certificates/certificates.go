@@ -4,8 +4,8 @@
 // clients that follow a ConfigMap trust every certificate before it is used.
 //
 // All servers do the same. The first one to find that something is due writes it. The resource
-// version of the Secret lets only one of several succeed, and the others use what that one wrote. So
-// there is neither a leader nor a Lease.
+// version of the Secret lets only one of several succeed, and the others use what that one wrote.
+// So there is neither a leader nor a Lease.
 package certificates
 
 import (

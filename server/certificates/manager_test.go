@@ -173,6 +173,16 @@ func TestReplicas(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "y", bundle.Data["other"], "what others keep there stays")
 
+	// A server that stops right after it has written leaves nothing undone.
+	r.advance(caLife - caRenewal)
+	_, err = r.servers[0].secret(t.Context())
+	require.NoError(t, err)
+	stopped := r.servers[0]
+	r.servers = r.servers[1:]
+	r.look(0)
+	r.servers = append(r.servers, stopped)
+	require.EqualValues(t, 2, renewals("ca"))
+
 	require.NoError(t, secrets.Delete(t.Context(), "tls", metav1.DeleteOptions{}))
 	third := r.look(0)
 	require.NotEqual(t, second.Data[caKeyKey], third.Data[caKeyKey])
@@ -237,8 +247,8 @@ func TestWhatCannotBeWritten(t *testing.T) {
 }
 
 // TestRights covers servers without the rights that they need, from none to those that an install
-// grants: to get and update a Secret and ConfigMaps that exist. Each lack is counted every time, and
-// logged once.
+// grants: to get and update a Secret and ConfigMaps that exist. Each lack is counted every time,
+// and logged once.
 func TestRights(t *testing.T) {
 	r := startReplicas(t, 1)
 	var logs bytes.Buffer
@@ -296,7 +306,8 @@ func (r *replicas) grant(namespace, resource, name string, verbs ...string) {
 		ObjectMeta: metav1.ObjectMeta{Name: resource}, Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "server"}},
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: resource},
 	}
-	_, err := r.client.RbacV1().Roles(namespace).Update(r.t.Context(), role, metav1.UpdateOptions{}) // or creates it
+	// Update creates what is missing.
+	_, err := r.client.RbacV1().Roles(namespace).Update(r.t.Context(), role, metav1.UpdateOptions{})
 	require.NoError(r.t, err)
 	_, err = r.client.RbacV1().RoleBindings(namespace).Update(r.t.Context(), binding, metav1.UpdateOptions{})
 	require.NoError(r.t, err)

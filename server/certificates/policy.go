@@ -124,9 +124,9 @@ func issuerOf(live []*x509.Certificate, key []byte, now time.Time) *ca.CA {
 	return issuer
 }
 
-// servingDue reports whether the servers need another certificate from the first live CA. That is
-// so at once if no client accepts the one that they have. Otherwise it is so if the certificate ends
-// soon or is from an older CA, once clients trust the first one.
+// servingDue reports whether the servers need another certificate from the first live CA. They need
+// it at once if no client accepts the certificate that they have. If it only ends soon or is from
+// an older CA, they need another one once clients trust the first CA.
 func servingDue(have map[string][]byte, live []*x509.Certificate, names []string, now time.Time) bool {
 	pair, err := tls.X509KeyPair(have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey])
 	if err != nil || !slices.Equal(pair.Leaf.DNSNames, names) {

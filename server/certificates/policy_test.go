@@ -72,8 +72,8 @@ func TestDecades(t *testing.T) {
 	require.InDelta(t, 16*365/60, len(certificates), 10)
 }
 
-// TestClocksThatJump lets servers look with clocks that are wrong by up to ten years, both ways. The
-// first look with the right clock mends everything: clients that have its bundle accept the
+// TestClocksThatJump lets servers look with clocks that are wrong by up to ten years, both ways.
+// The first look with the right clock mends everything: clients that have its bundle accept the
 // certificate, and from then on all is as if no clock had ever been wrong.
 func TestClocksThatJump(t *testing.T) {
 	seed := rand.Uint64()
