@@ -159,12 +159,12 @@ func TestBothEndsFollowTheirFiles(t *testing.T) {
 // TestBadFilesChangeNothing requires that a file that is missing, incomplete or does not match its
 // counterpart has no effect, and is logged only once within the interval.
 func TestBadFilesChangeNothing(t *testing.T) {
-	ca, other := newCA(t), newCA(t)
-	server, client := newSide(t, serverOf(ca, name), ca), newSide(t, clientOf(ca, "a"), ca)
+	own, other := newCA(t), newCA(t)
+	server, client := newSide(t, serverOf(own, name), own), newSide(t, clientOf(own, "a"), own)
 	config := server.Server(tls.RequireAndVerifyClientCert, "h2")
 	replacement, err := other.Client("b")
 	require.NoError(t, err)
-	certPEM, keyPEM, err := testca.EncodePEM(replacement)
+	certPEM, keyPEM, err := ca.EncodePEM(replacement)
 	require.NoError(t, err)
 	for _, side := range []*side{server, client} {
 		for _, path := range []string{side.files.Certificate, side.files.PrivateKey, side.files.CA} {

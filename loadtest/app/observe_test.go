@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/child"
@@ -34,7 +35,7 @@ func TestRunningServer(t *testing.T) {
 	}
 	serving, err := authority.Server("127.0.0.1")
 	require.NoError(t, err)
-	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
+	setup.Certificate, setup.PrivateKey, err = ca.EncodePEM(serving)
 	require.NoError(t, err)
 	server, err := child.Start(t.Context(), "server", os.Stderr, []string{engine.ServeCommand}, (*target.Servant).Setup, setup)
 	require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/apiserver"
@@ -219,7 +220,7 @@ func (s *stack) startTier(
 		if err != nil {
 			return tier, err
 		}
-		if setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(c); err != nil {
+		if setup.Certificate, setup.PrivateKey, err = ca.EncodePEM(c); err != nil {
 			return tier, err
 		}
 		setup.Address = address

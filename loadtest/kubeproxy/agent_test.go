@@ -33,6 +33,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -128,7 +129,7 @@ func newAgent(b *testing.B, s size) *agent {
 	if s.large > 0 {
 		setup.Cluster.Changing = []generate.Group{{Count: 1, Least: s.large, Most: s.large}}
 	}
-	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
+	setup.Certificate, setup.PrivateKey, err = ca.EncodePEM(serving)
 	require.NoError(b, err)
 	a.server, err = child.Start(b.Context(), "server", os.Stderr, []string{serveArgument}, (*target.Servant).Setup, setup)
 	require.NoError(b, err)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
@@ -34,28 +35,28 @@ const caKey = "ca.key"
 // signs ServiceAccount tokens. The key comes with a certificate, which the API server accepts in
 // place of the public key.
 func newPKI(dir string, address netip.Addr) (*pki, error) {
-	ca, err := testca.New()
+	authority, err := testca.New()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := ca.WriteCA(dir); err != nil {
+	if _, err := authority.WriteCA(dir); err != nil {
 		return nil, err
 	}
-	key, err := ca.KeyPEM()
+	key, err := authority.KeyPEM()
 	if err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, caKey), key, 0o600); err != nil {
 		return nil, err
 	}
-	serving, err := ca.Server(serverName, clusterIP, "localhost", loopback.String(), "::1", address.String())
+	serving, err := authority.Server(serverName, clusterIP, "localhost", loopback.String(), "::1", address.String())
 	if err != nil {
 		return nil, err
 	}
 	if _, _, err := testca.Write(dir, "serving", serving); err != nil {
 		return nil, err
 	}
-	p := &pki{dir, ca}
+	p := &pki{dir, authority}
 	return p, p.newTokenKey()
 }
 
@@ -91,7 +92,7 @@ func (p *pki) file(name string) string { return filepath.Join(p.dir, name) }
 func (p *pki) client(user string, groups []string) (cert, key []byte) {
 	c, err := p.ca.Client(user, groups...)
 	if err == nil {
-		cert, key, err = testca.EncodePEM(c)
+		cert, key, err = ca.EncodePEM(c)
 	}
 	if err != nil {
 		panic(err) // possible only if the source of random numbers is broken
