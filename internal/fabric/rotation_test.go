@@ -103,7 +103,7 @@ func newRotation(t *testing.T, servers int) *rotation {
 	return r
 }
 
-// serve starts a server at a place.
+// serve starts a server at a place and waits until it is ready.
 func (r *rotation) serve(place int) {
 	r.t.Helper()
 	core, _, err := kube.Core(r.plane.AdminConfig())
@@ -123,6 +123,9 @@ func (r *rotation) serve(place int) {
 		}
 		c.Tokens = &auth.TokenOptions{Review: review, Get: paths, Audience: "slicecast", Agents: []types.NamespacedName{name("agent")}}
 	})
+	require.True(r.t, eventually(func() bool {
+		return s.metric(r.t, "slicecast_server_certificate_expiry_timestamp_seconds") > 0 && s.logs.count("Synced with the source") > 0
+	}), "a server does not get ready")
 	r.servers = append(r.servers, s)
 	r.places[place].Lead(s.address())
 }
