@@ -233,7 +233,8 @@ func (o *Options) validateTLS() error {
 		return slices.Sorted(maps.Keys(flags))
 	}
 	files := set(map[string]bool{
-		"--tls-cert-file": o.files.Certificate != "", "--tls-private-key-file": o.files.PrivateKey != "", "--tls-secret": o.tlsSecret != "",
+		"--tls-cert-file": o.files.Certificate != "", "--tls-private-key-file": o.files.PrivateKey != "",
+		"--tls-secret": o.tlsSecret != "",
 	})
 	clients := set(map[string]bool{
 		"--client-ca-file": o.files.CA != "", "--agent-service-account": len(o.agentAccounts) > 0,

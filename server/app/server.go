@@ -187,7 +187,8 @@ func registerExpiry(r prometheus.Registerer, follower *tlsfiles.Follower) {
 	}, func() float64 { certificate, _ := follower.Ends(); return seconds(certificate) })
 	promauto.With(r).NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "slicecast_server_ca_expiry_timestamp_seconds",
-		Help: "Time at which the last CA of --client-ca-file or --tls-secret ends, in seconds since 1970; 0 while there is none.",
+		Help: "Time at which the last CA of --client-ca-file or --tls-secret ends, in seconds since 1970; 0 while there " +
+			"is none.",
 	}, func() float64 { _, ca := follower.Ends(); return seconds(ca) })
 }
 

@@ -97,7 +97,8 @@ func New(o Options) *Manager {
 		Options: o,
 		renewals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_server_certificate_renewals_total",
-			Help: "Number of CAs and servers' certificates that this server has created in the Secret, by kind: ca or serving.",
+			Help: "Number of CAs and servers' certificates that this server has created in the Secret, by kind: ca or " +
+				"serving.",
 		}, []string{"kind"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_server_certificate_errors_total",
@@ -217,7 +218,7 @@ func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 		before := have.Data
 		data, due, err := next(before, m.Names, m.Now())
 		if err != nil {
-			return nil, fmt.Errorf("Secret %s: %w; delete it to let the servers create another one", m.Secret, err)
+			return nil, fmt.Errorf("read Secret %s: %w; delete it to let the servers create another one", m.Secret, err)
 		}
 		if !due {
 			return data, nil

@@ -213,7 +213,7 @@ func TestWhatCannotBeWritten(t *testing.T) {
 	restarted := r.server(r.plane.AdminConfig(), &bytes.Buffer{})
 	restarted.look(t.Context())
 	_, err = restarted.Content()
-	require.ErrorContains(t, err, "no certificate yet: Secret servers/tls: it has a certificate but no ca.key")
+	require.ErrorContains(t, err, "no certificate yet: read Secret servers/tls: it has a certificate but no ca.key")
 
 	large := r.secret()
 	large.Data = edited(good.Data, "note", nil)
@@ -300,7 +300,9 @@ func (r *replicas) grant(namespace, resource, name string, verbs ...string) {
 	r.t.Helper()
 	role := &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: resource},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, ResourceNames: []string{name}, Verbs: verbs}},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{""}, Resources: []string{resource}, ResourceNames: []string{name}, Verbs: verbs,
+		}},
 	}
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: resource}, Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: "server"}},

@@ -141,5 +141,6 @@ func servingDue(have map[string][]byte, live []*x509.Certificate, names []string
 	}
 	published := live[0].NotBefore.Add(clockSkew)
 	spread := len(live) == 1 || now.Sub(published) >= caSpread
-	return spread && (now.After(pair.Leaf.NotAfter.Add(-servingRenewal)) || pair.Leaf.CheckSignatureFrom(live[0]) != nil)
+	endsSoon := now.After(pair.Leaf.NotAfter.Add(-servingRenewal))
+	return spread && (endsSoon || pair.Leaf.CheckSignatureFrom(live[0]) != nil)
 }
