@@ -9,6 +9,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // Local keeps a Cache up to date from a source in its own process, for a node without a server. The
@@ -81,3 +82,6 @@ func (l *Local) NackNode(string) {}
 
 // ResolveNode does nothing; see Nack.
 func (l *Local) ResolveNode() {}
+
+// Warn does nothing; see Nack.
+func (l *Local) Warn(pb.NodeWarning, string) {}

@@ -338,6 +338,22 @@ func TestReportsReachTheServer(t *testing.T) {
 	requests = server.waitRequests(t, 8)
 	require.Empty(t, cmp.Diff(key, requests[7].GetNack().GetKey(), protocmp.Transform()))
 	require.True(t, requests[7].GetNack().GetResolved())
+
+	// A warning is not the node's failure: each is reported and withdrawn by itself.
+	warning := &pb.Nack{Key: key, Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Reason: "kube-proxy runs"}
+	position := cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == `["shard"]` || p.Last().String() == `["sequence"]` },
+		cmp.Ignore())
+	a.Warn(warning.GetWarning(), warning.GetReason())
+	a.Warn(warning.GetWarning(), warning.GetReason())
+	requests = server.waitRequests(t, 9)
+	require.Empty(t, cmp.Diff(warning, requests[8].GetNack(), protocmp.Transform(), position))
+	a.NackNode("nothing of IPv4 is programmed")
+	requests = server.waitRequests(t, 10)
+	require.Zero(t, requests[9].GetNack().GetWarning())
+	a.Warn(warning.GetWarning(), "")
+	requests = server.waitRequests(t, 11)
+	warning.Resolved, warning.Reason = true, ""
+	require.Empty(t, cmp.Diff(warning, requests[10].GetNack(), protocmp.Transform(), position))
 }
 
 // TestNoServer checks that a client without servers waits, tries again, and stops when its context

@@ -8,6 +8,7 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
@@ -36,6 +37,9 @@ type Config struct {
 	// Tokens configures the review of ServiceAccount tokens. nil means that no token is accepted.
 	// Tokens requires TLS.
 	Tokens *auth.TokenOptions
+
+	// Events writes Events about warnings of nodes. nil means that none are written.
+	Events *kube.Events
 
 	// BindAddress is the address of the gRPC listener.
 	BindAddress string

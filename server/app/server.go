@@ -99,6 +99,9 @@ func New(c Config) (_ *Server, err error) {
 		upstream := relay.New(*c.Upstream, s.store)
 		s.config.Source, options.Upstream, connection = upstream, upstream, upstream.Connection
 	}
+	if c.Events != nil {
+		options.Warn = func(node string, w pb.NodeWarning, reason string) { c.Events.Warn(node, eventReason(w), reason) }
+	}
 	s.hub = fanout.New(options)
 	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind, Upstream: connection})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
@@ -252,6 +255,9 @@ func (s *Server) Run(ctx context.Context) error {
 		log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
 		start(p.name, func() error { return p.serve(running) })
 	}
+	if s.config.Events != nil {
+		start("events", func() error { s.config.Events.Run(running); return nil })
+	}
 	if s.certificates != nil {
 		start("certificates", func() error { s.certificates.Run(running); return nil })
 	}
@@ -280,6 +286,17 @@ func (s *Server) serveWhenSynced(ctx context.Context) {
 func (s *Server) setServing(status healthpb.HealthCheckResponse_ServingStatus) {
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(pb.DistributionService_ServiceDesc.ServiceName, status)
+}
+
+// eventReason returns the reason of Events about a warning.
+func eventReason(w pb.NodeWarning) string {
+	switch w {
+	case pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4, pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV6:
+		return "PodRangeMismatch"
+	case pb.NodeWarning_NODE_WARNING_KUBE_PROXY:
+		return "KubeProxyRunning"
+	}
+	return "SlicecastWarning"
 }
 
 // ready returns what /readyz reports: nil, or why the server is not ready.

@@ -91,7 +91,7 @@ func (o *statusOptions) addFlags(fs *pflag.FlagSet) {
 		"Show only clients that have not programmed the latest state of this Service (namespace/name).")
 	fs.StringVar(&o.Node, "node", "", "Show only clients of this Node.")
 	fs.BoolVar(&o.Behind, "behind", false, "Show only clients that have not programmed the latest state.")
-	fs.BoolVar(&o.Errors, "errors", false, "Show only clients that cannot program something.")
+	fs.BoolVar(&o.Errors, "errors", false, "Show only clients that cannot program something, or that have a warning.")
 	fs.BoolVar(&o.Shards, "shards", false, "Show the shards, too.")
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -57,6 +58,7 @@ func (r *statusReport) Print(out *show.Page) {
 		r.printService(out)
 	} else {
 		r.printAgents(out)
+		r.printWarnings(out)
 	}
 }
 
@@ -92,6 +94,13 @@ func (r *statusReport) printServer(out *show.Page) {
 	}
 	out.Row("Streams", fmt.Sprintf("%s; %s served",
 		cmp.Or(strings.Join(streams, ", "), "none"), plural("node", s.GetNodes())))
+	var warnings []string
+	for _, w := range s.GetWarnings() {
+		warnings = append(warnings, fmt.Sprintf("%s on %s", wire.WarningName(w.GetWarning()), plural("node", w.GetNodes())))
+	}
+	if len(warnings) > 0 {
+		out.Row("Warnings", strings.Join(warnings, ", "))
+	}
 	var servers []string
 	for _, x := range s.GetServers() {
 		servers = append(servers, x.GetAddress())
@@ -183,6 +192,21 @@ func (r *statusReport) printAgents(out *show.Page) {
 		}
 		out.Row(a.GetNodeName(), agentKind(a), agentState(a), span(a.GetLag()), behind, r.since(a.GetSince()), a.GetAddress(),
 			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), fmt.Sprint(len(a.GetErrors())), r.lastError(a))
+	}
+}
+
+// printWarnings prints what should be mended on nodes, which is in no column of the clients.
+func (r *statusReport) printWarnings(out *show.Page) {
+	titled := false
+	for _, a := range r.agents {
+		for _, w := range a.GetWarnings() {
+			if !titled {
+				out.Title("Warnings")
+				out.Row("NODE", "WARNING", "SINCE", "REASON")
+				titled = true
+			}
+			out.Row(cmp.Or(w.GetNodeName(), a.GetNodeName()), wire.WarningName(w.GetWarning()), r.since(w.GetTime()), w.GetReason())
+		}
 	}
 }
 

@@ -267,6 +267,9 @@ func TestStatusTables(t *testing.T) {
 				Last: []*pb.NodeTime{{NodeName: "node-1", Time: durationpb.New(45678 * time.Microsecond)}},
 			}},
 			OpenConvergences: 1, OldestOpenConvergence: open,
+			Warnings: []*pb.WarningCount{
+				{Warning: pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4, Nodes: 2}, {Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Nodes: 1},
+			},
 			Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{1, 2}, Server: &pb.ServerConnection{
 				Name: "server-0", Address: "10.1.0.1:8472", Version: "v1.2.2", Since: ago(time.Hour),
 			}},
@@ -275,19 +278,22 @@ func TestStatusTables(t *testing.T) {
 			{Kind: pb.ClientKind_CLIENT_KIND_RELAY, Nodes: 2998, Synced: true, Programmed: true, LagSequences: 1, Lag: durationpb.New(time.Minute),
 				Since: ago(time.Hour), Address: "10.0.0.9:4242", ClientVersion: "v1.2.3", SentBytes: 12_345_678,
 				Errors:    []*pb.AgentError{{}},
+				Warnings:  []*pb.AgentWarning{{Warning: pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4, Reason: "outside", NodeName: "node-7", Time: ago(time.Second)}},
 				LastError: &pb.AgentError{Object: "Service default/web", Reason: "no such table", NodeName: "node-7", Time: ago(time.Second)}},
 			{NodeName: "node-1", Kind: pb.ClientKind_CLIENT_KIND_AGENT, Nodes: 1, Synced: true, Programmed: true, Since: ago(time.Second),
-				Address: "10.0.0.3:4242", Programmer: "iptables", ClientVersion: "v1.2.3", SentBytes: 812},
+				Address: "10.0.0.3:4242", Programmer: "iptables", ClientVersion: "v1.2.3", SentBytes: 812,
+				Warnings: []*pb.AgentWarning{{Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Reason: "kube-proxy runs", Time: ago(time.Hour)}}},
 			{Kind: pb.ClientKind_CLIENT_KIND_OBSERVER, Synced: true, Since: ago(0), Address: "@"},
 			{NodeName: "node-2", Kind: pb.ClientKind_CLIENT_KIND_AGENT, Since: ago(time.Millisecond), Address: "10.0.0.4:4242"},
 		},
 	}
 	require.Equal(t, strings.TrimPrefix(`
-Server   server-1, version v1.2.3, up 2d2h0m0s, serving
-Source   upstream, resource versions 5 (Services), 6 (EndpointSlices), from server-0 at 10.1.0.1:8472, version v1.2.2, in sync for 1h0m0s, 2 servers away from the root
-State    1000 Services, 1050 slices, 55000 endpoints in 64 shards, epoch 0000000000000abc
-Streams  2 agents, 1 relay; 3000 nodes served
-Servers  10.0.0.1:8472, 10.0.0.2:8472
+Server    server-1, version v1.2.3, up 2d2h0m0s, serving
+Source    upstream, resource versions 5 (Services), 6 (EndpointSlices), from server-0 at 10.1.0.1:8472, version v1.2.2, in sync for 1h0m0s, 2 servers away from the root
+State     1000 Services, 1050 slices, 55000 endpoints in 64 shards, epoch 0000000000000abc
+Streams   2 agents, 1 relay; 3000 nodes served
+Warnings  pod_range_ipv4 on 2 nodes, kube_proxy on 1 node
+Servers   10.0.0.1:8472, 10.0.0.2:8472
 
 Latest changes, and how long the nodes took to program them; not yet on all nodes: 1
 AGE    SHARD  SEQUENCE  NODES  LACKING  50%   99%    100%    LAST
@@ -300,6 +306,11 @@ NODE    KIND           STATE       LAG   BEHIND  SINCE   ADDRESS        PROGRAMM
 node-1  agent          programmed  -     -       1s      10.0.0.3:4242  iptables    v1.2.3   812 B    0       -
 -       observer       synced      -     -       0s      @              -           -        0 B      0       -
 node-2  agent          syncing     -     -       1ms     10.0.0.4:4242  -           -        0 B      0       -
+
+Warnings
+NODE    WARNING         SINCE   REASON
+node-7  pod_range_ipv4  1s      outside
+node-1  kube_proxy      1h0m0s  kube-proxy runs
 `, "\n"), printed(t, r))
 
 	r.service = &pb.GetServiceResponse{

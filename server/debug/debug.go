@@ -146,7 +146,7 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 		switch {
 		case r.GetNodeName() != "" && agent.GetNodeName() != r.GetNodeName(),
 			r.GetOnlyBehind() && !behind(agent),
-			r.GetOnlyWithErrors() && len(agent.GetErrors()) == 0:
+			r.GetOnlyWithErrors() && len(agent.GetErrors())+len(agent.GetWarnings()) == 0:
 			continue
 		}
 		if err := to.Send(&pb.ListAgentsResponse{Agent: agent}); err != nil {

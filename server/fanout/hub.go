@@ -94,6 +94,9 @@ type Options struct {
 	ServerService model.ServiceKey
 	// Upstream is the stream that feeds this server; nil unless it is a relay.
 	Upstream Upstream
+	// Warn is called with each warning of a node that is new or has another reason. A node that
+	// connects again reports its warnings again. Warn must not wait; nil means that nobody is told.
+	Warn func(node string, w pb.NodeWarning, reason string)
 	// Logger is slog's default logger if nil.
 	Logger *slog.Logger
 	// Registerer registers the hub's metrics; nil means that they are not registered.
@@ -115,7 +118,9 @@ type Hub struct {
 	convergence *convergence
 	upward      *upward // nil unless the server is a relay
 	servedNodes atomic.Int64
-	started     time.Time
+	// warnings are the numbers of nodes that have each of wire.WarningNames.
+	warnings []atomic.Int64
+	started  time.Time
 
 	ring ring
 	work chan struct{} // wakes the fan-out when the ring has grown
@@ -147,7 +152,8 @@ func New(o Options) *Hub {
 		options: o, log: o.Logger, store: o.Store, started: time.Now(), metrics: newMetrics(o.Registerer),
 		frames: newFrameCache(frameCacheBytes), turns: newTurns(o.ColdBytes),
 		sessions: newRegistry(), upward: newUpward(o.Upstream, o.Store.Shards()),
-		work: make(chan struct{}, 1), pace: newPacer(), published: make(chan struct{}),
+		warnings: make([]atomic.Int64, len(wire.WarningNames)),
+		work:     make(chan struct{}, 1), pace: newPacer(), published: make(chan struct{}),
 	}
 	// An error is returned only for sizes below 1.
 	h.allowances, _ = lru.New[identity, *allowance](maxIdentities)

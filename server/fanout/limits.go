@@ -50,8 +50,8 @@ type allowance struct {
 	starts *rate.Limiter
 	// What the identity's clients report is logged a few times a minute at most. Metrics count all
 	// reports.
-	nacksLogged, resyncsLogged rate.Sometimes
-	ofAgent                    bool
+	nacksLogged, resyncsLogged, warningsLogged rate.Sometimes
+	ofAgent                                    bool
 
 	mu   sync.Mutex
 	free []limiters
@@ -71,7 +71,7 @@ func newAllowance(of identity) *allowance {
 	logged := func() rate.Sometimes { return rate.Sometimes{First: 5, Interval: logInterval} }
 	a := &allowance{
 		starts:  rate.NewLimiter(othersStartsPerSecond, othersStartsBurst),
-		ofAgent: of.node != "", nacksLogged: logged(), resyncsLogged: logged(),
+		ofAgent: of.node != "", nacksLogged: logged(), resyncsLogged: logged(), warningsLogged: logged(),
 	}
 	if a.ofAgent {
 		a.starts = rate.NewLimiter(startsPerSecond, startsBurst)

@@ -114,6 +114,12 @@ func (h *Hub) registerGauges(r prometheus.Registerer) {
 	gauge("streams", "Number of open streams.", func() int { return len(h.sessions.list()) })
 	gauge("nodes", "Number of nodes that are served, by agents' streams or through relays.",
 		func() int { return int(h.servedNodes.Load()) })
+	for i, name := range wire.WarningNames {
+		opts := prometheus.GaugeOpts(metricOpts("node_warnings", "Number of served nodes with this warning: something that "+
+			"should be mended on the node, although everything is programmed. The status command and the log say what."))
+		opts.ConstLabels = prometheus.Labels{"warning": name}
+		promauto.With(r).NewGaugeFunc(opts, func() float64 { return float64(h.warnings[i].Load()) })
+	}
 	gauge("frame_cache_bytes", "Number of bytes of snapshot and catch-up frames that are cached for other streams.", h.frames.size)
 }
 

@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -52,14 +53,19 @@ type reports struct {
 type openNack struct {
 	*pb.AgentError           // is immutable once the nack is recorded
 	key            model.Key // without a name if the client's key is invalid
+	warning        pb.NodeWarning
 	// untold is set while Upstream has no room for the nack.
 	untold bool
 }
 
 // newOpenNack returns the nack that a client has sent. No client speaks for another node.
 func newOpenNack(from *client, m *pb.Nack) openNack {
-	n := openNack{AgentError: &pb.AgentError{Reason: clip(m.GetReason()), Time: timestamppb.Now()}}
+	n := openNack{
+		AgentError: &pb.AgentError{Reason: clip(m.GetReason()), Time: timestamppb.Now()}, warning: m.GetWarning(),
+	}
 	switch key, err := wire.NackedFromProto(m.GetKey()); {
+	case n.warning != 0:
+		n.key.Kind = model.KindNode
 	case err != nil:
 		n.Object = err.Error()
 	case len(key.Namespace)+len(key.Name) > maxNackKey:
@@ -82,12 +88,14 @@ func newOpenNack(from *client, m *pb.Nack) openNack {
 func (n openNack) sender(client *client) string { return cmp.Or(n.NodeName, client.node, client.peer) }
 
 // concerns reports whether the nack is of a Service: of the Service itself, of one of its slices in
-// a snapshot, or of everything on the node.
+// a snapshot, or of everything on the node. A warning is of no Service.
 func (n openNack) concerns(service model.ServiceKey, in *store.Snapshot) bool {
-	if n.key.Kind == model.KindNode {
+	switch {
+	case n.warning != 0:
+		return false
+	case n.key.Kind == model.KindNode:
 		return true
-	}
-	if n.key.Kind == model.KindService {
+	case n.key.Kind == model.KindService:
 		return n.key.Namespace == service.Namespace && n.key.Name == service.Name
 	}
 	slice := in.Get(n.key)
@@ -117,6 +125,7 @@ func (r *reports) leave() {
 	defer r.mu.Unlock()
 	for _, n := range r.nacks {
 		r.tellUpstreamLocked(n, true)
+		r.countWarningLocked(n, -1)
 	}
 	r.left = true
 	if r.member != nil {
@@ -179,7 +188,9 @@ func (r *reports) nack(n openNack) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.lastNack = n.AgentError
+	if n.warning == 0 {
+		r.lastNack = n.AgentError
+	}
 	old, known := r.nacks[id]
 	if !known && len(r.nacks) >= most {
 		r.dropped = true
@@ -189,11 +200,34 @@ func (r *reports) nack(n openNack) {
 	if r.nacks == nil {
 		r.nacks = make(map[string]openNack)
 	}
-	n.untold = old.untold
-	if !known || old.Reason != n.Reason {
+	if n.untold = old.untold; !known || old.Reason != n.Reason {
 		n.untold = !r.tellUpstreamLocked(n, false)
+		r.warnLocked(n)
+	}
+	if !known {
+		r.countWarningLocked(n, 1)
 	}
 	r.nacks[id] = n
+}
+
+// counts reports whether a nack counts as a warning of a node that this server serves. Those of
+// observers do not count.
+func (r *reports) countsLocked(n openNack) bool {
+	return n.warning != 0 && !r.left && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
+}
+
+// countWarningLocked adds to the number of nodes that have a warning.
+func (r *reports) countWarningLocked(n openNack, by int64) {
+	if r.countsLocked(n) {
+		r.hub.warnings[wire.WarningIndex(n.warning)].Add(by)
+	}
+}
+
+// warnLocked passes on a warning that is new or has another reason.
+func (r *reports) warnLocked(n openNack) {
+	if r.countsLocked(n) && r.hub.options.Warn != nil {
+		r.hub.options.Warn(n.key.Name, n.warning, n.Reason)
+	}
 }
 
 func (r *reports) resolve(n openNack) {
@@ -202,10 +236,11 @@ func (r *reports) resolve(n openNack) {
 	if old, known := r.nacks[n.id()]; known {
 		delete(r.nacks, n.id())
 		r.tellUpstreamLocked(old, true)
+		r.countWarningLocked(old, -1)
 	}
 }
 
-func (n openNack) id() string { return n.NodeName + " " + n.Object }
+func (n openNack) id() string { return fmt.Sprintf("%s %s %d", n.NodeName, n.Object, n.warning) }
 
 // tellUpstreamLocked reports to upstream, on a relay, that a nack is open or resolved. An
 // observer's nacks are not passed on, as it programs nothing. It returns false if upstream has no
@@ -217,6 +252,7 @@ func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
 	}
 	passed := up.Nack(&pb.Nack{
 		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: n.sender(r.client), Resolved: resolved,
+		Warning: n.warning,
 	})
 	if !passed {
 		up.untold.Store(true)
@@ -256,10 +292,17 @@ func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.
 	to.Programmed, to.LastError = r.acked, r.lastNack
 	nacked := r.dropped // a dropped nack may concern this Service
 	for _, n := range r.nacks {
-		to.Errors = append(to.Errors, n.AgentError)
+		if n.warning == 0 {
+			to.Errors = append(to.Errors, n.AgentError)
+		} else {
+			to.Warnings = append(to.Warnings, &pb.AgentWarning{
+				Warning: n.warning, Reason: n.Reason, NodeName: n.NodeName, Time: n.Time,
+			})
+		}
 		nacked = nacked || about != nil && n.concerns(about.service, about.snapshot)
 	}
 	slices.SortFunc(to.Errors, func(a, b *pb.AgentError) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
+	slices.SortFunc(to.Warnings, func(a, b *pb.AgentWarning) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
 	if r.member == nil { // the client has no initial state yet, or programs nothing
 		return about != nil && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 	}

@@ -232,6 +232,13 @@ func (s *Session) receiveNack(m *pb.Nack) {
 		return
 	}
 	s.reports.nack(n)
+	if n.warning != 0 {
+		s.lent.warningsLogged.Do(func() {
+			s.hub.log.Warn("Something should be mended on a node", "node", n.key.Name, "warning", wire.WarningName(n.warning),
+				"reason", n.Reason)
+		})
+		return
+	}
 	s.hub.metrics.nacks.Inc()
 	s.lent.nacksLogged.Do(func() {
 		s.hub.log.Warn("Node cannot program an object", "node", s.node, "object", n.Object, "reason", n.Reason,

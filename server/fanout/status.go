@@ -24,6 +24,11 @@ func (h *Hub) Status() *pb.GetStatusResponse {
 	for _, s := range h.sessions.list() {
 		streams[s.kind]++
 	}
+	for w := range h.warnings {
+		if n := h.warnings[w].Load(); n > 0 {
+			out.Warnings = append(out.Warnings, &pb.WarningCount{Warning: pb.NodeWarning(w + 1), Nodes: uint32(n)})
+		}
+	}
 	for _, kind := range slices.Sorted(maps.Keys(streams)) {
 		out.Streams = append(out.Streams, &pb.StreamCount{Kind: kind, Count: streams[kind]})
 	}

@@ -44,7 +44,11 @@ func (u *told) Nack(n *pb.Nack) bool {
 	if u.full && !n.GetResolved() {
 		return false
 	}
-	u.nacks = append(u.nacks, n.GetNodeName()+": "+n.GetKey().GetName()+": "+n.GetReason())
+	text := n.GetNodeName() + ": " + n.GetKey().GetName() + ": " + n.GetReason()
+	if n.GetWarning() != 0 {
+		text = "warning of " + text
+	}
+	u.nacks = append(u.nacks, text)
 	return true
 }
 
@@ -141,6 +145,84 @@ func TestNackOfANode(t *testing.T) {
 	_ = relay.close()
 	require.ElementsMatch(t, []string{"b: b: resolved", "c: c: resolved"}, up.take(t, 2))
 	_ = agent.close()
+}
+
+// TestWarnings checks that a warning of a node counts as long as the node is connected, and is
+// passed on once for each reason. The node lacks nothing because of it. What an observer warns of,
+// or an agent for another node, does not count.
+func TestWarnings(t *testing.T) {
+	up := &told{}
+	var mu sync.Mutex
+	var warned []string
+	warn := func(node string, w pb.NodeWarning, reason string) {
+		mu.Lock()
+		defer mu.Unlock()
+		warned = append(warned, fmt.Sprint(node, " ", w.Number(), " ", reason))
+	}
+	h := running(t, Options{Store: filled(t, 2), Upstream: up, Warn: warn})
+	open := func(hello *pb.Hello) *pipe {
+		p := connect(t, h, hello)
+		eventually(t, p.session.synced.Load)
+		return p
+	}
+	say := func(p *pipe, node string, w pb.NodeWarning, reason string) {
+		t.Helper()
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key:      wire.KeyToProto(model.Key{Kind: model.KindNode, Name: "victim"}),
+			NodeName: node, Warning: w, Reason: reason, Resolved: reason == "",
+		}}}))
+	}
+	count := func() string {
+		out := ""
+		for _, c := range h.Status().GetWarnings() {
+			out += fmt.Sprintf("%s: %d. ", wire.WarningName(c.GetWarning()), c.GetNodes())
+		}
+		return out
+	}
+	agent := open(&pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	relay, observer := open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY}), open(&pb.Hello{NodeName: "a"})
+	ack := &pb.Ack{}
+	for i := range h.store.Shards() {
+		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: i, Sequence: h.store.Snapshot(i).Sequence()})
+	}
+	require.NoError(t, agent.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}))
+	const proxy, unknown = pb.NodeWarning_NODE_WARNING_KUBE_PROXY, pb.NodeWarning(77)
+	say(observer, "", proxy, "not my business")
+	say(agent, "victim", proxy, "it runs")
+	say(agent, "", proxy, "it runs")
+	say(agent, "", pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV6, "outside")
+	say(agent, "", pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV6, "")
+	say(relay, "b", proxy, "it runs, too")
+	say(relay, "b", unknown, "of a newer agent")
+	require.Equal(t, []string{
+		"warning of a: a: it runs", "warning of a: a: outside", "warning of a: a: resolved", "warning of b: b: it runs, too",
+		"warning of b: b: of a newer agent",
+	}, up.take(t, 5))
+	mu.Lock()
+	require.Equal(t, []string{"a 3 it runs", "a 2 outside", "b 3 it runs, too", "b 77 of a newer agent"}, warned)
+	mu.Unlock()
+	require.Equal(t, "kube_proxy: 2. other: 1. ", count())
+	key := service(1).ServiceKey()
+	for _, lacking := range h.Agents(&key) {
+		require.NotEqual(t, "a", lacking.GetNodeName())
+	}
+	for _, at := range h.Agents(nil) {
+		require.Empty(t, at.GetErrors())
+		require.Nil(t, at.GetLastError())
+		if at.GetKind() == pb.ClientKind_CLIENT_KIND_AGENT {
+			require.Len(t, at.GetWarnings(), 1)
+			require.Equal(t, "it runs", at.GetWarnings()[0].GetReason())
+		}
+	}
+	require.Zero(t, testutil.ToFloat64(h.metrics.nacks))
+
+	_ = relay.close()
+	require.ElementsMatch(t, []string{"warning of b: b: resolved", "warning of b: b: resolved"}, up.take(t, 2))
+	eventually(t, func() bool { return count() == "kube_proxy: 1. " })
+	_ = agent.close()
+	require.Equal(t, []string{"warning of a: a: resolved"}, up.take(t, 1))
+	eventually(t, func() bool { return count() == "" })
+	_ = observer.close()
 }
 
 // TestARelaysNodeCountsWhenItHasCaughtUp checks that a relay's acks do not include a new node until

@@ -25,10 +25,11 @@ const (
 )
 
 // subject is an object that is not programmed. node is empty, or names the relay's node that the
-// failure concerns.
+// failure concerns. If warning is set, the failure is that warning, and everything is programmed.
 type subject struct {
-	key  model.Key
-	node string
+	key     model.Key
+	node    string
+	warning pb.NodeWarning
 }
 
 // failure is the reason why an object is not programmed.
@@ -67,7 +68,7 @@ func (n *nacks) collect(out []*pb.StreamRequest, now time.Time, held *cache.Cach
 		f, failing := n.failing[s]
 		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Shard: shard, Sequence: held.Sequence(shard), Key: wire.KeyToProto(s.key), Reason: f.reason, NodeName: s.node,
-			Resolved: !failing,
+			Resolved: !failing, Warning: s.warning,
 		}}}
 		if failing {
 			open = append(open, nack)

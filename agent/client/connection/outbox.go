@@ -25,7 +25,7 @@ import (
 //  4. mu may be held while the mutex of cache is acquired, never the other way round.
 type Outbox struct {
 	cache *cache.Writer
-	// itself is the subject of NackNode.
+	// itself is the subject of NackNode and, with a warning, of Warn.
 	itself subject
 	// nacked counts failures.
 	nacked prometheus.Counter
@@ -113,6 +113,20 @@ func (o *Outbox) NackNode(reason string) { o.fail(o.itself, failure{reason: reas
 // ResolveNode withdraws a NackNode.
 func (o *Outbox) ResolveNode() { o.resolve(o.itself) }
 
+// Warn reports to the current server and to each later one that something should be mended on the
+// node, although everything is programmed. An empty reason withdraws the warning.
+func (o *Outbox) Warn(w pb.NodeWarning, reason string) {
+	s := o.itself
+	s.warning = w
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if reason == "" {
+		o.resolveLocked(s)
+	} else {
+		o.failLocked(s, failure{reason: reason})
+	}
+}
+
 func serviceKey(s model.ServiceKey) model.Key {
 	return model.Key{Kind: model.KindService, Namespace: s.Namespace, Name: s.Name}
 }
@@ -126,7 +140,7 @@ func (o *Outbox) Report(n *pb.Nack) bool {
 	if err != nil {
 		return false
 	}
-	s := subject{key, n.GetNodeName()}
+	s := subject{key, n.GetNodeName(), n.GetWarning()}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, known := o.nacks.failing[s]

@@ -96,7 +96,9 @@ type GetStatusResponse struct {
 	// the server no longer waits for are not considered.
 	OldestOpenConvergence *Convergence `protobuf:"bytes,14,opt,name=oldest_open_convergence,json=oldestOpenConvergence,proto3" json:"oldest_open_convergence,omitempty"`
 	// The stream that feeds this server. It is set only on a relay.
-	Upstream      *UpstreamStatus `protobuf:"bytes,15,opt,name=upstream,proto3" json:"upstream,omitempty"`
+	Upstream *UpstreamStatus `protobuf:"bytes,15,opt,name=upstream,proto3" json:"upstream,omitempty"`
+	// The number of nodes with each warning. Warnings that no node has are left out.
+	Warnings      []*WarningCount `protobuf:"bytes,16,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +238,68 @@ func (x *GetStatusResponse) GetUpstream() *UpstreamStatus {
 	return nil
 }
 
+func (x *GetStatusResponse) GetWarnings() []*WarningCount {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+// WarningCount is a number of nodes.
+type WarningCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What should be mended on the nodes.
+	Warning NodeWarning `protobuf:"varint,1,opt,name=warning,proto3,enum=slicecast.v1.NodeWarning" json:"warning,omitempty"`
+	// The number of nodes that report the warning now.
+	Nodes         uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarningCount) Reset() {
+	*x = WarningCount{}
+	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarningCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarningCount) ProtoMessage() {}
+
+func (x *WarningCount) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarningCount.ProtoReflect.Descriptor instead.
+func (*WarningCount) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WarningCount) GetWarning() NodeWarning {
+	if x != nil {
+		return x.Warning
+	}
+	return NodeWarning_NODE_WARNING_UNSPECIFIED
+}
+
+func (x *WarningCount) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
 // SourceStatus is where a server's state comes from.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -251,7 +315,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -263,7 +327,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,7 +340,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SourceStatus) GetKind() string {
@@ -317,7 +381,7 @@ type StateSize struct {
 
 func (x *StateSize) Reset() {
 	*x = StateSize{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -329,7 +393,7 @@ func (x *StateSize) String() string {
 func (*StateSize) ProtoMessage() {}
 
 func (x *StateSize) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -342,7 +406,7 @@ func (x *StateSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateSize.ProtoReflect.Descriptor instead.
 func (*StateSize) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StateSize) GetShards() uint32 {
@@ -386,7 +450,7 @@ type StreamCount struct {
 
 func (x *StreamCount) Reset() {
 	*x = StreamCount{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +462,7 @@ func (x *StreamCount) String() string {
 func (*StreamCount) ProtoMessage() {}
 
 func (x *StreamCount) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +475,7 @@ func (x *StreamCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCount.ProtoReflect.Descriptor instead.
 func (*StreamCount) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StreamCount) GetKind() ClientKind {
@@ -466,7 +530,7 @@ type Convergence struct {
 
 func (x *Convergence) Reset() {
 	*x = Convergence{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +542,7 @@ func (x *Convergence) String() string {
 func (*Convergence) ProtoMessage() {}
 
 func (x *Convergence) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +555,7 @@ func (x *Convergence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Convergence.ProtoReflect.Descriptor instead.
 func (*Convergence) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Convergence) GetShard() uint32 {
@@ -570,7 +634,7 @@ type NodeTime struct {
 
 func (x *NodeTime) Reset() {
 	*x = NodeTime{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -582,7 +646,7 @@ func (x *NodeTime) String() string {
 func (*NodeTime) ProtoMessage() {}
 
 func (x *NodeTime) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -595,7 +659,7 @@ func (x *NodeTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTime.ProtoReflect.Descriptor instead.
 func (*NodeTime) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeTime) GetNodeName() string {
@@ -636,7 +700,7 @@ type UpstreamStatus struct {
 
 func (x *UpstreamStatus) Reset() {
 	*x = UpstreamStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +712,7 @@ func (x *UpstreamStatus) String() string {
 func (*UpstreamStatus) ProtoMessage() {}
 
 func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +725,7 @@ func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpstreamStatus.ProtoReflect.Descriptor instead.
 func (*UpstreamStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpstreamStatus) GetConnected() bool {
@@ -714,7 +778,7 @@ type ListAgentsRequest struct {
 	// Only clients pass that do not have everything programmed that the server has sent or should
 	// have sent.
 	OnlyBehind bool `protobuf:"varint,2,opt,name=only_behind,json=onlyBehind,proto3" json:"only_behind,omitempty"`
-	// Only clients pass that cannot program something now.
+	// Only clients pass that cannot program something now, or that report a warning.
 	OnlyWithErrors bool `protobuf:"varint,3,opt,name=only_with_errors,json=onlyWithErrors,proto3" json:"only_with_errors,omitempty"`
 	// Only clients pass that lack the latest state of this Service. An agent lacks it if it has not
 	// programmed that state, or has nacked something of the Service. A relay lacks it if one of its
@@ -727,7 +791,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +803,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +816,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListAgentsRequest) GetNodeName() string {
@@ -794,7 +858,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +870,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +883,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListAgentsResponse) GetAgent() *AgentStatus {
@@ -863,14 +927,16 @@ type AgentStatus struct {
 	// errors.
 	Errors []*AgentError `protobuf:"bytes,13,rep,name=errors,proto3" json:"errors,omitempty"`
 	// What the client could not program most recently. It may have been resolved since.
-	LastError     *AgentError `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError *AgentError `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// What should be mended on the client's node, or on a relay's nodes, oldest first.
+	Warnings      []*AgentWarning `protobuf:"bytes,15,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +948,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +961,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AgentStatus) GetNodeName() string {
@@ -996,6 +1062,87 @@ func (x *AgentStatus) GetLastError() *AgentError {
 	return nil
 }
 
+func (x *AgentStatus) GetWarnings() []*AgentWarning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+// AgentWarning is something that an operator should mend on a node, although everything is
+// programmed.
+type AgentWarning struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind of the warning.
+	Warning NodeWarning `protobuf:"varint,1,opt,name=warning,proto3,enum=slicecast.v1.NodeWarning" json:"warning,omitempty"`
+	// What is wrong and what to do.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The name of the node. Only a server sets it, and only for a relay.
+	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Since when the agent has seen it, or when the server received the report.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentWarning) Reset() {
+	*x = AgentWarning{}
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentWarning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentWarning) ProtoMessage() {}
+
+func (x *AgentWarning) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentWarning.ProtoReflect.Descriptor instead.
+func (*AgentWarning) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AgentWarning) GetWarning() NodeWarning {
+	if x != nil {
+		return x.Warning
+	}
+	return NodeWarning_NODE_WARNING_UNSPECIFIED
+}
+
+func (x *AgentWarning) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AgentWarning) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *AgentWarning) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 // AgentError is an object that an agent could not program.
 type AgentError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1013,7 +1160,7 @@ type AgentError struct {
 
 func (x *AgentError) Reset() {
 	*x = AgentError{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1172,7 @@ func (x *AgentError) String() string {
 func (*AgentError) ProtoMessage() {}
 
 func (x *AgentError) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1185,7 @@ func (x *AgentError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentError.ProtoReflect.Descriptor instead.
 func (*AgentError) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AgentError) GetObject() string {
@@ -1078,7 +1225,7 @@ type ListShardsRequest struct {
 
 func (x *ListShardsRequest) Reset() {
 	*x = ListShardsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1237,7 @@ func (x *ListShardsRequest) String() string {
 func (*ListShardsRequest) ProtoMessage() {}
 
 func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1250,7 @@ func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsRequest.ProtoReflect.Descriptor instead.
 func (*ListShardsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 // ListShardsResponse has all shards.
@@ -1117,7 +1264,7 @@ type ListShardsResponse struct {
 
 func (x *ListShardsResponse) Reset() {
 	*x = ListShardsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1276,7 @@ func (x *ListShardsResponse) String() string {
 func (*ListShardsResponse) ProtoMessage() {}
 
 func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1289,7 @@ func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsResponse.ProtoReflect.Descriptor instead.
 func (*ListShardsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListShardsResponse) GetShards() []*ShardStatus {
@@ -1171,7 +1318,7 @@ type ShardStatus struct {
 
 func (x *ShardStatus) Reset() {
 	*x = ShardStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1330,7 @@ func (x *ShardStatus) String() string {
 func (*ShardStatus) ProtoMessage() {}
 
 func (x *ShardStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1343,7 @@ func (x *ShardStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardStatus.ProtoReflect.Descriptor instead.
 func (*ShardStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ShardStatus) GetShard() uint32 {
@@ -1245,7 +1392,7 @@ type GetServiceRequest struct {
 
 func (x *GetServiceRequest) Reset() {
 	*x = GetServiceRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1404,7 @@ func (x *GetServiceRequest) String() string {
 func (*GetServiceRequest) ProtoMessage() {}
 
 func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1417,7 @@ func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetServiceRequest) GetService() *ServiceName {
@@ -1299,7 +1446,7 @@ type GetServiceResponse struct {
 
 func (x *GetServiceResponse) Reset() {
 	*x = GetServiceResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1458,7 @@ func (x *GetServiceResponse) String() string {
 func (*GetServiceResponse) ProtoMessage() {}
 
 func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1471,7 @@ func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
 func (*GetServiceResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetServiceResponse) GetShard() uint32 {
@@ -1371,7 +1518,7 @@ type AgentDebugServiceGetStatusRequest struct {
 
 func (x *AgentDebugServiceGetStatusRequest) Reset() {
 	*x = AgentDebugServiceGetStatusRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1530,7 @@ func (x *AgentDebugServiceGetStatusRequest) String() string {
 func (*AgentDebugServiceGetStatusRequest) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1543,7 @@ func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use AgentDebugServiceGetStatusRequest.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 // AgentDebugServiceGetStatusResponse is an agent's state.
@@ -1458,13 +1605,15 @@ type AgentDebugServiceGetStatusResponse struct {
 	// Why the agent programs the kernel in this way: what was asked for and, if that is impossible,
 	// what the node lacks.
 	ProgrammerReason string `protobuf:"bytes,23,opt,name=programmer_reason,json=programmerReason,proto3" json:"programmer_reason,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// What should be mended on the node, although everything is programmed.
+	Warnings      []*AgentWarning `protobuf:"bytes,24,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
 	*x = AgentDebugServiceGetStatusResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1625,7 @@ func (x *AgentDebugServiceGetStatusResponse) String() string {
 func (*AgentDebugServiceGetStatusResponse) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1638,7 @@ func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use AgentDebugServiceGetStatusResponse.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AgentDebugServiceGetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -1653,6 +1802,13 @@ func (x *AgentDebugServiceGetStatusResponse) GetProgrammerReason() string {
 	return ""
 }
 
+func (x *AgentDebugServiceGetStatusResponse) GetWarnings() []*AgentWarning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 // ServerConnection is a server that an agent or a relay follows.
 type ServerConnection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1670,7 +1826,7 @@ type ServerConnection struct {
 
 func (x *ServerConnection) Reset() {
 	*x = ServerConnection{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1838,7 @@ func (x *ServerConnection) String() string {
 func (*ServerConnection) ProtoMessage() {}
 
 func (x *ServerConnection) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1851,7 @@ func (x *ServerConnection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerConnection.ProtoReflect.Descriptor instead.
 func (*ServerConnection) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ServerConnection) GetName() string {
@@ -1744,7 +1900,7 @@ type AgentShard struct {
 
 func (x *AgentShard) Reset() {
 	*x = AgentShard{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1912,7 @@ func (x *AgentShard) String() string {
 func (*AgentShard) ProtoMessage() {}
 
 func (x *AgentShard) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1925,7 @@ func (x *AgentShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentShard.ProtoReflect.Descriptor instead.
 func (*AgentShard) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AgentShard) GetShard() uint32 {
@@ -1815,7 +1971,7 @@ type ProgrammingFailure struct {
 
 func (x *ProgrammingFailure) Reset() {
 	*x = ProgrammingFailure{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1983,7 @@ func (x *ProgrammingFailure) String() string {
 func (*ProgrammingFailure) ProtoMessage() {}
 
 func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1996,7 @@ func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgrammingFailure.ProtoReflect.Descriptor instead.
 func (*ProgrammingFailure) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProgrammingFailure) GetService() *ServiceName {
@@ -1869,7 +2025,7 @@ var File_slicecast_v1_debug_proto protoreflect.FileDescriptor
 const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"\x18slicecast/v1/debug.proto\x12\fslicecast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cslicecast/v1/slicecast.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xcd\x05\n" +
+	"\x10GetStatusRequest\"\x85\x06\n" +
 	"\x11GetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1f\n" +
 	"\vserver_name\x18\x02 \x01(\tR\n" +
@@ -1888,7 +2044,11 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\fconvergences\x18\f \x03(\v2\x19.slicecast.v1.ConvergenceR\fconvergences\x12+\n" +
 	"\x11open_convergences\x18\r \x01(\rR\x10openConvergences\x12Q\n" +
 	"\x17oldest_open_convergence\x18\x0e \x01(\v2\x19.slicecast.v1.ConvergenceR\x15oldestOpenConvergence\x128\n" +
-	"\bupstream\x18\x0f \x01(\v2\x1c.slicecast.v1.UpstreamStatusR\bupstream\"\x87\x01\n" +
+	"\bupstream\x18\x0f \x01(\v2\x1c.slicecast.v1.UpstreamStatusR\bupstream\x126\n" +
+	"\bwarnings\x18\x10 \x03(\v2\x1a.slicecast.v1.WarningCountR\bwarnings\"Y\n" +
+	"\fWarningCount\x123\n" +
+	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\x87\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12K\n" +
@@ -1932,7 +2092,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x10only_with_errors\x18\x03 \x01(\bR\x0eonlyWithErrors\x12/\n" +
 	"\x05lacks\x18\x04 \x01(\v2\x19.slicecast.v1.ServiceNameR\x05lacks\"E\n" +
 	"\x12ListAgentsResponse\x12/\n" +
-	"\x05agent\x18\x01 \x01(\v2\x19.slicecast.v1.AgentStatusR\x05agent\"\x95\x04\n" +
+	"\x05agent\x18\x01 \x01(\v2\x19.slicecast.v1.AgentStatusR\x05agent\"\xcd\x04\n" +
 	"\vAgentStatus\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12,\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12\x18\n" +
@@ -1954,7 +2114,13 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"sent_bytes\x18\f \x01(\x04R\tsentBytes\x120\n" +
 	"\x06errors\x18\r \x03(\v2\x18.slicecast.v1.AgentErrorR\x06errors\x127\n" +
 	"\n" +
-	"last_error\x18\x0e \x01(\v2\x18.slicecast.v1.AgentErrorR\tlastError\"\x89\x01\n" +
+	"last_error\x18\x0e \x01(\v2\x18.slicecast.v1.AgentErrorR\tlastError\x126\n" +
+	"\bwarnings\x18\x0f \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\"\xa8\x01\n" +
+	"\fAgentWarning\x123\n" +
+	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tnode_name\x18\x03 \x01(\tR\bnodeName\x12.\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x89\x01\n" +
 	"\n" +
 	"AgentError\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x16\n" +
@@ -1978,7 +2144,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x10changed_sequence\x18\x03 \x01(\x04R\x0fchangedSequence\x12/\n" +
 	"\aservice\x18\x04 \x01(\v2\x15.slicecast.v1.ServiceR\aservice\x12+\n" +
 	"\x06slices\x18\x05 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\"#\n" +
-	"!AgentDebugServiceGetStatusRequest\"\xe5\b\n" +
+	"!AgentDebugServiceGetStatusRequest\"\x9d\t\n" +
 	"\"AgentDebugServiceGetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x18\n" +
@@ -2008,7 +2174,8 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\bfailures\x18\x14 \x03(\v2 .slicecast.v1.ProgrammingFailureR\bfailures\x12C\n" +
 	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\x12#\n" +
 	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\x12+\n" +
-	"\x11programmer_reason\x18\x17 \x01(\tR\x10programmerReason\"\x8c\x01\n" +
+	"\x11programmer_reason\x18\x17 \x01(\tR\x10programmerReason\x126\n" +
+	"\bwarnings\x18\x18 \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\"\x8c\x01\n" +
 	"\x10ServerConnection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
@@ -2047,103 +2214,112 @@ func file_slicecast_v1_debug_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_debug_proto_rawDescData
 }
 
-var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_slicecast_v1_debug_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),                   // 0: slicecast.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),                  // 1: slicecast.v1.GetStatusResponse
-	(*SourceStatus)(nil),                       // 2: slicecast.v1.SourceStatus
-	(*StateSize)(nil),                          // 3: slicecast.v1.StateSize
-	(*StreamCount)(nil),                        // 4: slicecast.v1.StreamCount
-	(*Convergence)(nil),                        // 5: slicecast.v1.Convergence
-	(*NodeTime)(nil),                           // 6: slicecast.v1.NodeTime
-	(*UpstreamStatus)(nil),                     // 7: slicecast.v1.UpstreamStatus
-	(*ListAgentsRequest)(nil),                  // 8: slicecast.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),                 // 9: slicecast.v1.ListAgentsResponse
-	(*AgentStatus)(nil),                        // 10: slicecast.v1.AgentStatus
-	(*AgentError)(nil),                         // 11: slicecast.v1.AgentError
-	(*ListShardsRequest)(nil),                  // 12: slicecast.v1.ListShardsRequest
-	(*ListShardsResponse)(nil),                 // 13: slicecast.v1.ListShardsResponse
-	(*ShardStatus)(nil),                        // 14: slicecast.v1.ShardStatus
-	(*GetServiceRequest)(nil),                  // 15: slicecast.v1.GetServiceRequest
-	(*GetServiceResponse)(nil),                 // 16: slicecast.v1.GetServiceResponse
-	(*AgentDebugServiceGetStatusRequest)(nil),  // 17: slicecast.v1.AgentDebugServiceGetStatusRequest
-	(*AgentDebugServiceGetStatusResponse)(nil), // 18: slicecast.v1.AgentDebugServiceGetStatusResponse
-	(*ServerConnection)(nil),                   // 19: slicecast.v1.ServerConnection
-	(*AgentShard)(nil),                         // 20: slicecast.v1.AgentShard
-	(*ProgrammingFailure)(nil),                 // 21: slicecast.v1.ProgrammingFailure
-	(*timestamppb.Timestamp)(nil),              // 22: google.protobuf.Timestamp
-	(*Server)(nil),                             // 23: slicecast.v1.Server
-	(*ResourceVersions)(nil),                   // 24: slicecast.v1.ResourceVersions
-	(ClientKind)(0),                            // 25: slicecast.v1.ClientKind
-	(*durationpb.Duration)(nil),                // 26: google.protobuf.Duration
-	(*ServiceName)(nil),                        // 27: slicecast.v1.ServiceName
-	(*Service)(nil),                            // 28: slicecast.v1.Service
-	(*Slice)(nil),                              // 29: slicecast.v1.Slice
+	(*WarningCount)(nil),                       // 2: slicecast.v1.WarningCount
+	(*SourceStatus)(nil),                       // 3: slicecast.v1.SourceStatus
+	(*StateSize)(nil),                          // 4: slicecast.v1.StateSize
+	(*StreamCount)(nil),                        // 5: slicecast.v1.StreamCount
+	(*Convergence)(nil),                        // 6: slicecast.v1.Convergence
+	(*NodeTime)(nil),                           // 7: slicecast.v1.NodeTime
+	(*UpstreamStatus)(nil),                     // 8: slicecast.v1.UpstreamStatus
+	(*ListAgentsRequest)(nil),                  // 9: slicecast.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),                 // 10: slicecast.v1.ListAgentsResponse
+	(*AgentStatus)(nil),                        // 11: slicecast.v1.AgentStatus
+	(*AgentWarning)(nil),                       // 12: slicecast.v1.AgentWarning
+	(*AgentError)(nil),                         // 13: slicecast.v1.AgentError
+	(*ListShardsRequest)(nil),                  // 14: slicecast.v1.ListShardsRequest
+	(*ListShardsResponse)(nil),                 // 15: slicecast.v1.ListShardsResponse
+	(*ShardStatus)(nil),                        // 16: slicecast.v1.ShardStatus
+	(*GetServiceRequest)(nil),                  // 17: slicecast.v1.GetServiceRequest
+	(*GetServiceResponse)(nil),                 // 18: slicecast.v1.GetServiceResponse
+	(*AgentDebugServiceGetStatusRequest)(nil),  // 19: slicecast.v1.AgentDebugServiceGetStatusRequest
+	(*AgentDebugServiceGetStatusResponse)(nil), // 20: slicecast.v1.AgentDebugServiceGetStatusResponse
+	(*ServerConnection)(nil),                   // 21: slicecast.v1.ServerConnection
+	(*AgentShard)(nil),                         // 22: slicecast.v1.AgentShard
+	(*ProgrammingFailure)(nil),                 // 23: slicecast.v1.ProgrammingFailure
+	(*timestamppb.Timestamp)(nil),              // 24: google.protobuf.Timestamp
+	(*Server)(nil),                             // 25: slicecast.v1.Server
+	(NodeWarning)(0),                           // 26: slicecast.v1.NodeWarning
+	(*ResourceVersions)(nil),                   // 27: slicecast.v1.ResourceVersions
+	(ClientKind)(0),                            // 28: slicecast.v1.ClientKind
+	(*durationpb.Duration)(nil),                // 29: google.protobuf.Duration
+	(*ServiceName)(nil),                        // 30: slicecast.v1.ServiceName
+	(*Service)(nil),                            // 31: slicecast.v1.Service
+	(*Slice)(nil),                              // 32: slicecast.v1.Slice
 }
 var file_slicecast_v1_debug_proto_depIdxs = []int32{
-	22, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	22, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	2,  // 2: slicecast.v1.GetStatusResponse.source:type_name -> slicecast.v1.SourceStatus
-	3,  // 3: slicecast.v1.GetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	4,  // 4: slicecast.v1.GetStatusResponse.streams:type_name -> slicecast.v1.StreamCount
-	23, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
-	5,  // 6: slicecast.v1.GetStatusResponse.convergences:type_name -> slicecast.v1.Convergence
-	5,  // 7: slicecast.v1.GetStatusResponse.oldest_open_convergence:type_name -> slicecast.v1.Convergence
-	7,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
-	24, // 9: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	25, // 10: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
-	22, // 11: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
-	26, // 12: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
-	26, // 13: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
-	26, // 14: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	6,  // 15: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
-	26, // 16: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
-	19, // 17: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	22, // 18: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	23, // 19: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	27, // 20: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	10, // 21: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	25, // 22: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	22, // 23: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	26, // 24: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	11, // 25: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	11, // 26: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	22, // 27: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	14, // 28: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	24, // 29: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	27, // 30: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	28, // 31: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	29, // 32: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	22, // 33: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	22, // 34: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	19, // 35: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	22, // 36: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	23, // 37: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	24, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	3,  // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	20, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	22, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	26, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	21, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	22, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	22, // 45: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	27, // 46: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	22, // 47: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 48: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	8,  // 49: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	12, // 50: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	15, // 51: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	17, // 52: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 53: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	9,  // 54: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	13, // 55: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	16, // 56: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	18, // 57: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	53, // [53:58] is the sub-list for method output_type
-	48, // [48:53] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	24, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	3,  // 2: slicecast.v1.GetStatusResponse.source:type_name -> slicecast.v1.SourceStatus
+	4,  // 3: slicecast.v1.GetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	5,  // 4: slicecast.v1.GetStatusResponse.streams:type_name -> slicecast.v1.StreamCount
+	25, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
+	6,  // 6: slicecast.v1.GetStatusResponse.convergences:type_name -> slicecast.v1.Convergence
+	6,  // 7: slicecast.v1.GetStatusResponse.oldest_open_convergence:type_name -> slicecast.v1.Convergence
+	8,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
+	2,  // 9: slicecast.v1.GetStatusResponse.warnings:type_name -> slicecast.v1.WarningCount
+	26, // 10: slicecast.v1.WarningCount.warning:type_name -> slicecast.v1.NodeWarning
+	27, // 11: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	28, // 12: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
+	24, // 13: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
+	29, // 14: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
+	29, // 15: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
+	29, // 16: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
+	7,  // 17: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
+	29, // 18: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	21, // 19: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	24, // 20: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 21: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	30, // 22: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	11, // 23: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	28, // 24: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	24, // 25: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 26: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	13, // 27: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	13, // 28: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	12, // 29: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
+	26, // 30: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
+	24, // 31: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
+	24, // 32: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	16, // 33: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	27, // 34: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	30, // 35: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	31, // 36: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	32, // 37: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	24, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	21, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	24, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	27, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	4,  // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	22, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	24, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	29, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	23, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	24, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	12, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
+	24, // 51: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	30, // 52: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	24, // 53: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 54: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	9,  // 55: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	14, // 56: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	17, // 57: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	19, // 58: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 59: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	10, // 60: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	15, // 61: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	18, // 62: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	20, // 63: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	59, // [59:64] is the sub-list for method output_type
+	54, // [54:59] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }
@@ -2158,7 +2334,7 @@ func file_slicecast_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_debug_proto_rawDesc), len(file_slicecast_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -231,6 +231,64 @@ func (ClientKind) EnumDescriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
 }
 
+// NodeWarning is something that an operator should mend on a node. A server counts values that it
+// does not know as warnings, too.
+type NodeWarning int32
+
+const (
+	// No warning.
+	NodeWarning_NODE_WARNING_UNSPECIFIED NodeWarning = 0
+	// Pods have IPv4 addresses that the agent does not recognize as those of pods.
+	NodeWarning_NODE_WARNING_POD_RANGE_IPV4 NodeWarning = 1
+	// Pods have IPv6 addresses that the agent does not recognize as those of pods.
+	NodeWarning_NODE_WARNING_POD_RANGE_IPV6 NodeWarning = 2
+	// A kube-proxy runs beside the agent, which was not told to expect one.
+	NodeWarning_NODE_WARNING_KUBE_PROXY NodeWarning = 3
+)
+
+// Enum value maps for NodeWarning.
+var (
+	NodeWarning_name = map[int32]string{
+		0: "NODE_WARNING_UNSPECIFIED",
+		1: "NODE_WARNING_POD_RANGE_IPV4",
+		2: "NODE_WARNING_POD_RANGE_IPV6",
+		3: "NODE_WARNING_KUBE_PROXY",
+	}
+	NodeWarning_value = map[string]int32{
+		"NODE_WARNING_UNSPECIFIED":    0,
+		"NODE_WARNING_POD_RANGE_IPV4": 1,
+		"NODE_WARNING_POD_RANGE_IPV6": 2,
+		"NODE_WARNING_KUBE_PROXY":     3,
+	}
+)
+
+func (x NodeWarning) Enum() *NodeWarning {
+	p := new(NodeWarning)
+	*p = x
+	return p
+}
+
+func (x NodeWarning) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodeWarning) Descriptor() protoreflect.EnumDescriptor {
+	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
+}
+
+func (NodeWarning) Type() protoreflect.EnumType {
+	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
+}
+
+func (x NodeWarning) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodeWarning.Descriptor instead.
+func (NodeWarning) EnumDescriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
+}
+
 // ObjectKind is the kind of an object.
 type ObjectKind int32
 
@@ -273,11 +331,11 @@ func (x ObjectKind) String() string {
 }
 
 func (ObjectKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
 }
 
 func (ObjectKind) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
 }
 
 func (x ObjectKind) Number() protoreflect.EnumNumber {
@@ -286,7 +344,7 @@ func (x ObjectKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ObjectKind.Descriptor instead.
 func (ObjectKind) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
 }
 
 // Protocol is the protocol of a port, as in Kubernetes.
@@ -330,11 +388,11 @@ func (x Protocol) String() string {
 }
 
 func (Protocol) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
 }
 
 func (Protocol) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
 }
 
 func (x Protocol) Number() protoreflect.EnumNumber {
@@ -343,7 +401,7 @@ func (x Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Protocol.Descriptor instead.
 func (Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
 }
 
 // ServiceType is the type of a Service, as in Kubernetes. Headless and ExternalName Services are
@@ -388,11 +446,11 @@ func (x ServiceType) String() string {
 }
 
 func (ServiceType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[5].Descriptor()
 }
 
 func (ServiceType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[5]
 }
 
 func (x ServiceType) Number() protoreflect.EnumNumber {
@@ -401,7 +459,7 @@ func (x ServiceType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceType.Descriptor instead.
 func (ServiceType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 // TrafficPolicy is a Service's internalTrafficPolicy or externalTrafficPolicy.
@@ -441,11 +499,11 @@ func (x TrafficPolicy) String() string {
 }
 
 func (TrafficPolicy) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[5].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[6].Descriptor()
 }
 
 func (TrafficPolicy) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[5]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[6]
 }
 
 func (x TrafficPolicy) Number() protoreflect.EnumNumber {
@@ -454,7 +512,7 @@ func (x TrafficPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TrafficPolicy.Descriptor instead.
 func (TrafficPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
 // AddressType is the family of a Slice's addresses. FQDN slices are not sent.
@@ -494,11 +552,11 @@ func (x AddressType) String() string {
 }
 
 func (AddressType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[6].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[7].Descriptor()
 }
 
 func (AddressType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[6]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[7]
 }
 
 func (x AddressType) Number() protoreflect.EnumNumber {
@@ -507,7 +565,7 @@ func (x AddressType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AddressType.Descriptor instead.
 func (AddressType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
 }
 
 // StreamRequest is a message from the client.
@@ -1389,6 +1447,9 @@ func (x *ShardPosition) GetLastNode() string {
 // A Nack of a node says that nothing in an IP family could be programmed. Until it is resolved, the
 // client does not acknowledge positions of shards with objects of that family.
 //
+// A Nack with a `warning` is about a node, too, but nothing is missing from the node's kernel. A
+// server that does not know the field takes it for a Nack of the node.
+//
 // A server remembers 1024 open Nacks of a relay and 256 of any other client.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1404,7 +1465,10 @@ type Nack struct {
 	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// The object, which was nacked before, is programmed now. From a relay, it may also mean that the
 	// node has left.
-	Resolved      bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	Resolved bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	// What should be mended on the node, although everything is programmed. 0 means that the Nack
+	// reports a failure. With a warning, `key` is the node, and `reason` says what to do.
+	Warning       NodeWarning `protobuf:"varint,7,opt,name=warning,proto3,enum=slicecast.v1.NodeWarning" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1479,6 +1543,13 @@ func (x *Nack) GetResolved() bool {
 		return x.Resolved
 	}
 	return false
+}
+
+func (x *Nack) GetWarning() NodeWarning {
+	if x != nil {
+		return x.Warning
+	}
+	return NodeWarning_NODE_WARNING_UNSPECIFIED
 }
 
 // Resync asks for state to be sent again, because a delta's base is missing or a digest differs.
@@ -3292,14 +3363,15 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\rR\x05ageMs\x12\x1b\n" +
-	"\tlast_node\x18\x04 \x01(\tR\blastNode\"\xb4\x01\n" +
+	"\tlast_node\x18\x04 \x01(\tR\blastNode\"\xe9\x01\n" +
 	"\x04Nack\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12)\n" +
 	"\x03key\x18\x03 \x01(\v2\x17.slicecast.v1.ObjectKeyR\x03key\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1b\n" +
 	"\tnode_name\x18\x05 \x01(\tR\bnodeName\x12\x1a\n" +
-	"\bresolved\x18\x06 \x01(\bR\bresolved\"\x8a\x01\n" +
+	"\bresolved\x18\x06 \x01(\bR\bresolved\x123\n" +
+	"\awarning\x18\a \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\"\x8a\x01\n" +
 	"\x06Resync\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12+\n" +
 	"\x04keys\x18\x02 \x03(\v2\x17.slicecast.v1.ObjectKeyR\x04keys\x12\x16\n" +
@@ -3445,7 +3517,12 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x17CLIENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CLIENT_KIND_AGENT\x10\x01\x12\x18\n" +
 	"\x14CLIENT_KIND_OBSERVER\x10\x02\x12\x15\n" +
-	"\x11CLIENT_KIND_RELAY\x10\x03*o\n" +
+	"\x11CLIENT_KIND_RELAY\x10\x03*\x8a\x01\n" +
+	"\vNodeWarning\x12\x1c\n" +
+	"\x18NODE_WARNING_UNSPECIFIED\x10\x00\x12\x1f\n" +
+	"\x1bNODE_WARNING_POD_RANGE_IPV4\x10\x01\x12\x1f\n" +
+	"\x1bNODE_WARNING_POD_RANGE_IPV6\x10\x02\x12\x1b\n" +
+	"\x17NODE_WARNING_KUBE_PROXY\x10\x03*o\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -3485,104 +3562,106 @@ func file_slicecast_v1_slicecast_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_slicecast_proto_rawDescData
 }
 
-var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_slicecast_v1_slicecast_proto_goTypes = []any{
 	(Capability)(0),             // 0: slicecast.v1.Capability
 	(ClientKind)(0),             // 1: slicecast.v1.ClientKind
-	(ObjectKind)(0),             // 2: slicecast.v1.ObjectKind
-	(Protocol)(0),               // 3: slicecast.v1.Protocol
-	(ServiceType)(0),            // 4: slicecast.v1.ServiceType
-	(TrafficPolicy)(0),          // 5: slicecast.v1.TrafficPolicy
-	(AddressType)(0),            // 6: slicecast.v1.AddressType
-	(*StreamRequest)(nil),       // 7: slicecast.v1.StreamRequest
-	(*StreamResponse)(nil),      // 8: slicecast.v1.StreamResponse
-	(*Hello)(nil),               // 9: slicecast.v1.Hello
-	(*Subscription)(nil),        // 10: slicecast.v1.Subscription
-	(*ServiceName)(nil),         // 11: slicecast.v1.ServiceName
-	(*ResourceVersions)(nil),    // 12: slicecast.v1.ResourceVersions
-	(*Ack)(nil),                 // 13: slicecast.v1.Ack
-	(*ShardPosition)(nil),       // 14: slicecast.v1.ShardPosition
-	(*Nack)(nil),                // 15: slicecast.v1.Nack
-	(*Resync)(nil),              // 16: slicecast.v1.Resync
-	(*Welcome)(nil),             // 17: slicecast.v1.Welcome
-	(*Servers)(nil),             // 18: slicecast.v1.Servers
-	(*Server)(nil),              // 19: slicecast.v1.Server
-	(*BucketQuery)(nil),         // 20: slicecast.v1.BucketQuery
-	(*ShardUpdate)(nil),         // 21: slicecast.v1.ShardUpdate
-	(*NodeUpdate)(nil),          // 22: slicecast.v1.NodeUpdate
-	(*InSync)(nil),              // 23: slicecast.v1.InSync
-	(*Heartbeat)(nil),           // 24: slicecast.v1.Heartbeat
-	(*DigestQuery)(nil),         // 25: slicecast.v1.DigestQuery
-	(*Digests)(nil),             // 26: slicecast.v1.Digests
-	(*Drain)(nil),               // 27: slicecast.v1.Drain
-	(*ObjectKey)(nil),           // 28: slicecast.v1.ObjectKey
-	(*Service)(nil),             // 29: slicecast.v1.Service
-	(*LoadBalancerIngress)(nil), // 30: slicecast.v1.LoadBalancerIngress
-	(*ServicePort)(nil),         // 31: slicecast.v1.ServicePort
-	(*Slice)(nil),               // 32: slicecast.v1.Slice
-	(*SlicePort)(nil),           // 33: slicecast.v1.SlicePort
-	(*Endpoint)(nil),            // 34: slicecast.v1.Endpoint
-	(*SliceDelta)(nil),          // 35: slicecast.v1.SliceDelta
-	(*EndpointConditions)(nil),  // 36: slicecast.v1.EndpointConditions
-	(*Node)(nil),                // 37: slicecast.v1.Node
-	nil,                         // 38: slicecast.v1.Node.LabelsEntry
+	(NodeWarning)(0),            // 2: slicecast.v1.NodeWarning
+	(ObjectKind)(0),             // 3: slicecast.v1.ObjectKind
+	(Protocol)(0),               // 4: slicecast.v1.Protocol
+	(ServiceType)(0),            // 5: slicecast.v1.ServiceType
+	(TrafficPolicy)(0),          // 6: slicecast.v1.TrafficPolicy
+	(AddressType)(0),            // 7: slicecast.v1.AddressType
+	(*StreamRequest)(nil),       // 8: slicecast.v1.StreamRequest
+	(*StreamResponse)(nil),      // 9: slicecast.v1.StreamResponse
+	(*Hello)(nil),               // 10: slicecast.v1.Hello
+	(*Subscription)(nil),        // 11: slicecast.v1.Subscription
+	(*ServiceName)(nil),         // 12: slicecast.v1.ServiceName
+	(*ResourceVersions)(nil),    // 13: slicecast.v1.ResourceVersions
+	(*Ack)(nil),                 // 14: slicecast.v1.Ack
+	(*ShardPosition)(nil),       // 15: slicecast.v1.ShardPosition
+	(*Nack)(nil),                // 16: slicecast.v1.Nack
+	(*Resync)(nil),              // 17: slicecast.v1.Resync
+	(*Welcome)(nil),             // 18: slicecast.v1.Welcome
+	(*Servers)(nil),             // 19: slicecast.v1.Servers
+	(*Server)(nil),              // 20: slicecast.v1.Server
+	(*BucketQuery)(nil),         // 21: slicecast.v1.BucketQuery
+	(*ShardUpdate)(nil),         // 22: slicecast.v1.ShardUpdate
+	(*NodeUpdate)(nil),          // 23: slicecast.v1.NodeUpdate
+	(*InSync)(nil),              // 24: slicecast.v1.InSync
+	(*Heartbeat)(nil),           // 25: slicecast.v1.Heartbeat
+	(*DigestQuery)(nil),         // 26: slicecast.v1.DigestQuery
+	(*Digests)(nil),             // 27: slicecast.v1.Digests
+	(*Drain)(nil),               // 28: slicecast.v1.Drain
+	(*ObjectKey)(nil),           // 29: slicecast.v1.ObjectKey
+	(*Service)(nil),             // 30: slicecast.v1.Service
+	(*LoadBalancerIngress)(nil), // 31: slicecast.v1.LoadBalancerIngress
+	(*ServicePort)(nil),         // 32: slicecast.v1.ServicePort
+	(*Slice)(nil),               // 33: slicecast.v1.Slice
+	(*SlicePort)(nil),           // 34: slicecast.v1.SlicePort
+	(*Endpoint)(nil),            // 35: slicecast.v1.Endpoint
+	(*SliceDelta)(nil),          // 36: slicecast.v1.SliceDelta
+	(*EndpointConditions)(nil),  // 37: slicecast.v1.EndpointConditions
+	(*Node)(nil),                // 38: slicecast.v1.Node
+	nil,                         // 39: slicecast.v1.Node.LabelsEntry
 }
 var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
-	9,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
-	13, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
-	15, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
-	16, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
-	10, // 4: slicecast.v1.StreamRequest.subscribe:type_name -> slicecast.v1.Subscription
-	25, // 5: slicecast.v1.StreamRequest.digest_query:type_name -> slicecast.v1.DigestQuery
-	26, // 6: slicecast.v1.StreamRequest.digests:type_name -> slicecast.v1.Digests
-	17, // 7: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
-	21, // 8: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
-	22, // 9: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
-	23, // 10: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
-	24, // 11: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
-	27, // 12: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
-	18, // 13: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
-	20, // 14: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
-	26, // 15: slicecast.v1.StreamResponse.digests:type_name -> slicecast.v1.Digests
-	25, // 16: slicecast.v1.StreamResponse.digest_query:type_name -> slicecast.v1.DigestQuery
-	12, // 17: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	10, // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
+	14, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
+	16, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
+	17, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
+	11, // 4: slicecast.v1.StreamRequest.subscribe:type_name -> slicecast.v1.Subscription
+	26, // 5: slicecast.v1.StreamRequest.digest_query:type_name -> slicecast.v1.DigestQuery
+	27, // 6: slicecast.v1.StreamRequest.digests:type_name -> slicecast.v1.Digests
+	18, // 7: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
+	22, // 8: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
+	23, // 9: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
+	24, // 10: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
+	25, // 11: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
+	28, // 12: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
+	19, // 13: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
+	21, // 14: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
+	27, // 15: slicecast.v1.StreamResponse.digests:type_name -> slicecast.v1.Digests
+	26, // 16: slicecast.v1.StreamResponse.digest_query:type_name -> slicecast.v1.DigestQuery
+	13, // 17: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
 	1,  // 18: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
 	0,  // 19: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
-	10, // 20: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
-	11, // 21: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
-	14, // 22: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
-	28, // 23: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
-	28, // 24: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
-	19, // 25: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
-	29, // 26: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
-	32, // 27: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
-	35, // 28: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
-	28, // 29: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	37, // 30: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	12, // 31: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	12, // 32: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	2,  // 33: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	4,  // 34: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	30, // 35: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	31, // 36: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	5,  // 37: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	5,  // 38: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	3,  // 39: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	6,  // 40: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	33, // 41: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	34, // 42: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	3,  // 43: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	34, // 44: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	36, // 45: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	38, // 46: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	7,  // 47: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	8,  // 48: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	48, // [48:49] is the sub-list for method output_type
-	47, // [47:48] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	11, // 20: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
+	12, // 21: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
+	15, // 22: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
+	29, // 23: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
+	2,  // 24: slicecast.v1.Nack.warning:type_name -> slicecast.v1.NodeWarning
+	29, // 25: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
+	20, // 26: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
+	30, // 27: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
+	33, // 28: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
+	36, // 29: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
+	29, // 30: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
+	38, // 31: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	13, // 32: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	13, // 33: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	3,  // 34: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	5,  // 35: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	31, // 36: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	32, // 37: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	6,  // 38: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	6,  // 39: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	4,  // 40: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	7,  // 41: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	34, // 42: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	35, // 43: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	4,  // 44: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	35, // 45: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	37, // 46: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	39, // 47: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	8,  // 48: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	9,  // 49: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	49, // [49:50] is the sub-list for method output_type
+	48, // [48:49] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
@@ -3617,7 +3696,7 @@ func file_slicecast_v1_slicecast_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_slicecast_proto_rawDesc), len(file_slicecast_v1_slicecast_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
