@@ -20,6 +20,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/agent/warnings"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -29,6 +30,7 @@ import (
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // UseOneCPU limits this process's Go code to one CPU at a time, unless the environment variable
@@ -83,6 +85,8 @@ Its rules stay in the kernel when it stops, so that an upgrade or a crash interr
 // feed is where the agent's state comes from: client.Client or client.Local.
 type feed interface {
 	reconcile.Reporter
+	// Warn reports that something should be mended on the node; see warnings.Options.
+	Warn(w pb.NodeWarning, reason string)
 	Run(ctx context.Context) error
 }
 
@@ -119,6 +123,7 @@ type agent struct {
 	reconciler *reconcile.Reconciler
 	flows      *conntrack.Cleaner
 	health     *health.Server
+	warnings   *warnings.Warnings
 	displaced  *prometheus.CounterVec // of the ports for health checks and metrics
 }
 
@@ -148,6 +153,9 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if a.feed, err = a.newFeed(); err != nil {
 		return nil, err
 	}
+	a.warnings = warnings.New(warnings.Options{
+		Check: a.check(viewOptions), Report: a.feed.Warn, Logger: logger, Registerer: a.registry,
+	})
 	a.displaced = bounded.NewDisplaced(a.registry, "agent")
 	a.flows = conntrack.New(conntrack.Options{Logger: logger, Registerer: a.registry})
 	a.health = health.New(health.Options{
@@ -183,6 +191,7 @@ func (a *agent) run(ctx context.Context) error {
 	g.Go(func() error { a.reconciler.Run(ctx); return nil })
 	g.Go(func() error { a.flows.Run(ctx); return nil })
 	g.Go(func() error { a.health.Run(ctx, a.reconciler); return nil })
+	g.Go(func() error { a.warnings.Run(ctx); return nil })
 	if !o.Node.AllowExternalIPs {
 		a.logger.Info("External IPs of Services are not served, because --allow-service-external-ips is false")
 	}

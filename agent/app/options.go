@@ -35,6 +35,8 @@ type Options struct {
 	ProxyName     string
 	Checkpoint    string
 
+	BesideKubeProxy bool
+
 	Credentials flags.Options
 
 	Programmer         string
@@ -105,6 +107,9 @@ func (o *Options) addFeedFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"Value of the label service.kubernetes.io/service-proxy-name of the Services that a standalone agent serves. "+
 			"If empty, it serves the Services without the label.")
+	fs.BoolVar(&o.BesideKubeProxy, "beside-kube-proxy", false,
+		"kube-proxy is meant to run on this node and serves other Services. Otherwise the agent warns of a kube-proxy "+
+			"in its log, metrics and status. It is implied by --service-proxy-name.")
 	fs.StringVar(&o.Checkpoint, "checkpoint", "",
 		"Path of the file that keeps the state from the servers. With it, a restarted agent receives only what has "+
 			"changed, and an agent that reaches no server programs the last known state. If empty, nothing is kept.")

@@ -18,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -39,6 +40,7 @@ func (a *agent) serveStatus(ctx context.Context, g *errgroup.Group) error {
 	service := status.New(status.Options{
 		NodeName: o.NodeName, Version: daemon.Version(), Programmer: a.programmer.name, ProgrammerReason: a.programmer.reason,
 		Source: o.Source, Client: servers, Checkpoint: a.checkpoint, Cache: a.cache, Reconciler: a.reconciler,
+		Warnings: a.warnings,
 	})
 	g.Go(func() error { return service.Serve(ctx, l) })
 	return nil
@@ -123,6 +125,13 @@ func (r *statusReport) Print(out *show.Page) {
 		out.Row("SERVICE", "SINCE", "REASON")
 		for _, f := range r.GetFailures() {
 			out.Row(f.GetService().GetNamespace()+"/"+f.GetService().GetName(), r.since(f.GetSince()), f.GetReason())
+		}
+	}
+	if len(r.GetWarnings()) > 0 {
+		out.Title("Warnings")
+		out.Row("WARNING", "SINCE", "REASON")
+		for _, w := range r.GetWarnings() {
+			out.Row(wire.WarningName(w.GetWarning()), r.since(w.GetTime()), w.GetReason())
 		}
 	}
 	if r.shards {

@@ -115,6 +115,7 @@ func TestStatusTables(t *testing.T) {
 			Service: &pb.ServiceName{Namespace: "default", Name: "web"}, Since: ago(time.Minute), Reason: "default/web:http/TCP/IPv4: no such set",
 		}},
 		CheckpointTime: ago(9 * time.Second),
+		Warnings:       []*pb.AgentWarning{{Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Time: ago(time.Hour), Reason: "kube-proxy runs"}},
 	}}
 	require.Equal(t, `
 Agent       of node node-1, version v1.2.3, up 2d2h0m0s
@@ -128,6 +129,10 @@ Checkpoint  written 9s ago
 Services that are not completely programmed: 1
 SERVICE      SINCE  REASON
 default/web  1m0s   default/web:http/TCP/IPv4: no such set
+
+Warnings
+WARNING     SINCE   REASON
+kube_proxy  1h0m0s  kube-proxy runs
 `, "\n"+printed(t, r))
 
 	r.Server, r.StaleSince, r.LastError = nil, ago(time.Minute), "10.0.0.1:8472: connection refused"

@@ -45,6 +45,7 @@ type Agent struct {
 	ClientConnection *ClientConnection `json:"clientConnection,omitempty"`
 	Manifests        *string           `json:"manifests,omitempty" flag:"manifests"`
 	ServiceProxyName *string           `json:"serviceProxyName,omitempty" flag:"service-proxy-name"`
+	BesideKubeProxy  *bool             `json:"besideKubeProxy,omitempty" flag:"beside-kube-proxy"`
 	Checkpoint       *string           `json:"checkpoint,omitempty" flag:"checkpoint"`
 	TLS              *TLS              `json:"tls,omitempty"`
 

@@ -1,5 +1,5 @@
-// Package kubeproxy removes what kube-proxy has left on a node, in any of its modes, once Slicecast
-// has taken its place. It removes nothing else: what belongs to Slicecast, to the kubelet
+// Package kubeproxy finds a kube-proxy that runs on the node. It also removes what kube-proxy has
+// left on a node, in any of its modes, once Slicecast has taken its place. It removes nothing else: what belongs to Slicecast, to the kubelet
 // (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or to others stays as it was.
 //
 // Connections go on, because conntrack has their translations. There are two exceptions:
@@ -23,7 +23,7 @@ import (
 // running, because kube-proxy would create everything again. It is no error if there is nothing to
 // remove. If something cannot be removed, Cleanup still removes the rest.
 func Cleanup(ctx context.Context) error {
-	if where := running(ctx); where != "" {
+	if where := Running(ctx); where != "" {
 		return fmt.Errorf("kube-proxy runs on this node (%s) and would put back what is removed: end it first, e.g. "+
 			"with kubectl -n kube-system delete daemonset kube-proxy", where)
 	}

@@ -31,9 +31,9 @@ const (
 	answerLimit   = 1 << 10
 )
 
-// running describes a kube-proxy that programs this network namespace, or returns "" if it finds
+// Running describes a kube-proxy that programs this network namespace, or returns "" if it finds
 // none.
-func running(ctx context.Context) string {
+func Running(ctx context.Context) string {
 	if processes := daemon.InNetwork("kube-proxy"); len(processes) > 0 {
 		return "process " + filepath.Base(processes[0])
 	}

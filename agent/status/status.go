@@ -18,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/warnings"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -29,12 +30,13 @@ type Options struct {
 	Programmer, ProgrammerReason string
 	// Source is the value of --source if the agent has no servers, and empty otherwise.
 	Source string
-	// Client is nil if the agent has no servers, and Checkpoint is nil if it keeps none. Cache and
-	// Reconciler are required.
+	// Client is nil if the agent has no servers, and Checkpoint is nil if it keeps none. Warnings is
+	// nil if nobody looks for any. Cache and Reconciler are required.
 	Client     *client.Client
 	Checkpoint *checkpoint.Checkpoint
 	Cache      *client.Cache
 	Reconciler *reconcile.Reconciler
+	Warnings   *warnings.Warnings
 }
 
 // Service implements the AgentDebugService.
@@ -105,6 +107,9 @@ func (s *Service) GetStatus(
 	}
 	if s.Checkpoint != nil && !s.Checkpoint.Saved().IsZero() {
 		out.CheckpointTime = timestamppb.New(s.Checkpoint.Saved())
+	}
+	if s.Warnings != nil {
+		out.Warnings = s.Warnings.List()
 	}
 	if s.Client != nil {
 		out.Server, out.StaleSince, out.LastError, out.Servers = s.Client.Connection().Proto()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"strings"
 	"time"
@@ -33,6 +34,8 @@ const (
 	eventsNodes = 16 << 10
 	// eventTimeout bounds the time to write an Event.
 	eventTimeout = 10 * time.Second
+	// An Event that says the same as another one in this window is not written.
+	eventsWindow = 10 * time.Minute
 	// maxEventMessage is what the API server admits, in bytes.
 	maxEventMessage = 1024
 )
@@ -62,8 +65,8 @@ func NewEvents(config *rest.Config, log *slog.Logger) (*Events, error) {
 	return e, nil
 }
 
-// Warn writes an Event of type Warning about a Node, once for the same reason and message as long
-// as the API server remembers the Event. It returns at once.
+// Warn writes an Event of type Warning about a Node, once for the same reason and message within
+// eventsWindow. It returns at once.
 func (e *Events) Warn(node, reason, message string) {
 	limit, known := e.allowed.Get(node)
 	if !known {
@@ -87,11 +90,11 @@ func (e *Events) drop(node, reason string) {
 	})
 }
 
-// newEvent returns an Event whose name depends on what it says, so that all servers that are told the
-// same write the same Event.
+// newEvent returns an Event whose name depends on what it says and on the window that it is in. All
+// servers that are told the same therefore write the same Event.
 func newEvent(node, reason, message string, now metav1.Time) *corev1.Event {
 	message = strings.ToValidUTF8(message[:min(len(message), maxEventMessage)], "")
-	hash := sha256.Sum256([]byte(reason + "\x00" + message))
+	hash := sha256.Sum256(fmt.Appendf(nil, "%d %s %s", now.Truncate(eventsWindow).Unix(), reason, message))
 	return &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Name: node + "." + hex.EncodeToString(hash[:8]), Namespace: eventsNamespace},
 		// The UID is the name, as in the kubelet's Events, which kubectl describe looks for.

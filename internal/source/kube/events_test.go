@@ -87,6 +87,18 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// TestEventsInTime checks that the same warning is a new Event after a while.
+func TestEventsInTime(t *testing.T) {
+	start := time.Date(2026, 1, 2, 3, 10, 0, 0, time.UTC)
+	name := func(at time.Time, message string) string {
+		return newEvent("node-1", "KubeProxyRunning", message, metav1.NewTime(at)).Name
+	}
+	first := name(start, "it runs")
+	require.Equal(t, first, name(start.Add(eventsWindow-time.Second), "it runs"))
+	require.NotEqual(t, first, name(start.Add(eventsWindow), "it runs"))
+	require.NotEqual(t, first, name(start, "it runs, too"))
+}
+
 // TestEventsAreBounded checks what is dropped if nothing is written: what one Node has in excess,
 // and what exceeds the queue.
 func TestEventsAreBounded(t *testing.T) {
