@@ -48,7 +48,10 @@ const binaries = "/run/slicecast-e2e"
 const buildDirVariable = "SLICECAST_E2E_BUILD"
 
 func TestMain(m *testing.M) {
-	testenv.Isolate(build, controlplane.Prepare)
+	testenv.Isolate(build, controlplane.Prepare, func() error {
+		_, err := controlplane.KubernetesBinary(context.Background(), "kube-proxy")
+		return err
+	})
 	// With this setting the commands do not wait one second for data races when they end.
 	if err := errors.Join(takeBinaries(), os.Setenv("GORACE", "atexit_sleep_ms=0")); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
