@@ -167,6 +167,10 @@ func start(t *testing.T, node *testenv.Node) *machine {
 	require.NoError(t, os.MkdirAll(root, 0o755))
 	sources, err := os.Getwd()
 	require.NoError(t, err)
+	for _, file := range []string{"slicecast-agent.service", "slicecast-server.service", "slicecast-server.sysusers"} {
+		_, err := os.ReadFile(file) // go test has to know that the tests depend on what boot copies
+		require.NoError(t, err)
+	}
 	m := &machine{node: node, cgroup: os.Getenv(cgroupVariable)}
 	systemd := command.New(t, node.Host, "systemd")
 	require.NoError(t, systemd.Start(nil, "sh", "-c", boot, "sh", m.cgroup, root, sources, dir))
@@ -188,7 +192,7 @@ func start(t *testing.T, node *testenv.Node) *machine {
 
 // run runs a command on the machine, outside of its units.
 func (m *machine) run(ctx context.Context, args ...string) (string, error) {
-	enter := []string{"--target=" + m.init, "--mount", "--pid", "--root", "--wd=/"}
+	enter := []string{"--target=" + m.init, "--mount", "--pid", "--root", "--wd"}
 	return m.node.Run(ctx, "nsenter", append(enter, args...)...)
 }
 

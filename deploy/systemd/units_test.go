@@ -9,9 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -94,9 +92,11 @@ func TestUnits(t *testing.T) {
 
 	t.Run("crash", func(t *testing.T) { m.crash(t) })
 	reached()
+	t.Run("installation", func(t *testing.T) { m.reinstall(t, reached) })
 }
 
-// crash starts the agent, looks at its view of files, kills it, and requires that it comes back.
+// crash starts the agent, looks at its view of files, kills it again and again, and requires that it
+// comes back each time.
 func (m *machine) crash(t *testing.T) {
 	m.startUnit(t, agentUnit)
 	before := m.main(t, agentUnit)
@@ -105,19 +105,24 @@ func (m *machine) crash(t *testing.T) {
 	for _, path := range []string{"/etc/slicecast/new", "/usr/new", "/run/new", "/var/lib/new", "/proc/sys/net/ipv4/ip_forward"} {
 		require.Error(t, m.touch(t.Context(), before, path), path)
 	}
-	crashed, err := strconv.Atoi(before)
-	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(crashed, syscall.SIGKILL))
-	testenv.Eventually(t, patience, func() error {
-		out, err := m.systemctl(t.Context(), "show", "--property=NRestarts,ActiveState,SubState", agentUnit)
-		if err == nil && !strings.Contains(out, "NRestarts=1\nActiveState=active\nSubState=running\n") {
-			err = fmt.Errorf("not restarted yet: %s", out)
-		}
-		return err
-	})
+	for restarts := 1; restarts <= crashes; restarts++ {
+		_, err := m.systemctl(t.Context(), "kill", "--signal=KILL", agentUnit)
+		require.NoError(t, err)
+		want := fmt.Sprintf("NRestarts=%d\nActiveState=active\nSubState=running\n", restarts)
+		testenv.Eventually(t, patience, func() error {
+			out, err := m.systemctl(t.Context(), "show", "--property=NRestarts,ActiveState,SubState", agentUnit)
+			if err == nil && !strings.Contains(out, want) {
+				err = fmt.Errorf("not restarted yet: %s", out)
+			}
+			return err
+		})
+	}
 	m.awaitReady(t, agentUnit)
 	require.NotEqual(t, before, m.main(t, agentUnit))
 }
+
+// crashes is more than systemd would allow by default before it gives up.
+const crashes = 6
 
 // ready has the addresses at which the programs say that they are ready.
 var ready = map[string]string{agentUnit: "http://127.0.0.1:8475/readyz", serverUnit: "http://127.0.0.1:8473/readyz"}
