@@ -130,6 +130,7 @@ func (node *Node) reboot() error {
 	if err := node.links.LinkSetHardwareAddr(node.eth0, address); err != nil {
 		return fmt.Errorf("set the hardware address: %w", err)
 	}
+	node.eth0.Attrs().HardwareAddr = address // for the next reboot
 	return nil
 }
 
