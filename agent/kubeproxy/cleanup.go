@@ -1,6 +1,7 @@
 // Package kubeproxy finds a kube-proxy that runs on the node. It also removes what kube-proxy has
-// left on a node, in any of its modes, once Slicecast has taken its place. It removes nothing else: what belongs to Slicecast, to the kubelet
-// (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or to others stays as it was.
+// left on a node, in any of its modes, once Slicecast has taken its place. It removes nothing else:
+// what belongs to Slicecast, to the kubelet (KUBE-FIREWALL, KUBE-KUBELET-CANARY,
+// KUBE-IPTABLES-HINT) or to others stays as it was.
 //
 // Connections go on, because conntrack has their translations. There are two exceptions:
 // connections that kube-proxy's IPVS forwards end, and so do the node's own connections from an

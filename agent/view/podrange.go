@@ -64,7 +64,8 @@ func unrecognized(n *model.Node, family model.Family, recognized []netip.Prefix,
 	if len(podCIDRs) > 0 && len(outside) == 0 {
 		return ""
 	}
-	if hasIP(n.InternalIPs, family) { // otherwise pods cannot be told from endpoints in the node's network
+	// Without an address of the Node, pods cannot be told from endpoints in the node's network.
+	if hasIP(n.InternalIPs, family) {
 		used, elsewhere := false, false
 		for a := range local {
 			if model.FamilyOf(a) != family || slices.Contains(n.InternalIPs, a) {

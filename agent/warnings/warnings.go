@@ -50,7 +50,8 @@ func New(o Options) *Warnings {
 		Help: "1 while something should be mended on the node, although everything is programmed, 0 otherwise. The log and " +
 			"the status command say what.",
 	}, []string{"warning"})
-	for _, name := range wire.WarningNames[:len(wire.WarningNames)-1] { // an agent knows its own warnings
+	// The last name is for warnings that a server does not know. An agent knows its own.
+	for _, name := range wire.WarningNames[:len(wire.WarningNames)-1] {
 		w.metric.WithLabelValues(name).Set(0)
 	}
 	return w

@@ -36,6 +36,10 @@ func TestWarnings(t *testing.T) {
 			}
 			return out
 		}
+		pass := func(d time.Duration) {
+			<-time.After(d)
+			synctest.Wait()
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		go w.Run(ctx)
@@ -43,23 +47,20 @@ func TestWarnings(t *testing.T) {
 		require.Equal(t, []string{fmt.Sprint("1 outside ", start.Unix())}, list())
 		require.Equal(t, []float64{1, 0, 0}, []float64{metric("pod_range_ipv4"), metric("pod_range_ipv6"), metric("kube_proxy")})
 
-		time.Sleep(time.Hour) // nothing changes
-		synctest.Wait()
+		pass(time.Hour) // nothing changes
 		require.Equal(t, []string{"1 outside"}, told)
 		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"))
 
 		now = map[pb.NodeWarning]string{pods: "still outside", proxy: "it runs"}
 		changed := time.Now()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		require.ElementsMatch(t, []string{"1 still outside", "3 it runs"}, told[1:])
 		require.Equal(t, fmt.Sprint("1 still outside ", start.Unix()), list()[0], "it has lasted since then")
 		require.WithinDuration(t, changed, w.List()[1].GetTime().AsTime(), interval)
 		require.EqualValues(t, 1, metric("kube_proxy"))
 
 		now = map[pb.NodeWarning]string{proxy: "it runs"}
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		require.Equal(t, "1 ", told[len(told)-1])
 		require.Len(t, told, 4)
 		require.Len(t, list(), 1)
@@ -68,8 +69,7 @@ func TestWarnings(t *testing.T) {
 
 		// A check that is cut short ends nothing.
 		w.options.Check = func(context.Context) map[pb.NodeWarning]string { cancel(); return nil }
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		require.Len(t, list(), 1)
 		require.Len(t, told, 4)
 	})

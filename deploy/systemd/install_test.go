@@ -1,5 +1,5 @@
-// This file runs the commands of deploy/README.md that install, start, upgrade and remove the units,
-// exactly as they are there. Only make is left out, because the programs are built already.
+// This file runs the commands of deploy/README.md that install, start, upgrade and remove the
+// units, exactly as they are there. Only make is left out, because the programs are built already.
 package systemd
 
 import (

@@ -95,8 +95,8 @@ func TestUnits(t *testing.T) {
 	t.Run("installation", func(t *testing.T) { m.reinstall(t, reached) })
 }
 
-// crash starts the agent, looks at its view of files, kills it again and again, and requires that it
-// comes back each time.
+// crash starts the agent, looks at its view of files, kills it again and again, and requires that
+// it comes back each time.
 func (m *machine) crash(t *testing.T) {
 	m.startUnit(t, agentUnit)
 	before := m.main(t, agentUnit)

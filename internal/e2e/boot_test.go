@@ -23,7 +23,7 @@ import (
 func TestReboot(t *testing.T) {
 	c := newCluster(t)
 	checkpoint := filepath.Join(c.dir, "checkpoint")
-	args := append(c.agentArgs(c.a), "--checkpoint="+checkpoint)
+	args := slices.Concat(c.agentArgs(c.a), []string{"--checkpoint=" + checkpoint})
 	servers := slices.Index(args, fmt.Sprintf("--servers=%s:%d", network.World.IPv4, serverPort))
 	start := func(looks ...string) {
 		t.Helper()

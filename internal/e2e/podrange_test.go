@@ -1,5 +1,6 @@
 // This test proves that a pod range that does not match the cluster is reported at run time: by the
-// agent, by the server, and in an Event about the Node. It is over once the Node has other podCIDRs.
+// agent, by the server, and in an Event about the Node. It is over once the Node has other
+// podCIDRs.
 package e2e
 
 import (
@@ -21,7 +22,7 @@ func TestWrongPodRange(t *testing.T) {
 	c := newCluster(t)
 	socket := filepath.Join(c.dir, "agent.sock")
 	c.a.agent.Terminate()
-	args := append(c.a.agent.args, "--status-socket="+socket)
+	args := slices.Concat(c.a.agent.args, []string{"--status-socket=" + socket})
 	args[slices.Index(args, "--cluster-cidr="+clusterCIDRs)] = "--cluster-cidr=10.99.0.0/16,fd00:10:180::/48"
 	c.a.agent.args = args
 	c.a.agent.Start()

@@ -205,7 +205,8 @@ func (r *statusReport) printWarnings(out *show.Page) {
 				out.Row("NODE", "WARNING", "SINCE", "REASON")
 				titled = true
 			}
-			out.Row(cmp.Or(w.GetNodeName(), a.GetNodeName()), wire.WarningName(w.GetWarning()), r.since(w.GetTime()), w.GetReason())
+			node := cmp.Or(w.GetNodeName(), a.GetNodeName())
+			out.Row(node, wire.WarningName(w.GetWarning()), r.since(w.GetTime()), w.GetReason())
 		}
 	}
 }

@@ -210,8 +210,8 @@ func (r *reports) nack(n openNack) {
 	r.nacks[id] = n
 }
 
-// counts reports whether a nack counts as a warning of a node that this server serves. Those of
-// observers do not count.
+// countsLocked reports whether a nack counts as a warning of a node that this server serves. Those
+// of observers do not count.
 func (r *reports) countsLocked(n openNack) bool {
 	return n.warning != 0 && !r.left && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 }
@@ -302,7 +302,9 @@ func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.
 		nacked = nacked || about != nil && n.concerns(about.service, about.snapshot)
 	}
 	slices.SortFunc(to.Errors, func(a, b *pb.AgentError) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
-	slices.SortFunc(to.Warnings, func(a, b *pb.AgentWarning) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
+	slices.SortFunc(to.Warnings, func(a, b *pb.AgentWarning) int {
+		return a.GetTime().AsTime().Compare(b.GetTime().AsTime())
+	})
 	if r.member == nil { // the client has no initial state yet, or programs nothing
 		return about != nil && r.client.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 	}

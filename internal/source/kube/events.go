@@ -99,7 +99,8 @@ func newEvent(node, reason, message string, now metav1.Time) *corev1.Event {
 		ObjectMeta: metav1.ObjectMeta{Name: node + "." + hex.EncodeToString(hash[:8]), Namespace: eventsNamespace},
 		// The UID is the name, as in the kubelet's Events, which kubectl describe looks for.
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
-		Type:           corev1.EventTypeWarning, Reason: reason, Message: message, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+		Type:           corev1.EventTypeWarning, Reason: reason, Message: message, Count: 1,
+		FirstTimestamp: now, LastTimestamp: now,
 		Source: corev1.EventSource{Component: "slicecast-agent", Host: node},
 	}
 }
