@@ -92,10 +92,15 @@ VERSION ?=
 images: ## make the images of server and agent into bin/images, for amd64 and arm64: an OCI layout, archives for containerd and Docker, SBOMs; VERSION=v1.2.3 is their tag
 	go run ./internal/tools/images build --version=$(VERSION) $(IMAGES)
 
+.PHONY: chart
+chart: ## package the Helm chart into bin/chart; VERSION=v1.2.3 is its version, and the tag of its images
+	internal/tools/chart.sh bin/chart $(VERSION)
+
 .PHONY: push
-push: images ## push the images and their SBOMs; REGISTRY=registry.example.com/team
+push: images chart ## push the images, their SBOMs and the chart; REGISTRY=registry.example.com/team
 	@test -n "$(REGISTRY)" || { echo "say where to: make push REGISTRY=registry.example.com/team" >&2; exit 1; }
 	go run ./internal/tools/images push $(IMAGES) $(REGISTRY)
+	internal/tools/helm.sh push bin/chart/slicecast-*.tgz oci://$(REGISTRY)
 
 NODES ?= 3
 PROXY ?= slicecast

@@ -14,3 +14,4 @@ for component in etcd kube-apiserver kube-controller-manager kube-scheduler kube
 done
 internal/tools/build.sh internal/testenv/coredns github.com/coredns/coredns >/dev/null
 internal/tools/build.sh internal/tools/h2spec github.com/summerwind/h2spec/cmd/h2spec >/dev/null
+internal/tools/helm.sh --path >/dev/null
