@@ -14,8 +14,9 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
+generate: ## generate the Go code of the wire API, next to its .proto files, the manifests in deploy/kubernetes, docs/metrics.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
+	internal/tools/manifests.sh
 	go test ./internal/tools/metricsdoc ./internal/tools/reportschema -update
 	go run ./internal/tools/performance
 

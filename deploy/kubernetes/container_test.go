@@ -28,7 +28,7 @@ const (
 	imageVariable     = "SLICECAST_TEST_IMAGE"
 )
 
-// images holds the commands that stand for the images, by the names of the images.
+// images holds the commands that stand for the images, by their names.
 var images = map[string]func() *cobra.Command{
 	"slicecast-server": server.NewCommand,
 	"slicecast-agent":  agent.NewCommand,

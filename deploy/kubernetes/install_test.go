@@ -41,19 +41,21 @@ func TestInstall(t *testing.T) {
 
 	_, objects := load(t, ".")
 	apply(t, objects)
-	settings, err := client.ConfigMaps(namespace).Get(ctx, "slicecast-config", metav1.GetOptions{})
-	require.NoError(t, err)
 	endpoint := netip.MustParseAddrPort(cluster.URL()[len("https://"):])
-	settings.Data["apiServerHost"] = endpoint.Addr().String()
-	settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
-	const pods = "clusterCIDR: 10.244.0.0/16"
-	require.Contains(t, settings.Data["agent.yaml"], pods)
-	settings.Data["agent.yaml"] = strings.ReplaceAll(settings.Data["agent.yaml"], pods, "clusterCIDR: "+node.PodCIDR4.String()+","+node.PodCIDR6.String())
-	_, err = client.ConfigMaps(namespace).Update(ctx, settings, metav1.UpdateOptions{})
-	require.NoError(t, err)
-	certificates := t.TempDir()
-	shell(t, certificates, snippet(t, "certificates"))
-	createFiles(ctx, t, certificates)
+	const pods = "clusterCIDR: EDIT-THE-POD-RANGES"
+	for _, in := range []string{serverNamespace, agentNamespace} {
+		settings, err := client.ConfigMaps(in).Get(ctx, "slicecast-config", metav1.GetOptions{})
+		require.NoError(t, err)
+		settings.Data["apiServerHost"] = endpoint.Addr().String()
+		settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
+		if in == agentNamespace {
+			require.Contains(t, settings.Data["agent.yaml"], pods)
+			settings.Data["agent.yaml"] = strings.ReplaceAll(settings.Data["agent.yaml"], pods,
+				"clusterCIDR: "+node.PodCIDR4.String()+","+node.PodCIDR6.String())
+		}
+		_, err = client.ConfigMaps(in).Update(ctx, settings, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
 
 	serverPod := newPod(t, template(t, objects, "Deployment"), "slicecast-server-0", node.Name, network.World)
 	server := serverPod.start(serverPod.Spec.Containers[0])
@@ -77,7 +79,7 @@ func TestInstall(t *testing.T) {
 	result := node.AddPod("client").Probe(ctx, testenv.TCP, address, 10, testenv.ProbeOptions{})
 	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
 
-	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
+	t.Run("metrics", func(t *testing.T) { requireMetrics(t) })
 	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
 	// The cleanup removes what kube-proxy may have left, and the Service keeps working.
@@ -97,7 +99,7 @@ func TestInstall(t *testing.T) {
 	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
 	require.True(t, result.All(testenv.Answered), result)
 	_, cleanup := load(t, "cleanup")
-	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-cleanup-0", node.Name, node.Host)
+	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-agent-1", node.Name, node.Host)
 	require.NoError(t, cleanupPod.start(cleanupPod.Spec.InitContainers[0]).wait())
 	left, err := os.ReadDir(hostDir(node.Name, "/var/lib/slicecast"))
 	require.NoError(t, err)
@@ -159,8 +161,14 @@ func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
 
 // requireMetrics reads the server's metrics with an observer's certificate, made as the README
 // says.
-func requireMetrics(t *testing.T, certificates string) {
+func requireMetrics(t *testing.T) {
 	t.Helper()
+	certificates := t.TempDir()
+	secret, err := cluster.Client().CoreV1().Secrets(serverNamespace).Get(t.Context(), "slicecast-server-tls", metav1.GetOptions{})
+	require.NoError(t, err)
+	for _, name := range []string{"ca.crt", "ca.key"} {
+		require.NoError(t, os.WriteFile(filepath.Join(certificates, name), secret.Data[name], 0o600))
+	}
 	shell(t, certificates, snippet(t, "observer"))
 	observer, err := tls.LoadX509KeyPair(filepath.Join(certificates, "observer.crt"), filepath.Join(certificates, "observer.key"))
 	require.NoError(t, err)

@@ -5,10 +5,12 @@ package kubernetes
 
 import (
 	"bytes"
-	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -30,14 +32,20 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 )
 
-const namespace = "slicecast-system"
+// The namespaces of the manifests.
+const (
+	serverNamespace = "slicecast-system"
+	agentNamespace  = "slicecast-agents"
+)
 
 // kustomization is the part of a kustomization that the tests need.
 type kustomization struct {
-	Namespace string
 	Resources []string
-	Images    []struct{ Name string }
+	Images    []image
 }
+
+// image is what a kustomization sets for an image.
+type image struct{ Name, NewTag string }
 
 // load reads all objects of a kustomization in order.
 func load(t *testing.T, dir string) (kustomization, []*unstructured.Unstructured) {
@@ -64,7 +72,7 @@ func load(t *testing.T, dir string) (kustomization, []*unstructured.Unstructured
 	return k, objects
 }
 
-// template returns the Pod template of the only workload of a kind.
+// template returns the Pod template of the only workload of a kind, with the workload's namespace.
 func template(t *testing.T, objects []*unstructured.Unstructured, kind string) corev1.PodTemplateSpec {
 	t.Helper()
 	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind })
@@ -72,6 +80,7 @@ func template(t *testing.T, objects []*unstructured.Unstructured, kind string) c
 	// The template is at the same path in a Deployment as in a DaemonSet.
 	var d appsv1.DaemonSet
 	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(objects[i].Object, &d))
+	d.Spec.Template.Namespace = d.Namespace
 	return d.Spec.Template
 }
 
@@ -93,47 +102,94 @@ func apply(t *testing.T, objects []*unstructured.Unstructured, dryRun ...string)
 	}
 }
 
-func TestAPIServerAcceptsTheManifests(t *testing.T) {
+// TestManifestsAreCurrent requires that the manifests are what the chart makes now.
+func TestManifestsAreCurrent(t *testing.T) {
+	rendered := t.TempDir()
+	out, err := exec.CommandContext(t.Context(), "../../internal/tools/manifests.sh", rendered).CombinedOutput()
+	require.NoError(t, err, string(out))
 	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
-		_, objects := load(t, dir)
-		if objects[0].GetKind() == "Namespace" {
-			apply(t, objects[:1]) // a dry run of the objects in it needs the namespace
+		k, _ := load(t, dir)
+		files, err := filepath.Glob(filepath.Join(rendered, dir, "*.yaml"))
+		require.NoError(t, err)
+		for i, path := range files {
+			files[i] = filepath.Base(path)
+			want, err := os.ReadFile(path)
+			require.NoError(t, err)
+			have, err := os.ReadFile(filepath.Join(dir, files[i]))
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(have), "%s is not current: run 'make generate'", files[i])
 		}
-		apply(t, objects, metav1.DryRunAll)
+		require.ElementsMatch(t, files, k.Resources, "kustomization.yaml in %s does not list what the chart makes", dir)
 	}
 }
 
-func TestKustomizationsIncludeEverything(t *testing.T) {
+// TestKustomizations requires that kustomizations set the images of the version of the chart, and
+// that the API server accepts what they make.
+func TestKustomizations(t *testing.T) {
+	chart, err := os.ReadFile("../helm/slicecast/Chart.yaml")
+	require.NoError(t, err)
 	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
 		k, objects := load(t, dir)
-		files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
-		require.NoError(t, err)
-		for i := range files {
-			files[i] = filepath.Base(files[i])
+		if objects[0].GetKind() == "Namespace" {
+			apply(t, objects[:2]) // a dry run of the objects in them needs the namespaces
 		}
-		require.ElementsMatch(t, files, append(k.Resources, "kustomization.yaml"))
+		apply(t, objects, metav1.DryRunAll)
+		for _, i := range k.Images {
+			require.Contains(t, string(chart), "\nappVersion: "+i.NewTag+"\n")
+		}
 		for _, kind := range []string{"Deployment", "DaemonSet"} {
 			if !slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind }) {
 				continue
 			}
 			spec := template(t, objects, kind).Spec
 			for _, c := range append(spec.Containers, spec.InitContainers...) {
-				ours := slices.ContainsFunc(k.Images, func(i struct{ Name string }) bool { return i.Name == c.Image })
+				ours := slices.ContainsFunc(k.Images, func(i image) bool { return i.Name+":"+i.NewTag == c.Image })
 				require.True(t, ours || strings.HasPrefix(c.Image, "registry.k8s.io/pause:"), c.Image)
 			}
 		}
 	}
 }
 
+// TestUneditedManifests requires that agents do not run with settings that nobody has edited, and
+// that the error says which these are.
+func TestUneditedManifests(t *testing.T) {
+	command := images["slicecast-agent"]()
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	_, objects := load(t, ".")
+	require.NoError(t, os.WriteFile(path, []byte(agentSettings(t, objects)), 0o600))
+	command.SetArgs([]string{"--config=" + path, "--init-only"})
+	command.SetOut(io.Discard)
+	command.SetErr(io.Discard)
+	require.ErrorContains(t, command.ExecuteContext(t.Context()), "EDIT-THE-POD-RANGES")
+}
+
+// agentSettings returns the agents' settings in a ConfigMap.
+func agentSettings(t *testing.T, objects []*unstructured.Unstructured) string {
+	t.Helper()
+	for _, o := range objects {
+		if o.GetName() == "slicecast-config" && o.GetNamespace() == agentNamespace {
+			settings, _, err := unstructured.NestedString(o.Object, "data", "agent.yaml")
+			require.NoError(t, err)
+			return settings
+		}
+	}
+	require.Fail(t, "no settings")
+	return ""
+}
+
 func TestRBACIsMinimal(t *testing.T) {
 	_, objects := load(t, ".")
 	apply(t, objects)
-	may := func(account, verb, group, resource, in string) bool {
+	accounts := map[string]string{
+		"slicecast-server": "system:serviceaccount:" + serverNamespace + ":slicecast-server",
+		"slicecast-agent":  "system:serviceaccount:" + agentNamespace + ":slicecast-agent",
+	}
+	may := func(account, verb, group, resource, in string, name ...string) bool {
 		review, err := cluster.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User: "system:serviceaccount:" + namespace + ":" + account,
+				User: accounts[account],
 				ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Verb: verb, Group: group, Resource: resource, Namespace: in,
+					Verb: verb, Group: group, Resource: resource, Namespace: in, Name: strings.Join(name, ""),
 				},
 			},
 		}, metav1.CreateOptions{})
@@ -143,7 +199,7 @@ func TestRBACIsMinimal(t *testing.T) {
 	mayGet := func(account, path string) bool {
 		review, err := cluster.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User:                  "system:serviceaccount:" + namespace + ":" + account,
+				User:                  accounts[account],
 				NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: path},
 			},
 		}, metav1.CreateOptions{})
@@ -154,17 +210,24 @@ func TestRBACIsMinimal(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return mayGet("slicecast-server", "/openid/v1/jwks") && mayGet("slicecast-server", "/.well-known/openid-configuration") &&
 			may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
-			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", namespace)
+			may("slicecast-server", "update", "", "secrets", serverNamespace, "slicecast-server-tls") &&
+			may("slicecast-server", "update", "", "configmaps", agentNamespace, "slicecast-ca") &&
+			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", serverNamespace)
 	}, deadline, pollInterval)
 	for _, resource := range []string{"secrets", "pods", "configmaps"} {
 		require.False(t, may("slicecast-server", "list", "", resource, ""), resource)
 	}
+	for _, verb := range []string{"get", "update", "list", "watch", "delete"} {
+		require.False(t, may("slicecast-server", verb, "", "secrets", serverNamespace), verb)
+		require.False(t, may("slicecast-server", verb, "", "secrets", agentNamespace, "slicecast-server-tls"), verb)
+		require.False(t, may("slicecast-server", verb, "", "configmaps", agentNamespace, "slicecast-config"), verb)
+	}
 	require.False(t, may("slicecast-server", "update", "", "services", ""))
 	require.False(t, mayGet("slicecast-server", "/metrics"))
 	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
-	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", namespace))
-	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", namespace))
-	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
+	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", serverNamespace))
+	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", serverNamespace))
+	require.False(t, may("slicecast-agent", "list", "", "services", serverNamespace))
 }
 
 // TestPrivilegesOfAgentContainersAreMinimal requires that the privileged container has no token,
@@ -201,13 +264,7 @@ func TestHealthAddressesAreSettings(t *testing.T) {
 	for _, a := range agent.Args {
 		require.NotContains(t, a, "--healthz-bind-address")
 	}
-	var settings string
-	for _, o := range objects {
-		if o.GetName() == "slicecast-config" {
-			settings, _, _ = unstructured.NestedString(o.Object, "data", "agent.yaml")
-		}
-	}
-	c, err := config.Parse([]byte(settings))
+	c, err := config.Parse([]byte(agentSettings(t, objects)))
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1:8475,:10256", *c.HealthzBindAddress)
 	for _, probe := range []*corev1.Probe{agent.ReadinessProbe, agent.LivenessProbe} {
@@ -225,22 +282,16 @@ func snippet(t *testing.T, marker string) string {
 	return string(found[1])
 }
 
-// createFiles creates the secret and the ConfigMap as the README says, from the certificates in
-// dir.
-func createFiles(ctx context.Context, t *testing.T, dir string) {
-	t.Helper()
-	read := func(name string) []byte {
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
-		return b
-	}
-	_, err := cluster.Client().CoreV1().Secrets(namespace).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-server-tls"}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{"tls.crt": read("tls.crt"), "tls.key": read("tls.key"), "ca.crt": read("ca.crt")},
-	}, metav1.CreateOptions{})
+// TestCertificatesOfYourOwn requires that the README's certificate is what agents expect.
+func TestCertificatesOfYourOwn(t *testing.T) {
+	dir := t.TempDir()
+	shell(t, dir, snippet(t, "certificates"))
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	require.NoError(t, err)
-	_, err = cluster.Client().CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-ca"}, Data: map[string]string{"ca.crt": string(read("ca.crt"))},
-	}, metav1.CreateOptions{})
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(ca))
+	_, err = pair.Leaf.Verify(x509.VerifyOptions{DNSName: "slicecast-server.slicecast-system.svc", Roots: roots})
 	require.NoError(t, err)
 }

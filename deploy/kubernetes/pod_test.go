@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -55,10 +56,10 @@ func newPod(t *testing.T, template corev1.PodTemplateSpec, name, node string, ho
 	ctx, client := t.Context(), cluster.Client().CoreV1()
 	p := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 	p.Name, p.Spec.NodeName = name, node
-	created, err := client.Pods(namespace).Create(ctx, p, metav1.CreateOptions{})
+	created, err := client.Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		require.NoError(t, client.Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}))
+		require.NoError(t, client.Pods(p.Namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}))
 	})
 	return &pod{t, host, created}
 }
@@ -71,7 +72,7 @@ func (p *pod) setReady() {
 	p.Status.PodIP = p.host.IPv4.String()
 	p.Status.PodIPs = []corev1.PodIP{{IP: p.Status.PodIP}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	updated, err := cluster.Client().CoreV1().Pods(namespace).UpdateStatus(p.t.Context(), p.Pod, metav1.UpdateOptions{})
+	updated, err := cluster.Client().CoreV1().Pods(p.Namespace).UpdateStatus(p.t.Context(), p.Pod, metav1.UpdateOptions{})
 	require.NoError(p.t, err)
 	p.Pod = updated
 }
@@ -127,7 +128,7 @@ func (p *pod) start(c corev1.Container) *process {
 	r.cmd = p.host.Command(context.Background(), "/proc/self/exe", args...)
 	r.cmd.Env = []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		containerVariable + "=" + string(confined), imageVariable + "=" + c.Image,
+		containerVariable + "=" + string(confined), imageVariable + "=" + commandOf(c.Image),
 	}
 	for name, value := range env {
 		r.cmd.Env = append(r.cmd.Env, name+"="+value)
@@ -149,6 +150,12 @@ func (p *pod) start(c corev1.Container) *process {
 	return r
 }
 
+// commandOf returns the name of the command that is in an image.
+func commandOf(image string) string {
+	name, _, _ := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":")
+	return strings.TrimSuffix(name, "-iptables")
+}
+
 // env returns the environment variables that a kubelet would set in the container.
 func (p *pod) env(c corev1.Container) map[string]string {
 	p.t.Helper()
@@ -163,7 +170,7 @@ func (p *pod) env(c corev1.Container) map[string]string {
 			env[e.Name] = p.Spec.NodeName
 		case from.ConfigMapKeyRef != nil:
 			ref := from.ConfigMapKeyRef
-			m, err := cluster.Client().CoreV1().ConfigMaps(namespace).Get(p.t.Context(), ref.Name, metav1.GetOptions{})
+			m, err := cluster.Client().CoreV1().ConfigMaps(p.Namespace).Get(p.t.Context(), ref.Name, metav1.GetOptions{})
 			require.NoError(p.t, err)
 			value, ok := m.Data[ref.Key]
 			require.True(p.t, ok || ptr.Deref(ref.Optional, false), ref.Key)
@@ -202,7 +209,7 @@ func (p *pod) confinement(c corev1.Container) container {
 		}
 	}
 	if ptr.Deref(p.Spec.AutomountServiceAccountToken, true) {
-		files := map[string][]byte{"token": []byte(p.token(nil)), "ca.crt": cluster.AdminConfig().CAData, "namespace": []byte(namespace)}
+		files := map[string][]byte{"token": []byte(p.token(nil)), "ca.crt": cluster.AdminConfig().CAData, "namespace": []byte(p.Namespace)}
 		out.Mounts = append(out.Mounts, mount{p.write("account", files, 0o644, out.FSGroup), accountDir, true})
 	}
 	for _, m := range out.Mounts {
@@ -231,12 +238,15 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 	ctx, client := p.t.Context(), cluster.Client().CoreV1()
 	switch {
 	case v.Secret != nil:
-		s, err := client.Secrets(namespace).Get(ctx, v.Secret.SecretName, metav1.GetOptions{})
+		s, err := client.Secrets(p.Namespace).Get(ctx, v.Secret.SecretName, metav1.GetOptions{})
 		require.NoError(p.t, err)
 		return p.write(v.Name, s.Data, os.FileMode(ptr.Deref(v.Secret.DefaultMode, 0o644)), group)
 	case v.ConfigMap != nil:
-		m, err := client.ConfigMaps(namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
-		require.NoError(p.t, err)
+		var m *corev1.ConfigMap
+		testenv.Eventually(p.t, deadline, func() (err error) {
+			m, err = client.ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
+			return err
+		})
 		files := map[string][]byte{}
 		for name, content := range m.Data {
 			files[name] = []byte(content)
@@ -282,7 +292,7 @@ func (p *pod) projected(sources []corev1.VolumeProjection) map[string][]byte {
 		case s.DownwardAPI != nil:
 			for _, f := range s.DownwardAPI.Items {
 				require.Equal(p.t, "metadata.namespace", f.FieldRef.FieldPath)
-				files[f.Path] = []byte(namespace)
+				files[f.Path] = []byte(p.Namespace)
 			}
 		default:
 			require.Fail(p.t, "unknown source of a projected volume")
@@ -324,7 +334,7 @@ func (p *pod) token(projection *corev1.ServiceAccountTokenProjection) string {
 		}
 		request.Spec.ExpirationSeconds = projection.ExpirationSeconds
 	}
-	answer, err := cluster.Client().CoreV1().ServiceAccounts(namespace).CreateToken(
+	answer, err := cluster.Client().CoreV1().ServiceAccounts(p.Namespace).CreateToken(
 		p.t.Context(), p.Spec.ServiceAccountName, request, metav1.CreateOptions{})
 	require.NoError(p.t, err)
 	return answer.Status.Token

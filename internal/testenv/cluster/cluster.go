@@ -285,7 +285,7 @@ func (c *Cluster) awaitReady(ctx context.Context) error {
 	case KubeProxy:
 		rollouts = append(rollouts, []string{"kube-system", "daemonset/kube-proxy"})
 	case Slicecast:
-		rollouts = append(rollouts, []string{slicecastNamespace, "deployment/slicecast-server"}, []string{slicecastNamespace, "daemonset/slicecast-agent"})
+		rollouts = append(rollouts, []string{serverNamespace, "deployment/slicecast-server"}, []string{agentNamespace, "daemonset/slicecast-agent"})
 	}
 	for _, r := range rollouts {
 		if err := c.AwaitRollout(ctx, r[0], r[1]); err != nil {
