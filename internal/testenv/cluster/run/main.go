@@ -60,6 +60,15 @@ The cluster is up. In another terminal:
 
 The logs of the nodes are in %[4]s/logs. Ctrl-C removes everything.
 `, c.OutsideKubeconfig, c.KubectlPath, cluster.AgnhostImage, c.Dir, filepath.Base(c.Dir), rules)
+	if options.Proxy != cluster.Slicecast {
+		fmt.Print(`
+The nodes have the images that the chart of this tree installs:
+
+  alias helm=internal/tools/helm.sh
+  helm install slicecast deploy/helm/slicecast --namespace=kube-system
+  kubectl -n slicecast-agents rollout status daemonset/slicecast-agent
+`)
+	}
 	<-ctx.Done()
 	fmt.Println("Stopping")
 	return c.Stop()
