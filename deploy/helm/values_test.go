@@ -5,6 +5,7 @@ package helm
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -228,4 +229,17 @@ func settings(t *testing.T, objects []*unstructured.Unstructured, namespace stri
 	parsed, err := config.Parse([]byte(text))
 	require.NoError(t, err, text)
 	return parsed
+}
+
+// TestPackage packages the chart, which must then install the images of its version.
+func TestPackage(t *testing.T) {
+	for tag, version := range map[string]string{"v1.2.3": "1.2.3", "v1.2.3-4-gabc": "1.2.3-4-gabc", "0123abc-dirty": "0.0.0-g0123abc-dirty"} {
+		dir := t.TempDir() + "/chart"
+		out, err := exec.CommandContext(t.Context(), "../../internal/tools/chart.sh", dir, tag).CombinedOutput()
+		require.NoError(t, err, string(out))
+		manifest, err := helm(t, append([]string{"template", "slicecast", dir + "/slicecast-" + version + ".tgz"}, required...)...)
+		require.NoError(t, err)
+		require.Contains(t, manifest, "image: ghcr.io/slicecast/slicecast-server:"+tag+"\n")
+		require.Contains(t, manifest, "helm.sh/chart: slicecast-"+version+"\n")
+	}
 }
