@@ -48,18 +48,9 @@ func TestInstall(t *testing.T) {
 	_, err := cluster.Client().CoreV1().Pods(servers).Create(t.Context(), podOf("stray", agent), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	require.ErrorContains(t, err, `violates PodSecurity "restricted`)
 
-	// What the servers create when they run.
-	ctx, client := t.Context(), cluster.Client().CoreV1()
-	meta := metav1.ObjectMeta{Name: "slicecast-server-tls"}
-	data := map[string][]byte{corev1.TLSCertKey: nil, corev1.TLSPrivateKeyKey: nil}
-	_, err = client.Secrets(servers).Create(ctx, &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretTypeTLS, Data: data}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	for _, namespace := range []string{servers, agents} {
-		created := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "slicecast-ca"}, Data: map[string]string{"ca.crt": "CA"}}
-		_, err = client.ConfigMaps(namespace).Create(ctx, created, metav1.CreateOptions{})
-		require.NoError(t, err)
-	}
+	createAsServers(t)
 
+	ctx, client := t.Context(), cluster.Client().CoreV1()
 	// An upgrade without values keeps what was found, and what the servers have created.
 	run("upgrade", "slicecast", chart, "--set=cleanup.kubeProxy=true")
 	settings, err := client.ConfigMaps(agents).Get(ctx, "slicecast-config", metav1.GetOptions{})
@@ -107,6 +98,23 @@ func TestAPIServerAcceptsEveryMode(t *testing.T) {
 			"--set=namespaces.create=false", "--set=namespaces.servers=" + namespace, "--set=namespaces.agents=default",
 		}, required...)
 		_, err := helm(t, append(args, flags...)...)
+		require.NoError(t, err)
+	}
+}
+
+// createAsServers creates what servers create when they run.
+func createAsServers(t *testing.T) {
+	t.Helper()
+	client := cluster.Client().CoreV1()
+	_, err := client.Secrets(servers).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-server-tls"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: nil, corev1.TLSPrivateKeyKey: nil},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	for _, namespace := range []string{servers, agents} {
+		_, err = client.ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "slicecast-ca"}, Data: map[string]string{"ca.crt": "CA"},
+		}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
 }

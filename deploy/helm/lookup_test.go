@@ -92,53 +92,58 @@ func renderInCluster(t *testing.T, kubeconfig string, flags ...string) (string, 
 	}, flags...)...)
 }
 
+// installed is what an earlier install has left.
+var installed = map[string]string{"apiServerHost": "fd00::7", "apiServerPort": "1234", "agent.yaml": "clusterCIDR: 10.7.0.0/16\n"}
+
+// lookups are clusters and values, and what is found in them: the address of the API server, and
+// the ranges or else the mode.
+var lookups = map[string]struct {
+	seed
+	set                      []string
+	host, port, ranges, mode string
+}{
+	"values before everything": {
+		seed: seed{kubeadm: kubeadm, installed: installed},
+		set:  []string{"--set=apiServer=[fd00::9]:443", "--set=podCIDRs={10.9.0.0/16}"},
+		host: "fd00::9", port: "443", ranges: "10.9.0.0/16",
+	},
+	"an earlier install before the cluster": {
+		seed: seed{kubeadm: kubeadm, installed: installed},
+		host: "fd00::7", port: "1234", ranges: "10.7.0.0/16",
+	},
+	"kubeadm before kube-proxy": {
+		seed: seed{kubeadm: kubeadm, kubeconfig: kubeconfig, kubeProxy: kubeProxy},
+		host: "cp.example.com", port: "8443", ranges: "10.1.0.0/16,fd00:1::/56",
+	},
+	"an endpoint without a port": {
+		seed: seed{kubeadm: "controlPlaneEndpoint: \"10.0.0.5\"\nnetworking: {podSubnet: 10.1.0.0/16}"},
+		host: "10.0.0.5", port: "6443", ranges: "10.1.0.0/16",
+	},
+	"kube-proxy where kubeadm tells nothing": {
+		seed: seed{kubeadm: "networking: {serviceSubnet: 10.96.0.0/16}", kubeconfig: kubeconfig, kubeProxy: kubeProxy},
+		host: "lb.example.com", port: "443", ranges: "10.2.0.0/16",
+	},
+	"IPv6": {
+		seed: seed{kubeconfig: "clusters: [{cluster: {server: \"https://[fd00::5]:6443/\"}}]", kubeProxy: "clusterCIDR: fd00:2::/56"},
+		host: "fd00::5", port: "6443", ranges: "fd00:2::/56",
+	},
+	"the only API server, and the ranges of all Nodes": {
+		seed: seed{
+			kubeconfig: "clusters: [{cluster: {server: \"https://127.0.0.1:6443\"}}]", kubeProxy: "clusterCIDR: \"\"",
+			endpoints: []string{"192.168.0.5"}, nodes: map[string][]string{"a": {"10.3.0.0/24"}, "b": {"10.3.1.0/24"}},
+		},
+		host: "192.168.0.5", port: "6443", mode: "NodeCIDR",
+	},
+	"another mode needs no ranges": {
+		seed: seed{kubeconfig: kubeconfig},
+		set:  []string{"--set=agent.config.detectLocalMode=BridgeInterface,agent.config.detectLocal.bridgeInterface=cni0"},
+		host: "lb.example.com", port: "443", mode: "BridgeInterface",
+	},
+}
+
 func TestLookups(t *testing.T) {
 	admin := cluster.Kubeconfig(t, cluster.AdminConfig())
-	installed := map[string]string{"apiServerHost": "fd00::7", "apiServerPort": "1234", "agent.yaml": "clusterCIDR: 10.7.0.0/16\n"}
-	for name, test := range map[string]struct {
-		seed
-		set []string
-		// The address of the API server, and the ranges or else the mode.
-		host, port, ranges, mode string
-	}{
-		"values before everything": {
-			seed: seed{kubeadm: kubeadm, installed: installed},
-			set:  []string{"--set=apiServer=[fd00::9]:443", "--set=podCIDRs={10.9.0.0/16}"},
-			host: "fd00::9", port: "443", ranges: "10.9.0.0/16",
-		},
-		"an earlier install before the cluster": {
-			seed: seed{kubeadm: kubeadm, installed: installed},
-			host: "fd00::7", port: "1234", ranges: "10.7.0.0/16",
-		},
-		"kubeadm before kube-proxy": {
-			seed: seed{kubeadm: kubeadm, kubeconfig: kubeconfig, kubeProxy: kubeProxy},
-			host: "cp.example.com", port: "8443", ranges: "10.1.0.0/16,fd00:1::/56",
-		},
-		"an endpoint without a port": {
-			seed: seed{kubeadm: "controlPlaneEndpoint: \"10.0.0.5\"\nnetworking: {podSubnet: 10.1.0.0/16}"},
-			host: "10.0.0.5", port: "6443", ranges: "10.1.0.0/16",
-		},
-		"kube-proxy where kubeadm tells nothing": {
-			seed: seed{kubeadm: "networking: {serviceSubnet: 10.96.0.0/16}", kubeconfig: kubeconfig, kubeProxy: kubeProxy},
-			host: "lb.example.com", port: "443", ranges: "10.2.0.0/16",
-		},
-		"IPv6": {
-			seed: seed{kubeconfig: "clusters: [{cluster: {server: \"https://[fd00::5]:6443/\"}}]", kubeProxy: "clusterCIDR: fd00:2::/56"},
-			host: "fd00::5", port: "6443", ranges: "fd00:2::/56",
-		},
-		"the only API server, and the ranges of all Nodes": {
-			seed: seed{
-				kubeconfig: "clusters: [{cluster: {server: \"https://127.0.0.1:6443\"}}]", kubeProxy: "clusterCIDR: \"\"",
-				endpoints: []string{"192.168.0.5"}, nodes: map[string][]string{"a": {"10.3.0.0/24"}, "b": {"10.3.1.0/24"}},
-			},
-			host: "192.168.0.5", port: "6443", mode: "NodeCIDR",
-		},
-		"another mode needs no ranges": {
-			seed: seed{kubeconfig: kubeconfig},
-			set:  []string{"--set=agent.config.detectLocalMode=BridgeInterface,agent.config.detectLocal.bridgeInterface=cni0"},
-			host: "lb.example.com", port: "443", mode: "BridgeInterface",
-		},
-	} {
+	for name, test := range lookups {
 		t.Run(name, func(t *testing.T) {
 			test.create(t)
 			out, err := renderInCluster(t, admin, test.set...)

@@ -88,10 +88,8 @@ func TestEveryValueHasAComment(t *testing.T) {
 	}
 }
 
-// TestValuesReachTheObjects sets every value that changes an object, and looks for it.
-func TestValuesReachTheObjects(t *testing.T) {
-	file := t.TempDir() + "/values.yaml"
-	require.NoError(t, os.WriteFile(file, []byte(`
+// changed sets every value that changes an object.
+const changed = `
 logLevel: debug
 image: {registry: registry.example.com/team, tag: v9@sha256:abc, pullPolicy: Always, pullSecrets: [credentials]}
 namespaces: {servers: up, agents: down, create: false}
@@ -104,9 +102,18 @@ agent:
   {image: a, config: {programmer: ipvs, iptables: {masqueradeAll: true}}, initContainer: false,
    capabilities: [NET_ADMIN], tokenAudience: slicecast-relay, maxUnavailable: 3, nodeSelector: {c: d}, tolerations: [{key: u}],
    podAnnotations: {note: "2"}, resources: {limits: {memory: 1Gi}}, affinity: {nodeAffinity: {}}}
-`), 0o600))
-	objects := render(t, "--values="+file)
+`
 
+// renderChanged renders the chart with these values.
+func renderChanged(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	file := t.TempDir() + "/values.yaml"
+	require.NoError(t, os.WriteFile(file, []byte(changed), 0o600))
+	return render(t, "--values="+file)
+}
+
+func TestValuesReachServers(t *testing.T) {
+	objects := renderChanged(t)
 	var server appsv1.Deployment
 	convert(t, find(t, objects, "Deployment", "up", "slicecast-server"), &server)
 	pod := server.Spec.Template.Spec
@@ -123,10 +130,13 @@ agent:
 	require.Equal(t, "1", server.Spec.Template.Annotations["note"])
 	require.Equal(t, "8Gi", pod.Containers[0].Resources.Limits.Memory().String())
 	require.NotNil(t, pod.Affinity.PodAntiAffinity)
+}
 
+func TestValuesReachAgents(t *testing.T) {
+	objects := renderChanged(t)
 	var agent appsv1.DaemonSet
 	convert(t, find(t, objects, "DaemonSet", "down", "slicecast-agent"), &agent)
-	pod = agent.Spec.Template.Spec
+	pod := agent.Spec.Template.Spec
 	require.Empty(t, pod.InitContainers)
 	require.Equal(t, "registry.example.com/team/a:v9@sha256:abc", pod.Containers[0].Image)
 	require.Equal(t, corev1.PullAlways, pod.Containers[0].ImagePullPolicy)
@@ -147,7 +157,10 @@ agent:
 	require.Equal(t, "debug", *settings.Logging.Level)
 	require.True(t, *settings.IPTables.MasqueradeAll)
 	require.Equal(t, "nft", *settings.IPTables.Variant)
+}
 
+func TestValuesReachTheRest(t *testing.T) {
+	objects := renderChanged(t)
 	var policy networkingv1.NetworkPolicy
 	convert(t, find(t, objects, "NetworkPolicy", "up", "slicecast-server"), &policy)
 	require.Equal(t, "monitoring", policy.Spec.Ingress[1].From[0].NamespaceSelector.MatchLabels["team"])

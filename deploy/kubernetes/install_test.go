@@ -41,21 +41,7 @@ func TestInstall(t *testing.T) {
 
 	_, objects := load(t, ".")
 	apply(t, objects)
-	endpoint := netip.MustParseAddrPort(cluster.URL()[len("https://"):])
-	const pods = "clusterCIDR: EDIT-THE-POD-RANGES"
-	for _, in := range []string{serverNamespace, agentNamespace} {
-		settings, err := client.ConfigMaps(in).Get(ctx, "slicecast-config", metav1.GetOptions{})
-		require.NoError(t, err)
-		settings.Data["apiServerHost"] = endpoint.Addr().String()
-		settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
-		if in == agentNamespace {
-			require.Contains(t, settings.Data["agent.yaml"], pods)
-			settings.Data["agent.yaml"] = strings.ReplaceAll(settings.Data["agent.yaml"], pods,
-				"clusterCIDR: "+node.PodCIDR4.String()+","+node.PodCIDR6.String())
-		}
-		_, err = client.ConfigMaps(in).Update(ctx, settings, metav1.UpdateOptions{})
-		require.NoError(t, err)
-	}
+	editSettings(t, node.PodCIDR4.String()+","+node.PodCIDR6.String())
 
 	serverPod := newPod(t, template(t, objects, "Deployment"), "slicecast-server-0", node.Name, network.World)
 	server := serverPod.start(serverPod.Spec.Containers[0])
@@ -70,15 +56,7 @@ func TestInstall(t *testing.T) {
 	require.NotContains(t, agent.logs.String(), "sysctl", "the agent still needs a setting that it may not change")
 
 	address := createService(t, node.AddPod("web"))
-	testenv.Eventually(t, deadline, func() error {
-		if r := node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{}); !r.All(testenv.Answered) {
-			return fmt.Errorf("from the node: %v", r)
-		}
-		return nil
-	})
-	result := node.AddPod("client").Probe(ctx, testenv.TCP, address, 10, testenv.ProbeOptions{})
-	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
-
+	requireReach(t, node, address)
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t) })
 	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
@@ -96,7 +74,7 @@ func TestInstall(t *testing.T) {
 	// The rules and the checkpoint outlive the agent until they are cleaned up.
 	require.NoError(t, agent.terminate())
 	require.FileExists(t, filepath.Join(hostDir(node.Name, "/var/lib/slicecast"), "checkpoint"))
-	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
+	result := node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
 	require.True(t, result.All(testenv.Answered), result)
 	_, cleanup := load(t, "cleanup")
 	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-agent-1", node.Name, node.Host)
@@ -109,6 +87,41 @@ func TestInstall(t *testing.T) {
 	require.NotContains(t, strings.ToLower(rules), "slicecast")
 	require.NoError(t, server.terminate())
 	require.Contains(t, server.logs.String(), "Server stopped")
+}
+
+// editSettings sets what README.md says is to be edited.
+func editSettings(t *testing.T, ranges string) {
+	t.Helper()
+	ctx, client := t.Context(), cluster.Client().CoreV1()
+	endpoint := netip.MustParseAddrPort(cluster.URL()[len("https://"):])
+	const pods = "clusterCIDR: EDIT-THE-POD-RANGES"
+	for _, in := range []string{serverNamespace, agentNamespace} {
+		settings, err := client.ConfigMaps(in).Get(ctx, "slicecast-config", metav1.GetOptions{})
+		require.NoError(t, err)
+		settings.Data["apiServerHost"] = endpoint.Addr().String()
+		settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
+		if in == agentNamespace {
+			require.Contains(t, settings.Data["agent.yaml"], pods)
+			settings.Data["agent.yaml"] = strings.ReplaceAll(settings.Data["agent.yaml"], pods,
+				"clusterCIDR: "+ranges)
+		}
+		_, err = client.ConfigMaps(in).Update(ctx, settings, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+}
+
+// requireReach requires that the node and a pod reach the Service.
+func requireReach(t *testing.T, node *testenv.Node, address netip.AddrPort) {
+	t.Helper()
+	ctx := t.Context()
+	testenv.Eventually(t, deadline, func() error {
+		if r := node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{}); !r.All(testenv.Answered) {
+			return fmt.Errorf("from the node: %v", r)
+		}
+		return nil
+	})
+	result := node.AddPod("client").Probe(ctx, testenv.TCP, address, 10, testenv.ProbeOptions{})
+	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
 }
 
 // requireStatus queries the server and the agent through the sockets in their Pods.

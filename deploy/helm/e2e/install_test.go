@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
@@ -60,76 +59,106 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `
 
+// install is an installation in a cluster.
+type install struct {
+	*testing.T
+	*cluster.Cluster
+}
+
+// helm runs Helm with a release in kube-system, and returns what it prints.
+func (i install) helm(args ...string) string {
+	i.Helper()
+	began := time.Now()
+	cmd := exec.CommandContext(i.Context(), helmPath, append(args, "--namespace=kube-system")...)
+	cmd.Env = []string{"HOME=" + i.TempDir(), "KUBECONFIG=" + i.Kubeconfig, "PATH=" + os.Getenv("PATH")}
+	out, err := cmd.CombinedOutput()
+	require.NoError(i, err, string(out))
+	i.Logf("helm %s took %s", args[0], time.Since(began).Round(100*time.Millisecond))
+	return string(out)
+}
+
+// rollout waits until all pods of a workload are ready.
+func (i install) rollout(namespace, name string) {
+	i.Helper()
+	began := time.Now()
+	require.NoError(i, i.AwaitRollout(i.Context(), namespace, name))
+	i.Logf("%s took %s", name, time.Since(began).Round(100*time.Millisecond))
+}
+
+// kubectl runs kubectl and returns what it prints.
+func (i install) kubectl(args ...string) string {
+	i.Helper()
+	out, err := i.Kubectl(i.Context(), "", args...)
+	require.NoError(i, err)
+	return out
+}
+
+// objects returns the names of the objects that an install could leave.
+func (i install) objects() []string {
+	i.Helper()
+	kinds := "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,configmaps,secrets,services,daemonsets,deployments"
+	return strings.Fields(i.kubectl("get", kinds, "--all-namespaces", "--output=name"))
+}
+
 func TestHelm(t *testing.T) {
-	ctx := t.Context()
-	c, err := cluster.Start(ctx, cluster.Options{Nodes: 2, Logf: t.Logf})
+	c, err := cluster.Start(t.Context(), cluster.Options{Nodes: 2, Logf: t.Logf})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Stop()) })
-	helm := func(args ...string) string {
-		t.Helper()
-		began := time.Now()
-		cmd := exec.CommandContext(ctx, helmPath, append(args, "--namespace=kube-system")...)
-		cmd.Env = []string{"HOME=" + t.TempDir(), "KUBECONFIG=" + c.Kubeconfig, "PATH=" + os.Getenv("PATH")}
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, string(out))
-		t.Logf("helm %s took %s", args[0], time.Since(began).Round(100*time.Millisecond))
-		return string(out)
-	}
-	rollout := func(namespace, name string) {
-		t.Helper()
-		began := time.Now()
-		require.NoError(t, c.AwaitRollout(ctx, namespace, name))
-		t.Logf("%s took %s", name, time.Since(began).Round(100*time.Millisecond))
-	}
-	kubectl := func(args ...string) string {
-		t.Helper()
-		out, err := c.Kubectl(ctx, "", args...)
-		require.NoError(t, err)
-		return out
-	}
-	before := kubectl("get", "namespaces,clusterroles,clusterrolebindings,configmaps,secrets,daemonsets,deployments", "--all-namespaces", "--output=name")
+	i := install{t, c}
+	before := i.objects()
 
-	notes := helm("install", "slicecast", "../slicecast")
+	notes := i.helm("install", "slicecast", "../slicecast")
 	require.Contains(t, notes, fmt.Sprintf("%s:%d", c.Network.World.IPv4, c.ControlPlane.Port()))
 	require.Contains(t, notes, "the podCIDRs of each Node")
-	rollout(servers, "deployment/slicecast-server")
-	rollout(agents, "daemonset/slicecast-agent")
-	_, err = c.Kubectl(ctx, web, "apply", "-f", "-")
-	require.NoError(t, err)
-	kubectl("wait", "--for=condition=Ready", "pod/web", fmt.Sprintf("--timeout=%s", patience))
+	i.rollout(servers, "deployment/slicecast-server")
+	i.rollout(agents, "daemonset/slicecast-agent")
+	i.requireService()
+	i.requireStatus()
+
+	// A cleaner takes the place of each agent.
+	i.helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=cleanup.agents=true")
+	i.rollout(agents, "daemonset/slicecast-agent")
+	for _, node := range c.Nodes {
+		left, err := node.Command(t.Context(), "sh", "-c", "nft list ruleset | grep -i slicecast; find /var/lib/slicecast -type f").Output()
+		require.NoError(t, err)
+		require.Empty(t, string(left), node.Name)
+	}
+	i.helm("uninstall", "slicecast", "--wait", fmt.Sprintf("--timeout=%s", patience))
+	testenv.Eventually(t, patience, func() error {
+		if left := i.kubectl("get", "namespaces", "--selector=app.kubernetes.io/part-of=slicecast", "--output=name"); left != "" {
+			return fmt.Errorf("left: %s", left)
+		}
+		return nil
+	})
+	require.ElementsMatch(t, before, i.objects())
+}
+
+// requireService requires that a pod is reached through a Service of both families, by its name.
+func (i install) requireService() {
+	i.Helper()
+	_, err := i.Kubectl(i.Context(), web, "apply", "-f", "-")
+	require.NoError(i, err)
+	i.kubectl("wait", "--for=condition=Ready", "pod/web", fmt.Sprintf("--timeout=%s", patience))
 	for _, family := range []string{"-4", "-6"} {
-		testenv.Eventually(t, patience, func() error {
-			_, err := c.Kubectl(ctx, "", "exec", "web", "--", "curl", "-sS", "-m5", family, "http://web.default.svc.cluster.local/hostname")
+		testenv.Eventually(i.T, patience, func() error {
+			_, err := i.Kubectl(i.Context(), "", "exec", "web", "--", "curl", "-sS", "-m5", family, "http://web.default.svc.cluster.local/hostname")
 			return err
 		})
 	}
-	testenv.Eventually(t, patience, func() error {
+	i.kubectl("delete", "service/web", "pod/web")
+}
+
+// requireStatus requires that the servers say that all nodes are connected.
+func (i install) requireStatus() {
+	i.Helper()
+	testenv.Eventually(i.T, patience, func() error {
 		var status string
-		for _, pod := range strings.Fields(kubectl("--namespace="+servers, "get", "pods", "--output=name")) {
-			status += kubectl("--namespace="+servers, "exec", pod, "--", "slicecast-server", "status", "--debug-socket=/run/slicecast/debug/server.sock")
+		for _, pod := range strings.Fields(i.kubectl("--namespace="+servers, "get", "pods", "--output=name")) {
+			status += i.kubectl("--namespace="+servers, "exec", pod, "--", "slicecast-server", "status", "--debug-socket=/run/slicecast/debug/server.sock")
 		}
 		if !strings.Contains(status, "node-1") || !strings.Contains(status, "node-2") {
 			return fmt.Errorf("a node is not connected: %s", status)
 		}
 		return nil
 	})
-
-	// A cleaner takes the place of each agent.
-	helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=cleanup.agents=true")
-	rollout(agents, "daemonset/slicecast-agent")
-	for _, node := range c.Nodes {
-		left, err := node.Command(ctx, "sh", "-c", "nft list ruleset | grep -i slicecast; find /var/lib/slicecast -type f").Output()
-		require.NoError(t, err)
-		require.Empty(t, string(left), node.Name)
-	}
-	helm("uninstall", "slicecast", "--wait", fmt.Sprintf("--timeout=%s", patience))
-	testenv.Eventually(t, patience, func() error {
-		list, err := c.Client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=slicecast"})
-		if err != nil || len(list.Items) > 0 {
-			return fmt.Errorf("%d namespaces are left, or %w", len(list.Items), err)
-		}
-		return nil
-	})
-	after := kubectl("get", "namespaces,clusterroles,clusterrolebindings,configmaps,secrets,daemonsets,deployments", "--all-namespaces", "--output=name")
-	require.ElementsMatch(t, strings.Fields(before), strings.Fields(after))
 }
