@@ -4,12 +4,15 @@ package helm
 
 import (
 	"fmt"
+	"log/slog"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -255,4 +258,20 @@ func TestPackage(t *testing.T) {
 		require.Contains(t, manifest, "image: ghcr.io/slicecast/slicecast-server:"+tag+"\n")
 		require.Contains(t, manifest, "helm.sh/chart: slicecast-"+version+"\n")
 	}
+}
+
+// TestPush pushes the chart to a registry, from which Helm must be able to install it.
+func TestPush(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo))))
+	defer server.Close()
+	repository := "oci://" + server.Listener.Addr().String() + "/team"
+	dir := t.TempDir() + "/chart"
+	out, err := exec.CommandContext(t.Context(), "../../internal/tools/chart.sh", dir, "v1.2.3").CombinedOutput()
+	require.NoError(t, err, string(out))
+	_, err = helm(t, "push", dir+"/slicecast-1.2.3.tgz", repository, "--plain-http")
+	require.NoError(t, err)
+	pulled := []string{"template", "slicecast", repository + "/slicecast", "--version=1.2.3", "--plain-http"}
+	manifest, err := helm(t, append(pulled, required...)...)
+	require.NoError(t, err)
+	require.Contains(t, manifest, "image: ghcr.io/slicecast/slicecast-server:v1.2.3\n")
 }
