@@ -52,7 +52,7 @@ type Events struct {
 
 // NewEvents returns Events, which Run writes.
 func NewEvents(config *rest.Config, log *slog.Logger) (*Events, error) {
-	client, err := Core(config)
+	client, _, err := Core(config)
 	if err != nil {
 		return nil, err
 	}
