@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,9 +24,14 @@ func TestWarnings(t *testing.T) {
 		const pods, proxy = pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4, pb.NodeWarning_NODE_WARNING_KUBE_PROXY
 		var log bytes.Buffer
 		var told []string
-		now := map[pb.NodeWarning]string{pods: "outside"}
+		type check = func(context.Context) map[pb.NodeWarning]string
+		var now atomic.Pointer[check]
+		find := func(found map[pb.NodeWarning]string) {
+			now.Store(new(check(func(context.Context) map[pb.NodeWarning]string { return found })))
+		}
+		find(map[pb.NodeWarning]string{pods: "outside"})
 		w := New(Options{
-			Check:  func(context.Context) map[pb.NodeWarning]string { return now },
+			Check:  func(ctx context.Context) map[pb.NodeWarning]string { return (*now.Load())(ctx) },
 			Report: func(k pb.NodeWarning, reason string) { told = append(told, fmt.Sprint(k.Number(), " ", reason)) },
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
@@ -51,7 +57,7 @@ func TestWarnings(t *testing.T) {
 		require.Equal(t, []string{"1 outside"}, told)
 		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"))
 
-		now = map[pb.NodeWarning]string{pods: "still outside", proxy: "it runs"}
+		find(map[pb.NodeWarning]string{pods: "still outside", proxy: "it runs"})
 		changed := time.Now()
 		pass(time.Minute)
 		require.ElementsMatch(t, []string{"1 still outside", "3 it runs"}, told[1:])
@@ -59,7 +65,7 @@ func TestWarnings(t *testing.T) {
 		require.WithinDuration(t, changed, w.List()[1].GetTime().AsTime(), interval)
 		require.EqualValues(t, 1, metric("kube_proxy"))
 
-		now = map[pb.NodeWarning]string{proxy: "it runs"}
+		find(map[pb.NodeWarning]string{proxy: "it runs"})
 		pass(time.Minute)
 		require.Equal(t, "1 ", told[len(told)-1])
 		require.Len(t, told, 4)
@@ -68,7 +74,7 @@ func TestWarnings(t *testing.T) {
 		require.Equal(t, 1, strings.Count(log.String(), "A warning is over"))
 
 		// A check that is cut short ends nothing.
-		w.options.Check = func(context.Context) map[pb.NodeWarning]string { cancel(); return nil }
+		now.Store(new(check(func(context.Context) map[pb.NodeWarning]string { cancel(); return nil })))
 		pass(time.Minute)
 		require.Len(t, list(), 1)
 		require.Len(t, told, 4)
