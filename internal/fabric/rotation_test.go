@@ -132,13 +132,16 @@ func (r *rotation) serve(place int) {
 	s := serve(r.t, &watch{cluster: r.cluster}, func(c *app.Config) {
 		c.TLS = nil
 		c.Certificates = &certificates.Options{
-			Client: core, Secret: name("tls"), ConfigMaps: []types.NamespacedName{name("ca")}, Names: []string{serversName},
-			Now: r.clock, Interval: 20 * time.Millisecond, Log: c.Logger, Registerer: c.Registry,
+			Client: core, Secret: name("tls"), ConfigMaps: []types.NamespacedName{name("ca")},
+			Names: []string{serversName}, Now: r.clock, Interval: 20 * time.Millisecond, Log: c.Logger, Registerer: c.Registry,
 		}
-		c.Tokens = &auth.TokenOptions{Review: review, Get: paths, Audience: "slicecast", Agents: []types.NamespacedName{name("agent")}}
+		c.Tokens = &auth.TokenOptions{
+			Review: review, Get: paths, Audience: "slicecast", Agents: []types.NamespacedName{name("agent")},
+		}
 	})
 	require.True(r.t, eventually(func() bool {
-		return s.metric(r.t, "slicecast_server_certificate_expiry_timestamp_seconds") > 0 && s.logs.count("Synced with the source") > 0
+		return s.metric(r.t, "slicecast_server_certificate_expiry_timestamp_seconds") > 0 &&
+			s.logs.count("Synced with the source") > 0
 	}), "a server does not get ready")
 	r.servers = append(r.servers, s)
 	r.places[place].Lead(s.address())
@@ -468,7 +471,9 @@ func TestAReplicaStopsInARotation(t *testing.T) {
 	r.places[0].Lead(proxytest.Nowhere)
 	stopped.stop()
 	r.places[0].Cut()
-	require.True(t, eventually(func() bool { return int(r.servers[0].metric(t, "slicecast_server_nodes")) == len(nodes) }))
+	require.True(t, eventually(func() bool {
+		return int(r.servers[0].metric(t, "slicecast_server_nodes")) == len(nodes)
+	}))
 	for _, a := range r.agents {
 		if a.counted != a.counters(t) {
 			streams--
@@ -491,6 +496,6 @@ func TestAReplicaStopsInARotation(t *testing.T) {
 	require.Equal(t, next.Raw, r.cas(1)[0].Raw)
 	after, err := r.core.Secrets(r.namespace).Get(t.Context(), "tls", metav1.GetOptions{})
 	require.NoError(t, err)
-	require.True(t, bytes.Equal(secret.Data["ca.key"], after.Data["ca.key"]), "the third server has made no CA of its own")
+	require.True(t, bytes.Equal(secret.Data["ca.key"], after.Data["ca.key"]), "the third server has made another CA")
 	r.undisturbed()
 }
