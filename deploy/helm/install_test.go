@@ -26,7 +26,7 @@ import (
 const (
 	servers, agents = "slicecast-system", "slicecast-agents"
 	// patience bounds a step that takes a second or two on an idle machine.
-	patience = time.Minute
+	patience = 3 * time.Minute
 )
 
 func TestInstall(t *testing.T) {
@@ -73,7 +73,7 @@ func TestInstall(t *testing.T) {
 	require.Len(t, agent.Spec.Containers, 1)
 	require.Equal(t, "done", agent.Spec.Containers[0].Name)
 
-	run("uninstall", "slicecast")
+	run("uninstall", "slicecast", "--wait", fmt.Sprintf("--timeout=%s", patience))
 	testenv.Eventually(t, patience, func() error {
 		left := slices.DeleteFunc(everything(t), func(name string) bool { return slices.Contains(before, name) })
 		if len(left) > 0 {
