@@ -70,6 +70,9 @@ var routerSysctls = map[string]string{
 	"net/ipv6/conf/default/forwarding":     "1",
 	"net/ipv4/conf/all/send_redirects":     "0",
 	"net/ipv4/conf/default/send_redirects": "0",
+	// All packets of a connection take one way; see RouteAcross.
+	"net/ipv4/fib_multipath_hash_policy": "1",
+	"net/ipv6/fib_multipath_hash_policy": "1",
 }
 
 // setSysctls writes settings to the network namespace of the calling thread. Settings marked with ?

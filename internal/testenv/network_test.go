@@ -5,9 +5,11 @@ package testenv_test
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +36,40 @@ func eachProto(t *testing.T, f func(t *testing.T, proto testenv.Proto, ipv6 bool
 			eachFamily(t, func(t *testing.T, ipv6 bool) { f(t, proto, ipv6) })
 		})
 	}
+}
+
+// TestRouteAcross requires that connections of a client to one address are spread over nodes, that
+// the nodes can be replaced, and that without any the client has the network's route again.
+func TestRouteAcross(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	a, b := network.AddNode("a"), network.AddNode("b")
+	client := network.AddClient("client")
+	eachFamily(t, func(t *testing.T, ipv6 bool) {
+		addr := netip.MustParseAddr("198.18.0.1")
+		if ipv6 {
+			addr = netip.MustParseAddr("2001:db8:1b::1")
+		}
+		a.AddAddress(addr)
+		b.AddAddress(addr) // has the network's route, because it is the last one
+		for _, node := range []*testenv.Node{a, b} {
+			server := node.Serve(testenv.TCP, 8080)
+			defer server.Close()
+		}
+		for _, c := range []struct {
+			nodes   []*testenv.Node
+			reached []string
+		}{
+			{[]*testenv.Node{a, b}, []string{"a", "b"}},
+			{[]*testenv.Node{a}, []string{"a"}},
+			{nil, []string{"b"}},
+			{[]*testenv.Node{a}, []string{"a"}},
+			{[]*testenv.Node{b, a}, []string{"a", "b"}},
+		} {
+			require.NoError(t, client.RouteAcross(c.nodes, netip.PrefixFrom(addr, addr.BitLen())))
+			result := client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(addr, 8080), 40, testenv.ProbeOptions{})
+			require.Equal(t, c.reached, slices.Sorted(maps.Keys(result.Backends())), result)
+		}
+	})
 }
 
 func TestEveryHostReachesEveryOtherWithItsOwnAddress(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Node is a node of the cluster. It is a host and the router of its pods.
@@ -263,6 +264,29 @@ func (c *Client) RouteVia(node *Node, dsts ...netip.Prefix) {
 			c.t.Fatalf("testenv: route %s by way of node %s: %v", dst, node.Name, err)
 		}
 	}
+}
+
+// RouteAcross routes packets from this client to the given network through several nodes, and each
+// connection through one of them, as a load balancer does. It replaces earlier routes of the client
+// to the same network. Without nodes, it removes the route.
+func (c *Client) RouteAcross(nodes []*Node, dst netip.Prefix) error {
+	ipv6 := dst.Addr().Is6()
+	balanced := &netlink.Route{Dst: ipNet(dst), Table: c.table, Family: family(dst.Addr())}
+	if len(nodes) == 0 {
+		if err := c.network.router.links.RouteDel(balanced); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("remove the route to %s: %w", dst, err)
+		}
+		return nil
+	}
+	for _, node := range nodes {
+		balanced.MultiPath = append(balanced.MultiPath, &netlink.NexthopInfo{
+			LinkIndex: c.network.bridge.Attrs().Index, Gw: node.Addr(ipv6).AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+		})
+	}
+	if err := c.network.router.links.RouteReplace(balanced); err != nil {
+		return fmt.Errorf("route %s across %d nodes: %w", dst, len(nodes), err)
+	}
+	return nil
 }
 
 // pool allocates pairs of an IPv4 and an IPv6 address.
