@@ -210,7 +210,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 
 // writeImages writes the images that the cluster itself needs, and agnhost.
 func (c *Cluster) writeImages(ctx context.Context) error {
-	coredns, err := corednsBinary(ctx)
+	coredns, err := CoreDNSBinary(ctx)
 	if err != nil {
 		return err
 	}

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -34,6 +36,8 @@ type Image struct {
 	Binary, Entrypoint string
 	// Args are the arguments of a container that has none.
 	Args []string
+	// Files are more files: the paths of files on this machine by those of their copies in the image.
+	Files map[string]string
 }
 
 // shell are the commands with which tests look around in containers.
@@ -81,7 +85,11 @@ func (i Image) build(ctx context.Context, layers map[string]v1.Layer) (v1.Image,
 		}
 		parts = append(parts, layers[key])
 	}
-	binary, err := newLayer([]file{{path: i.Entrypoint, source: i.Binary}})
+	own := []file{{path: i.Entrypoint, source: i.Binary}}
+	for _, path := range slices.Sorted(maps.Keys(i.Files)) {
+		own = append(own, file{path: path, source: i.Files[path]})
+	}
+	binary, err := newLayer(own)
 	if err != nil {
 		return nil, err
 	}

@@ -58,12 +58,12 @@ func init() {
 	os.Exit(0)
 }
 
-// Main is [testenv.Main] for tests with clusters.
-func Main(m *testing.M) { testenv.Main(m, prepare) }
+// Main is [testenv.Main] for tests with clusters. It calls before outside of the namespaces.
+func Main(m *testing.M, before ...func() error) { testenv.Main(m, append(before, prepare)...) }
 
-// Isolate is [testenv.Isolate] for programs with clusters. The API server of the cluster can be
-// reached from outside, at a port of loopback.
-func Isolate() { testenv.Isolate(prepare, listenOutside) }
+// Isolate is [testenv.Isolate] for programs with clusters. It calls before outside of the
+// namespaces. The API server of the cluster can be reached from outside, at a port of loopback.
+func Isolate(before ...func() error) { testenv.Isolate(append(before, prepare, listenOutside)...) }
 
 // prepare builds what a cluster consists of and starts the watcher, outside of the namespaces.
 func prepare() error {
@@ -216,7 +216,7 @@ func build(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if _, err := corednsBinary(ctx); err != nil {
+	if _, err := CoreDNSBinary(ctx); err != nil {
 		return err
 	}
 	for name, source := range map[string]string{"pause": "./internal/testenv/cluster/pause", "slicecast-server": "./server", "slicecast-agent": "./agent"} {
@@ -227,8 +227,8 @@ func build(ctx context.Context, dir string) error {
 	return nil
 }
 
-// corednsBinary returns the path of CoreDNS in the version that internal/testenv/coredns pins.
-func corednsBinary(ctx context.Context) (string, error) {
+// CoreDNSBinary returns the path of CoreDNS in the version that internal/testenv/coredns pins.
+func CoreDNSBinary(ctx context.Context) (string, error) {
 	root, err := repository.Root()
 	if err != nil {
 		return "", err
