@@ -29,9 +29,14 @@ func (c *Cluster) installSlicecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	localhost := ""
+	if c.options.Programmer == "iptables" {
+		localhost = "      localhostNodePorts: true\n" // as kube-proxy's mode iptables has it by default
+	}
 	for _, setting := range [][2]string{
 		{"clusterCIDR: EDIT-THE-POD-RANGES", "clusterCIDR: " + PodCIDRs},
 		{"programmer: auto", "programmer: " + c.options.Programmer},
+		{"variant: nft\n", "variant: nft\n" + localhost},
 		{"kind: AgentConfiguration\n", "kind: AgentConfiguration\n    conntrack: {maxPerCore: 0, min: 0}\n"},
 		{"EDIT-THE-API-SERVER\n  apiServerPort: \"6443\"", fmt.Sprintf("%q\n  apiServerPort: \"%d\"", c.Network.World.IPv4, c.ControlPlane.Port())},
 	} {
