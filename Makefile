@@ -6,7 +6,7 @@ COMMANDS := server agent loadtest
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: ## build the commands into bin/
@@ -14,10 +14,10 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, the manifests in deploy/kubernetes, docs/metrics.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
+generate: ## generate the Go code of the wire API, next to its .proto files, the manifests in deploy/kubernetes, docs/metrics.md, docs/conformance.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
 	internal/tools/manifests.sh
-	go test ./internal/tools/metricsdoc ./internal/tools/reportschema -update
+	go test ./internal/tools/metricsdoc ./internal/tools/conformancedoc ./internal/tools/reportschema -update
 	go run ./internal/tools/performance
 
 .PHONY: lint
@@ -112,6 +112,14 @@ cluster: ## a real Kubernetes cluster on this machine until Ctrl-C; NODES=3 PROX
 	mkdir -p bin
 	go build -o bin/slicecast-cluster ./internal/testenv/cluster/run
 	@bin/slicecast-cluster --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER)
+
+FOCUS ?=
+
+.PHONY: e2e-upstream
+e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in about half an hour; PROXY=slicecast|kube-proxy PROGRAMMER=nftables|iptables FOCUS='session affinity'; RECORD=1 keeps the outcomes for docs/conformance.md
+	mkdir -p bin
+	go build -o bin/slicecast-e2e ./internal/testenv/upstream/run
+	@bin/slicecast-e2e --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
 .PHONY: clean
 clean: ## remove what build made

@@ -7,9 +7,11 @@ cd "$(dirname "$0")/../.."
 # The race detector needs a C compiler.
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
 	ipset:ipset systemd-analyze:systemd qemu-system-x86_64:qemu-system-x86 \
-	containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins curl:curl nc:netcat-openbsd dig:bind9-dnsutils
+	containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins curl:curl nc:netcat-openbsd dig:bind9-dnsutils \
+	iperf:iperf wget:wget
 internal/tools/kernel.sh >/dev/null
-for component in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy agnhost; do
+for component in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy agnhost \
+	regression-issue-74839 ginkgo e2e.test; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null
 done
 internal/tools/build.sh internal/testenv/coredns github.com/coredns/coredns >/dev/null

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds etcd or a Kubernetes component into the cache and prints the path of the binary. This
-# folder pins the version, except for an earlier kube-proxy: the folder named by its version pins
-# it.
-# Usage: build.sh etcd|agnhost|kubelet|kubectl|kube-apiserver|kube-... [version]
+# Builds etcd, a Kubernetes component or a part of its tests into the cache and prints the path of
+# the binary. This folder pins the version, except for an earlier kube-proxy: the folder named by
+# its version pins it.
+# Usage: build.sh etcd|kubelet|kubectl|kube-apiserver|kube-...|agnhost|e2e.test|ginkgo|... [version]
 # The version is that of an earlier kube-proxy, such as 1.36.
 set -euo pipefail
 
@@ -15,7 +15,9 @@ fi
 package=k8s.io/kubernetes/cmd/$component
 case $component in
 etcd) package=go.etcd.io/etcd/server/v3 ;;
-agnhost) package=k8s.io/kubernetes/test/images/agnhost ;;
+agnhost | regression-issue-74839) package=k8s.io/kubernetes/test/images/$component ;;
+e2e.test) package=k8s.io/kubernetes/test/e2e ;;
+ginkgo) package=github.com/onsi/ginkgo/v2/ginkgo ;;
 esac
 version=$(grep -oP 'k8s\.io/kubernetes \Kv[0-9.]+' "$module/go.mod")
 flags=

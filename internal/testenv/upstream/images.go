@@ -1,0 +1,87 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/slicecast/slicecast/internal/testenv/cluster"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/internal/testenv/repository"
+)
+
+// programs are what this package runs besides the components of the cluster.
+var programs = []string{"e2e.test", "ginkgo", "regression-issue-74839"}
+
+// packages are the commands that only the tests' images need, with their Debian packages.
+var packages = []string{"iperf:iperf", "wget:wget", "nslookup:bind9-dnsutils", "conntrack:conntrack"}
+
+// commands are the commands that the tests run in containers.
+var commands = []string{
+	"sh", "awk", "cat", "chmod", "conntrack", "cp", "curl", "cut", "date", "dd", "dig", "echo", "env", "expr", "false", "find",
+	"getent", "grep", "head", "hostname", "id", "ip", "iperf", "ls", "mkdir", "nc", "nslookup", "printf", "rm", "sed", "seq",
+	"sleep", "sort", "ss", "tail", "tee", "test", "timeout", "touch", "tr", "true", "uname", "uniq", "wc", "wget", "xargs",
+}
+
+// Prepare builds and installs what this package needs, which takes minutes on a new machine. Call it
+// outside of the namespaces, as an argument of [cluster.Main] or [cluster.Isolate].
+func Prepare() error {
+	ctx := context.Background()
+	root, err := repository.Root()
+	if err != nil {
+		return err
+	}
+	install := exec.CommandContext(ctx, "internal/tools/packages.sh", packages...)
+	install.Dir, install.Stdout, install.Stderr = root, os.Stderr, os.Stderr
+	if err := install.Run(); err != nil {
+		return fmt.Errorf("install packages (see the output above): %w", err)
+	}
+	for _, program := range programs {
+		if _, err := controlplane.KubernetesBinary(ctx, program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// importImages loads the images of the tests into the nodes. Their names are those of upstream's
+// test/utils/image/manifest.go. A test that needs a shell, or only a running container, gets the
+// same files under each name.
+func importImages(ctx context.Context, c *cluster.Cluster, dir string) error {
+	agnhost, err := controlplane.KubernetesBinary(ctx, "agnhost")
+	if err != nil {
+		return err
+	}
+	regression, err := controlplane.KubernetesBinary(ctx, "regression-issue-74839")
+	if err != nil {
+		return err
+	}
+	coredns, err := cluster.CoreDNSBinary(ctx)
+	if err != nil {
+		return err
+	}
+	files := map[string]string{"/coredns": coredns, "/etc/nsswitch.conf": "/etc/nsswitch.conf"}
+	const registry = "registry.k8s.io/e2e-test-images/"
+	var images []cluster.Image
+	for _, name := range []string{
+		cluster.AgnhostImage, registry + "busybox:1.37.0-2", registry + "nginx:1.27.0-2", registry + "nginx:1.28.0-2",
+		registry + "glibc-dns-testing:2.1.1", "registry.k8s.io/build-image/distroless-iptables:v0.9.9",
+	} {
+		images = append(images, cluster.Image{
+			Name: name, Binary: agnhost, Entrypoint: "/agnhost", Args: []string{"pause"}, Commands: commands, Files: files,
+		})
+	}
+	images = append(images, cluster.Image{
+		Name: registry + "regression-issue-74839:1.5", Binary: regression, Entrypoint: "/regression-issue-74839",
+	})
+	path := filepath.Join(dir, "images.tar")
+	if err := cluster.WriteImages(ctx, path, images...); err != nil {
+		return err
+	}
+	if err := c.Import(ctx, path); err != nil {
+		return err
+	}
+	return os.Remove(path)
+}

@@ -1,0 +1,68 @@
+// Command run runs upstream's end-to-end tests in a new cluster, prints a summary, and fails if a
+// case fails.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/testenv/cluster"
+	"github.com/slicecast/slicecast/internal/testenv/upstream"
+)
+
+func main() {
+	options := cluster.Options{Nodes: 3}
+	var run upstream.Options
+	proxy := flag.String("proxy", string(cluster.Slicecast), "what programs Services: slicecast or kube-proxy")
+	flag.StringVar(&options.Programmer, "programmer", "nftables", "how it programs them: nftables or iptables")
+	flag.StringVar(&run.Focus, "focus", "", "regular expression for the names of the cases to run; empty runs all")
+	flag.IntVar(&run.Processes, "processes", 0, "number of cases at the same time; 0 chooses it")
+	flag.StringVar(&run.Dir, "dir", "bin/e2e", "folder of the reports, which get a folder of their own in it")
+	record := flag.Bool("record", false, "write the outcomes to internal/testenv/upstream/results")
+	flag.Parse()
+	options.Proxy = cluster.Proxy(*proxy)
+	combination := *proxy + "-" + options.Programmer
+	run.Dir = filepath.Join(run.Dir, combination)
+	began := time.Now()
+	run.Logf = func(format string, args ...any) {
+		fmt.Printf("%6.0fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+	}
+	options.Logf = run.Logf
+	cluster.Isolate(upstream.Prepare)
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	results, err := runTests(ctx, options, run)
+	if err == nil && *record {
+		err = upstream.Record(combination, results)
+	}
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Printf("\n%s: %s\n", combination, upstream.Summary(results))
+	fmt.Println("The reports are in " + run.Dir)
+	for _, result := range results {
+		if result.Failed() {
+			os.Exit(1)
+		}
+	}
+}
+
+func runTests(ctx context.Context, options cluster.Options, run upstream.Options) (results []upstream.Result, err error) {
+	c, err := cluster.Start(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	results, err = upstream.Run(ctx, c, run)
+	if stopErr := c.Stop(); err == nil {
+		err = stopErr
+	}
+	return results, err
+}

@@ -1,0 +1,57 @@
+// These tests prove that what ginkgo prints and the JUnit report of upstream's tests are understood.
+// The texts are shortened copies of real ones.
+package upstream
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestProgress(t *testing.T) {
+	var lines []string
+	p := &progress{logf: func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }}
+	for _, piece := range []string{
+		"Will run 3 of 3206 specs\nRunning in parallel\n\n• [6.5", "64 seconds]\n[sig-network] DNS should work [Slow] [sig-network, Slow]\n",
+		"k8s.io/kubernetes/test/e2e/network/dns.go:55\n\n  • [not] a case\n",
+		"• [FAILED] [62.4 seconds]\n[sig-network] Services [It] should fail [sig-network]\n",
+		"S [SKIPPED] [0.1 seconds]\n[sig-network] Services [It] should be skipped [sig-network]\n",
+	} {
+		n, err := p.Write([]byte(piece))
+		require.NoError(t, err)
+		require.Equal(t, len(piece), n)
+	}
+	require.Equal(t, []string{
+		"1 of 3: passed: [sig-network] DNS should work [Slow]",
+		"2 of 3: failed: [sig-network] Services should fail",
+		"3 of 3: skipped: [sig-network] Services should be skipped",
+	}, lines)
+}
+
+func TestReadReport(t *testing.T) {
+	const report = `<testsuites><testsuite>
+<testcase name="[SynchronizedBeforeSuite]" status="passed"></testcase>
+<testcase name="[It] [sig-network] passes" status="passed"></testcase>
+<testcase name="[It] [sig-network] fails" status="failed"><failure type="failed">[FAILED] no answer</failure></testcase>
+<testcase name="[It] [sig-network] panics" status="panicked"><error type="panicked">index out of range</error></testcase>
+<testcase name="[It] [sig-network] skips itself" status="skipped"><skipped message="skipped - needs IPv6"></skipped></testcase>
+<testcase name="[It] [sig-node] is not chosen" status="skipped"><skipped message="skipped"></skipped></testcase>
+<testcase name="[SynchronizedAfterSuite]" status="failed"><failure type="failed">leak</failure></testcase>
+</testsuite></testsuites>`
+	path := filepath.Join(t.TempDir(), reportName)
+	require.NoError(t, os.WriteFile(path, []byte(report), 0o600))
+	results, err := readReport(path)
+	require.NoError(t, err)
+	require.Equal(t, []Result{
+		{Name: "[sig-network] passes", Outcome: passed},
+		{Name: "[sig-network] fails", Outcome: failed, Message: "[FAILED] no answer"},
+		{Name: "[sig-network] panics", Outcome: failed, Message: "index out of range"},
+		{Name: "[sig-network] skips itself", Outcome: skipped, Message: "needs IPv6"},
+		{Name: "[SynchronizedAfterSuite]", Outcome: failed, Message: "leak"},
+	}, results)
+	require.Equal(t, "1 passed, 3 failed, 1 skipped themselves\n  failed: [sig-network] fails\n"+
+		"  failed: [sig-network] panics\n  failed: [SynchronizedAfterSuite]", Summary(results))
+}
