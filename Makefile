@@ -119,7 +119,7 @@ FOCUS ?=
 e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in about half an hour; PROXY=slicecast|kube-proxy PROGRAMMER=nftables|iptables FOCUS='session affinity'; RECORD=1 keeps the outcomes for docs/conformance.md
 	mkdir -p bin
 	go build -o bin/slicecast-e2e ./internal/testenv/upstream/run
-	@bin/slicecast-e2e --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
+	@bin/slicecast-e2e --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
 .PHONY: clean
 clean: ## remove what build made

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
 	ipset:ipset systemd-analyze:systemd qemu-system-x86_64:qemu-system-x86 \
 	containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins curl:curl nc:netcat-openbsd dig:bind9-dnsutils \
-	iperf:iperf wget:wget
+	wget:wget
 internal/tools/kernel.sh >/dev/null
 for component in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy agnhost \
 	regression-issue-74839 ginkgo e2e.test; do

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,8 @@ import (
 const (
 	// balancerPeriod is the time between two health checks of the nodes, as of a quick cloud.
 	balancerPeriod = 500 * time.Millisecond
+	// healthTimeout bounds the time of a health check.
+	healthTimeout = 5 * time.Second
 	// proxyHealthPort is where a node says whether its proxy works.
 	proxyHealthPort = 10256
 	// finalizer keeps a Service until its load balancer is gone. Upstream's tests expect this name.
@@ -45,7 +48,7 @@ type balancer struct {
 func newBalancer(c *cluster.Cluster, client *testenv.Client) *balancer {
 	return &balancer{
 		cluster: c, client: client,
-		http: &http.Client{Timeout: 2 * balancerPeriod, Transport: &http.Transport{DisableKeepAlives: true}},
+		http: &http.Client{Timeout: healthTimeout, Transport: &http.Transport{DisableKeepAlives: true}},
 		next: map[corev1.IPFamily]netip.Addr{
 			// A range for benchmarks of networks. Each Service gets a new address.
 			corev1.IPv4Protocol: netip.MustParseAddr("198.18.0.1"),
@@ -70,7 +73,8 @@ func (b *balancer) run(ctx context.Context) {
 
 // balance makes the load balancers what the Services and the health of the nodes ask for.
 func (b *balancer) balance(ctx context.Context) error {
-	services, err := b.cluster.Client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	all := b.cluster.Client.CoreV1().Services(metav1.NamespaceAll)
+	services, err := all.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return err
 	}
@@ -96,7 +100,10 @@ func (b *balancer) provide(ctx context.Context, service *corev1.Service) error {
 		_, err := services.Update(ctx, service, metav1.UpdateOptions{})
 		return err // the next round does the rest
 	}
-	nodes := b.healthy(ctx, service)
+	nodes, err := b.healthy(ctx, service)
+	if err != nil {
+		return err
+	}
 	var ingress []corev1.LoadBalancerIngress
 	for _, addr := range b.addresses(service) {
 		if err := b.route(addr, nodes); err != nil {
@@ -104,11 +111,12 @@ func (b *balancer) provide(ctx context.Context, service *corev1.Service) error {
 		}
 		ingress = append(ingress, corev1.LoadBalancerIngress{IP: addr.String()})
 	}
-	if slices.EqualFunc(service.Status.LoadBalancer.Ingress, ingress, func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP }) {
+	same := func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP }
+	if slices.EqualFunc(service.Status.LoadBalancer.Ingress, ingress, same) {
 		return nil
 	}
 	service.Status.LoadBalancer.Ingress = ingress
-	_, err := services.UpdateStatus(ctx, service, metav1.UpdateOptions{})
+	_, err = services.UpdateStatus(ctx, service, metav1.UpdateOptions{})
 	return err
 }
 
@@ -152,9 +160,10 @@ func (b *balancer) addresses(service *corev1.Service) []netip.Addr {
 	return all
 }
 
-// healthy returns the nodes that pass the health check of a Service. If the Service asks for session
-// affinity, that is the first of them, because nodes know only the sessions that they have seen.
-func (b *balancer) healthy(ctx context.Context, service *corev1.Service) []*testenv.Node {
+// healthy returns the nodes that pass the health check of a Service. A node without an answer is an
+// error, because a slow machine is no reason to change routes. If the Service asks for session
+// affinity, healthy returns one node, because nodes know only the sessions that they have seen.
+func (b *balancer) healthy(ctx context.Context, service *corev1.Service) ([]*testenv.Node, error) {
 	port := proxyHealthPort
 	if service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		port = int(service.Spec.HealthCheckNodePort)
@@ -164,11 +173,14 @@ func (b *balancer) healthy(ctx context.Context, service *corev1.Service) []*test
 		url := fmt.Sprintf("http://%s/healthz", net.JoinHostPort(node.IPv4.String(), strconv.Itoa(port)))
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 		if err != nil {
-			continue // the port is not assigned yet
+			return nil, err
 		}
 		response, err := b.http.Do(request)
-		if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) {
 			continue
+		}
+		if err != nil {
+			return nil, err
 		}
 		response.Body.Close()
 		if response.StatusCode == http.StatusOK {
@@ -178,7 +190,7 @@ func (b *balancer) healthy(ctx context.Context, service *corev1.Service) []*test
 	if service.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && len(nodes) > 1 {
 		nodes = nodes[:1]
 	}
-	return nodes
+	return nodes, nil
 }
 
 // route routes an address to nodes, unless it is routed to them already.

@@ -2,11 +2,13 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 
+	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/testenv/repository"
@@ -16,17 +18,17 @@ import (
 var programs = []string{"e2e.test", "ginkgo", "regression-issue-74839"}
 
 // packages are the commands that only the tests' images need, with their Debian packages.
-var packages = []string{"iperf:iperf", "wget:wget", "nslookup:bind9-dnsutils", "conntrack:conntrack"}
+var packages = []string{"wget:wget", "nslookup:bind9-dnsutils", "conntrack:conntrack"}
 
 // commands are the commands that the tests run in containers.
 var commands = []string{
 	"sh", "awk", "cat", "chmod", "conntrack", "cp", "curl", "cut", "date", "dd", "dig", "echo", "env", "expr", "false", "find",
-	"getent", "grep", "head", "hostname", "id", "ip", "iperf", "ls", "mkdir", "nc", "nslookup", "printf", "rm", "sed", "seq",
+	"getent", "grep", "head", "hostname", "id", "ip", "ls", "mkdir", "nc", "nslookup", "printf", "rm", "sed", "seq",
 	"sleep", "sort", "ss", "tail", "tee", "test", "timeout", "touch", "tr", "true", "uname", "uniq", "wc", "wget", "xargs",
 }
 
-// Prepare builds and installs what this package needs, which takes minutes on a new machine. Call it
-// outside of the namespaces, as an argument of [cluster.Main] or [cluster.Isolate].
+// Prepare builds and installs what this package needs, which takes minutes on a new machine. Call
+// it outside of the namespaces, as an argument of [cluster.Main] or [cluster.Isolate].
 func Prepare() error {
 	ctx := context.Background()
 	root, err := repository.Root()
@@ -49,7 +51,11 @@ func Prepare() error {
 // importImages loads the images of the tests into the nodes. Their names are those of upstream's
 // test/utils/image/manifest.go. A test that needs a shell, or only a running container, gets the
 // same files under each name.
-func importImages(ctx context.Context, c *cluster.Cluster, dir string) error {
+func importImages(ctx context.Context, c *cluster.Cluster) error {
+	dir, err := os.MkdirTemp(c.Dir, "images")
+	if err != nil {
+		return err
+	}
 	agnhost, err := controlplane.KubernetesBinary(ctx, "agnhost")
 	if err != nil {
 		return err
@@ -62,7 +68,13 @@ func importImages(ctx context.Context, c *cluster.Cluster, dir string) error {
 	if err != nil {
 		return err
 	}
-	files := map[string]string{"/coredns": coredns, "/etc/nsswitch.conf": "/etc/nsswitch.conf"}
+	cert, key, err := writeCertificate(dir)
+	if err != nil {
+		return err
+	}
+	files := map[string]string{
+		"/coredns": coredns, "/etc/nsswitch.conf": "/etc/nsswitch.conf", "/localhost.crt": cert, "/localhost.key": key,
+	}
 	const registry = "registry.k8s.io/e2e-test-images/"
 	var images []cluster.Image
 	for _, name := range []string{
@@ -80,8 +92,18 @@ func importImages(ctx context.Context, c *cluster.Cluster, dir string) error {
 	if err := cluster.WriteImages(ctx, path, images...); err != nil {
 		return err
 	}
-	if err := c.Import(ctx, path); err != nil {
-		return err
+	return errors.Join(c.Import(ctx, path), os.RemoveAll(dir))
+}
+
+// writeCertificate writes the certificate of agnhost's HTTPS servers, which no client verifies.
+func writeCertificate(dir string) (cert, key string, err error) {
+	ca, err := testca.New()
+	if err != nil {
+		return "", "", err
 	}
-	return os.Remove(path)
+	certificate, err := ca.Server("localhost")
+	if err != nil {
+		return "", "", err
+	}
+	return testca.Write(dir, "localhost", certificate)
 }

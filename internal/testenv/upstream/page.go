@@ -1,9 +1,7 @@
 package upstream
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -22,11 +20,11 @@ const pageHead = `# Conformance
 <!-- Generated from internal/testenv/upstream by internal/tools/conformancedoc. Do not edit; run 'make generate'. -->
 
 Kubernetes has end-to-end tests of Services and the network: all cases of ` + "`[sig-network]`" + ` in ` + "`test/e2e/network`" + ` and
-` + "`test/e2e/common/network`" + `. This page has their outcomes in one and the same cluster with kube-proxy and with Slicecast as
-the only proxy, for each programmer. The tests are unchanged, and of the version that the cluster runs.
+` + "`test/e2e/common/network`" + `. This page has their outcomes in the same cluster with kube-proxy and with Slicecast as the
+only proxy, for each programmer. The tests are unchanged, and of the version that the cluster runs.
 
-The cluster is that of ` + "`make cluster`" + `: three nodes in three zones, each with its own containerd and kubelet, with IPv4 and
-IPv6. A small load balancer in the test gives Services of type LoadBalancer an address. It routes the address to the
+The cluster is that of ` + "`make cluster`" + `: three nodes in three zones, each with its own containerd and kubelet, with IPv4
+and IPv6. A small load balancer in the test gives Services of type LoadBalancer an address. It routes the address to the
 nodes that pass their health checks.
 
 Run the tests yourself, as root, on Linux with Go, make and git. A run takes half an hour to an hour on two CPUs:
@@ -48,11 +46,11 @@ func Page() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	columns := map[string]map[string]string{}
+	columns := map[string]outcomes{}
 	names := map[string]bool{}
 	for _, combination := range combinations {
-		columns[combination], err = readResults(filepath.Join(root, resultsDir, combination+".yaml"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		columns[combination], err = readResults(filepath.Join(root, resultsDir, combination+resultsSuffix))
+		if err != nil {
 			return "", err
 		}
 		for name := range columns[combination] {
@@ -63,7 +61,8 @@ func Page() (string, error) {
 	page.WriteString(pageHead)
 	writeNumbers(&page, columns)
 	writeRules(&page, "Cases that cannot run here", "These cases are left out, with every proxy:", cases.CannotRun)
-	writeRules(&page, "Cases in which the cluster decides", "These cases fail, or skip themselves, for a reason that is not the proxy:", cases.Environment)
+	writeRules(&page, "Cases that do not pass everywhere", "These cases fail or skip themselves with some proxy:",
+		cases.Explained)
 	page.WriteString("\n## All cases\n\nA dash means that the case did not run.\n\n| case |")
 	for _, combination := range combinations {
 		fmt.Fprintf(&page, " %s |", title(combination))
@@ -72,7 +71,7 @@ func Page() (string, error) {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		fmt.Fprintf(&page, "| %s |", escape(strings.TrimPrefix(name, "[sig-network] ")))
 		for _, combination := range combinations {
-			outcome, _, _ := strings.Cut(columns[combination][name], ":")
+			outcome := columns[combination][name].Outcome
 			if outcome == "" {
 				outcome = "–"
 			}
@@ -86,8 +85,12 @@ func Page() (string, error) {
 	return page.String(), nil
 }
 
-// resultsDir is the folder of the outcomes, in the repository.
-const resultsDir = "internal/testenv/upstream/results"
+// resultsDir is the folder of the outcomes, in the repository, and resultsSuffix ends its files'
+// names.
+const (
+	resultsDir    = "internal/testenv/upstream/results"
+	resultsSuffix = ".tsv"
+)
 
 // title returns the title of a column.
 func title(combination string) string {
@@ -95,27 +98,23 @@ func title(combination string) string {
 	return strings.NewReplacer("kube_proxy", "kube-proxy", "slicecast", "Slicecast").Replace(proxy) + ", " + programmer
 }
 
-func writeNumbers(page *strings.Builder, columns map[string]map[string]string) {
+func writeNumbers(page *strings.Builder, columns map[string]outcomes) {
 	page.WriteString("\n## Summary\n\n| proxy | passed | failed | skipped themselves |\n| --- | --- | --- | --- |\n")
 	for _, combination := range combinations {
 		counts := map[string]int{}
-		for _, outcome := range columns[combination] {
-			outcome, _, _ = strings.Cut(outcome, ":")
-			counts[outcome]++
+		for _, result := range columns[combination] {
+			counts[result.Outcome]++
 		}
 		fmt.Fprintf(page, "| %s | %d | %d | %d |\n", title(combination), counts[passed], counts[failed], counts[skipped])
 	}
 }
 
-func writeRules(page *strings.Builder, heading, intro string, rules []*rule) {
+func writeRules(page *strings.Builder, heading, intro string, rules []rule) {
 	fmt.Fprintf(page, "\n## %s\n\n%s\n\n| cases | reason |\n| --- | --- |\n", heading, intro)
 	for _, r := range rules {
-		fmt.Fprintf(page, "| %s | %s |\n", escape(plain(r.Match)), r.Reason)
+		fmt.Fprintf(page, "| `%s` | %s |\n", strings.ReplaceAll(r.Match, "|", `\|`), r.Reason)
 	}
 }
-
-// plain returns a regular expression without what only a machine needs.
-func plain(match string) string { return strings.ReplaceAll(match, `\`, "") }
 
 // markup is what Markdown would not show as it is.
 var markup = regexp.MustCompile(`[|\[\]*_<]`)

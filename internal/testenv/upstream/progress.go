@@ -22,7 +22,8 @@ var (
 	totalLine = regexp.MustCompile(`^Will run (\d+) of \d+ specs`)
 	// endLine is what ginkgo prints when a case has ended, before the name of the case.
 	endLine = regexp.MustCompile(`^[•S] \[([A-Z]*)[^]]*\]( \[.*\])?$`)
-	// decoration is what that line has besides the name: a mark in the case that failed, and labels.
+	// decoration is what that line has besides the name: a mark in the case that failed, and
+	// labels.
 	decoration = regexp.MustCompile(` \[It\]| \[sig-network[^]]*\]$`)
 )
 

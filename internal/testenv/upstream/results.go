@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -42,8 +43,6 @@ type rule struct {
 	Match string `json:"match"`
 	// Reason is a sentence.
 	Reason string `json:"reason"`
-
-	pattern *regexp.Regexp
 }
 
 // cases is the content of cases.yaml.
@@ -54,31 +53,17 @@ var casesFile []byte
 
 type caseRules struct {
 	// CannotRun are the cases that are left out.
-	CannotRun []*rule `json:"cannotRun"`
-	// Environment are the cases that fail or skip themselves with every proxy.
-	Environment []*rule `json:"environment"`
+	CannotRun []rule `json:"cannotRun"`
+	// Explained are the cases that do not pass with every proxy.
+	Explained []rule `json:"explained"`
 }
 
+// mustParse parses cases.yaml. The tests of this package check what is in it.
 func mustParse(content []byte) (parsed caseRules) {
 	if err := yaml.UnmarshalStrict(content, &parsed); err != nil {
 		panic(fmt.Sprintf("cases.yaml: %v", err))
 	}
-	for _, rules := range [][]*rule{parsed.CannotRun, parsed.Environment} {
-		for _, r := range rules {
-			r.pattern = regexp.MustCompile(r.Match)
-		}
-	}
 	return parsed
-}
-
-// find returns the first rule that matches a name, or nil.
-func find(rules []*rule, name string) *rule {
-	for _, r := range rules {
-		if r.pattern.MatchString(name) {
-			return r
-		}
-	}
-	return nil
 }
 
 // notChosen is the message of cases that were not chosen to run.
@@ -142,48 +127,60 @@ func Summary(results []Result) string {
 			fmt.Fprintf(&failures, "\n  failed: %s", result.Name)
 		}
 	}
-	return fmt.Sprintf("%d passed, %d failed, %d skipped themselves%s", counts[passed], counts[failed], counts[skipped], failures.String())
+	return fmt.Sprintf("%d passed, %d failed, %d skipped themselves%s",
+		counts[passed], counts[failed], counts[skipped], failures.String())
 }
 
-// Record writes outcomes to the folder results, for a combination of proxy and programmer such as
-// slicecast-nftables. Earlier outcomes of other cases stay.
+// outcomes are results by the names of the cases.
+type outcomes map[string]Result
+
+// Record writes results to the folder results, for a combination of proxy and programmer such as
+// slicecast-nftables. Earlier results of other cases stay.
 func Record(combination string, results []Result) error {
 	root, err := repository.Root()
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(root, resultsDir, combination+".yaml")
-	outcomes, err := readResults(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if outcomes == nil {
-		outcomes = map[string]string{}
-	}
-	for _, result := range results {
-		if !strings.HasPrefix(result.Name, "[sig-network]") {
-			continue // not a case, but a step before or after all cases
-		}
-		outcomes[result.Name] = result.Outcome
-		if result.Outcome == skipped {
-			outcomes[result.Name] += ": " + result.Message
-		}
-	}
-	content, err := yaml.Marshal(outcomes)
+	path := filepath.Join(root, resultsDir, combination+resultsSuffix)
+	all, err := readResults(path)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, content, 0o644)
+	for _, result := range results {
+		// Others are not cases, but steps before or after all cases.
+		if strings.HasPrefix(result.Name, "[sig-network]") {
+			all[result.Name] = result
+		}
+	}
+	var content strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		fmt.Fprintf(&content, "%s\t%s", all[name].Outcome, name)
+		if all[name].Outcome == skipped {
+			fmt.Fprintf(&content, "\t%s", all[name].Message)
+		}
+		content.WriteString("\n")
+	}
+	return os.WriteFile(path, []byte(content.String()), 0o644)
 }
 
-// readResults returns the outcomes of a file of the folder results, by the names of the cases.
-func readResults(path string) (outcomes map[string]string, err error) {
+// readResults returns the content of a file of the folder results: lines with an outcome, a name
+// and the message of a case that has skipped itself. It is empty if there is no file.
+func readResults(path string) (outcomes, error) {
+	all := outcomes{}
 	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := yaml.UnmarshalStrict(content, &outcomes); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	for line := range strings.Lines(string(content)) {
+		outcome, rest, ok := strings.Cut(strings.TrimSpace(line), "\t")
+		if !ok {
+			return nil, fmt.Errorf("%s: line %q has no tab: record the outcomes again", path, line)
+		}
+		name, message, _ := strings.Cut(rest, "\t")
+		all[name] = Result{Name: name, Outcome: outcome, Message: message}
 	}
-	return outcomes, nil
+	return all, nil
 }

@@ -23,7 +23,7 @@ type Options struct {
 	Focus string
 	// Processes is the number of cases that run at the same time. 0 means defaultProcesses.
 	Processes int
-	// Dir is the folder of the report and the log. Run creates it.
+	// Dir is the folder of the report and the log. Run replaces it.
 	Dir string
 	// Logf receives a line for each step and each case.
 	Logf func(format string, args ...any)
@@ -31,7 +31,7 @@ type Options struct {
 
 const (
 	// defaultProcesses suits two CPUs, because cases mostly wait.
-	defaultProcesses = 12
+	defaultProcesses = 8
 	// files are where the cases come from.
 	files = `test/e2e/(network|common/network)/`
 	// reportName is the name that upstream gives to the report.
@@ -43,19 +43,19 @@ const (
 // clientAddresses are those of the host on which the tests run. No test uses them for a Service.
 var clientAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.2"), netip.MustParseAddr("2001:db8:cafe::2")}
 
-// Run runs upstream's cases in a cluster, and returns the outcomes of those that could run. An error
-// means that there are none; a case that fails is an outcome.
+// Run runs upstream's cases in a cluster, and returns the outcomes of those that could run. An
+// error means that there are none; a case that fails is an outcome.
 func Run(ctx context.Context, c *cluster.Cluster, o Options) ([]Result, error) {
 	dir, err := filepath.Abs(o.Dir)
 	if err != nil {
 		return nil, err
 	}
 	report := filepath.Join(dir, reportName)
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.RemoveAll(report)); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return nil, err
 	}
 	o.Logf("loading the images of the tests")
-	if err := importImages(ctx, c, dir); err != nil {
+	if err := importImages(ctx, c); err != nil {
 		return nil, err
 	}
 	client := c.Network.AddClient("e2e", clientAddresses...)
@@ -77,6 +77,8 @@ func Run(ctx context.Context, c *cluster.Cluster, o Options) ([]Result, error) {
 	o.Logf("running the tests; the details are in %s", log.Name())
 	cmd := client.Command(ctx, args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &progress{logf: o.Logf}), log
+	// Ginkgo's processes have the output open, too. They end with the client.
+	cmd.WaitDelay = time.Second
 	runErr := cmd.Run()
 	if exit := new(exec.ExitError); runErr != nil && (!errors.As(runErr, &exit) || ctx.Err() != nil) {
 		return nil, errors.Join(runErr, ctx.Err())
@@ -106,8 +108,8 @@ func arguments(ctx context.Context, c *cluster.Cluster, o Options, dir string) (
 		processes = defaultProcesses
 	}
 	args := []string{
-		ginkgo, "--procs=" + strconv.Itoa(processes), "--timeout=" + timeout.String(), "--no-color", "-v", "--silence-skips", "--focus-file=" + files,
-		"--label-filter=sig-network", "--focus=" + o.Focus,
+		ginkgo, "--procs=" + strconv.Itoa(processes), "--timeout=" + timeout.String(), "--no-color", "-v", "--silence-skips",
+		"--focus-file=" + files, "--label-filter=sig-network", "--focus=" + o.Focus,
 	}
 	for _, excluded := range cases.CannotRun {
 		args = append(args, "--skip="+excluded.Match)

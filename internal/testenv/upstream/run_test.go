@@ -1,11 +1,13 @@
-// These tests prove that what ginkgo prints and the JUnit report of upstream's tests are understood.
-// The texts are shortened copies of real ones.
+// These tests prove that what ginkgo prints and the JUnit report of upstream's tests are
+// understood. The texts are shortened copies of real ones.
 package upstream
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,4 +56,29 @@ func TestReadReport(t *testing.T) {
 	}, results)
 	require.Equal(t, "1 passed, 3 failed, 1 skipped themselves\n  failed: [sig-network] fails\n"+
 		"  failed: [sig-network] panics\n  failed: [SynchronizedAfterSuite]", Summary(results))
+}
+
+// TestExplained requires a reason for each outcome in the folder results that is not passed, and an
+// outcome for each reason.
+func TestExplained(t *testing.T) {
+	used := map[string]bool{}
+	for _, combination := range combinations {
+		results, err := readResults(filepath.Join("results", combination+resultsSuffix))
+		require.NoError(t, err)
+		for name, result := range results {
+			i := slices.IndexFunc(cases.Explained, func(r rule) bool { return regexp.MustCompile(r.Match).MatchString(name) })
+			if result.Outcome != passed && i < 0 {
+				t.Errorf("%s: %s: %s %s; cases.yaml does not explain it", combination, name, result.Outcome, result.Message)
+			}
+			if result.Outcome != passed && i >= 0 {
+				used[cases.Explained[i].Match] = true
+			}
+		}
+	}
+	for _, r := range cases.Explained {
+		require.True(t, used[r.Match], "%s passes everywhere: remove it from cases.yaml", r.Match)
+	}
+	for _, r := range cases.CannotRun {
+		require.NotPanics(t, func() { regexp.MustCompile(r.Match) })
+	}
 }

@@ -1,5 +1,5 @@
-// TestSmoke proves with ten of upstream's end-to-end cases that Slicecast serves a real cluster as its
-// only proxy, with each programmer. kubelets, containers and upstream's tests are real.
+// TestSmoke proves with ten of upstream's end-to-end cases that Slicecast serves a real cluster as
+// its only proxy, with each programmer. kubelets, containers and upstream's tests are real.
 package upstream
 
 import (

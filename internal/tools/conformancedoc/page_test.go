@@ -1,5 +1,5 @@
-// TestConformancePage holds docs/conformance.md to the outcomes of upstream's tests that are kept in
-// internal/testenv/upstream/results.
+// TestConformancePage holds docs/conformance.md to the outcomes of upstream's tests that are kept
+// in internal/testenv/upstream/results.
 package conformancedoc
 
 import (

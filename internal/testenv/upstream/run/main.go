@@ -17,8 +17,9 @@ import (
 )
 
 func main() {
-	options := cluster.Options{Nodes: 3}
+	var options cluster.Options
 	var run upstream.Options
+	flag.IntVar(&options.Nodes, "nodes", 3, "number of nodes")
 	proxy := flag.String("proxy", string(cluster.Slicecast), "what programs Services: slicecast or kube-proxy")
 	flag.StringVar(&options.Programmer, "programmer", "nftables", "how it programs them: nftables or iptables")
 	flag.StringVar(&run.Focus, "focus", "", "regular expression for the names of the cases to run; empty runs all")
