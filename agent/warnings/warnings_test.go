@@ -27,7 +27,7 @@ func TestWarnings(t *testing.T) {
 		type check = func(context.Context) map[pb.NodeWarning]string
 		var now atomic.Pointer[check]
 		find := func(found map[pb.NodeWarning]string) {
-			now.Store(new(check(func(context.Context) map[pb.NodeWarning]string { return found })))
+			now.Store(new(func(context.Context) map[pb.NodeWarning]string { return found }))
 		}
 		find(map[pb.NodeWarning]string{pods: "outside"})
 		w := New(Options{
@@ -74,7 +74,7 @@ func TestWarnings(t *testing.T) {
 		require.Equal(t, 1, strings.Count(log.String(), "A warning is over"))
 
 		// A check that is cut short ends nothing.
-		now.Store(new(check(func(context.Context) map[pb.NodeWarning]string { cancel(); return nil })))
+		now.Store(new(func(context.Context) map[pb.NodeWarning]string { cancel(); return nil }))
 		pass(time.Minute)
 		require.Len(t, list(), 1)
 		require.Len(t, told, 4)
