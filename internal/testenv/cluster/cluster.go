@@ -23,6 +23,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 //go:embed manifests
@@ -223,14 +224,12 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 		return err
 	}
 	own := filepath.Join(c.Dir, binariesDir)
-	return WriteImages(ctx, c.images,
+	return WriteImages(ctx, c.images, append(SlicecastImages(own, OwnTag),
 		Image{Name: pauseImage, Binary: filepath.Join(own, "pause"), Entrypoint: "/pause"},
 		Image{Name: coreDNSImage, Binary: coredns, Entrypoint: "/coredns"},
 		Image{Name: AgnhostImage, Binary: agnhost, Entrypoint: "/agnhost", Args: []string{"pause"}, Commands: shell},
 		Image{Name: kubeProxyImage, Binary: kubeProxy, Entrypoint: "/usr/local/bin/kube-proxy", Commands: proxying},
-		Image{Name: serverImage, Binary: filepath.Join(own, "slicecast-server"), Entrypoint: "/usr/local/bin/slicecast-server"},
-		Image{Name: agentImage, Binary: filepath.Join(own, "slicecast-agent"), Entrypoint: "/usr/local/bin/slicecast-agent", Commands: proxying},
-	)
+	)...)
 }
 
 // install applies the manifests of DNS and the proxy.
@@ -240,12 +239,22 @@ func (c *Cluster) install(ctx context.Context) error {
 	}
 	switch c.options.Proxy {
 	case KubeProxy:
-		return c.apply(ctx, "kube-proxy.yaml", kubeProxyImage)
+		return c.InstallKubeProxy(ctx)
 	case Slicecast:
-		return c.installSlicecast(ctx)
+		root, err := repository.Root()
+		if err != nil {
+			return err
+		}
+		return c.applySlicecast(ctx, filepath.Join(root, "deploy", "kubernetes"), nil)
 	default:
 		return nil
 	}
+}
+
+// InstallKubeProxy applies the manifests of kube-proxy: a DaemonSet with its ConfigMap in
+// kube-system, like that of kubeadm.
+func (c *Cluster) InstallKubeProxy(ctx context.Context) error {
+	return c.apply(ctx, "kube-proxy.yaml", kubeProxyImage)
 }
 
 func (c *Cluster) apply(ctx context.Context, name, image string) error {
@@ -280,19 +289,17 @@ func (c *Cluster) awaitReady(ctx context.Context) error {
 	if err := c.AwaitNodes(ctx); err != nil {
 		return err
 	}
-	rollouts := [][]string{{"kube-system", "deployment/coredns"}}
+	if err := c.AwaitRollout(ctx, "kube-system", "deployment/coredns"); err != nil {
+		return err
+	}
 	switch c.options.Proxy {
 	case KubeProxy:
-		rollouts = append(rollouts, []string{"kube-system", "daemonset/kube-proxy"})
+		return c.AwaitRollout(ctx, "kube-system", "daemonset/kube-proxy")
 	case Slicecast:
-		rollouts = append(rollouts, []string{serverNamespace, "deployment/slicecast-server"}, []string{agentNamespace, "daemonset/slicecast-agent"})
+		return c.AwaitSlicecast(ctx)
+	default:
+		return nil
 	}
-	for _, r := range rollouts {
-		if err := c.AwaitRollout(ctx, r[0], r[1]); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // AwaitNodes waits until all nodes are ready.
