@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs the Debian packages whose commands are missing, if it runs as root on a Debian system.
-# Otherwise it prints the missing packages and fails.
-# Usage: packages.sh <command>:<package>...
+# Installs the Debian packages whose commands or files are missing, if it runs as root on a Debian
+# system. Otherwise it prints the missing packages and fails.
+# Usage: packages.sh <command or absolute path>:<package>...
 set -euo pipefail
 
 missing=()
 for pair; do
-	command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+	[[ $pair == /* && -e ${pair%%:*} ]] || command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
 ((${#missing[@]})) || exit 0
 if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then

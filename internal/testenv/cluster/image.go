@@ -54,6 +54,9 @@ var proxying = []string{
 	"ip6tables-legacy-save", "ip6tables-legacy-restore",
 }
 
+// protocols is the file with the names of protocols.
+const protocols = "/etc/protocols"
+
 // WriteImages writes images to a file that containerd and Docker load.
 func WriteImages(ctx context.Context, path string, images ...Image) error {
 	layers := map[string]v1.Layer{}
@@ -173,6 +176,11 @@ func commandFiles(ctx context.Context, commands []string) ([]file, error) {
 		}
 		if err := c.add(ctx, path); err != nil {
 			return nil, err
+		}
+		if command == "nft" {
+			// Without the names of protocols, nft lists numbers, and a kube-proxy that starts again does
+			// not recognize the elements of its own maps.
+			c.files = append(c.files, file{path: protocols, source: protocols})
 		}
 		if strings.HasPrefix(command, "iptables") {
 			extensions, _ := filepath.Glob("/usr/lib/*/xtables/*.so") // the pattern is valid

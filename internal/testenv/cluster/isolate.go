@@ -197,7 +197,7 @@ var components = []string{
 // packages are the commands that nodes and images need, with their Debian packages.
 var packages = []string{
 	"containerd:containerd", "runc:runc", "/usr/lib/cni/ptp:containernetworking-plugins",
-	"iptables:iptables", "nft:nftables", "conntrack:conntrack", "ip:iproute2", "openssl:openssl",
+	"iptables:iptables", "nft:nftables", protocols + ":netbase", "conntrack:conntrack", "ip:iproute2", "openssl:openssl",
 	"curl:curl", "nc:netcat-openbsd", "dig:bind9-dnsutils",
 }
 
