@@ -121,6 +121,12 @@ e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in abou
 	go build -o bin/slicecast-e2e ./internal/testenv/upstream/run
 	@bin/slicecast-e2e --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
+PATHS ?= all
+
+.PHONY: adopt
+adopt: ## the paths of docs/adopt.md in real clusters, in about 45 minutes; PATHS=node-by-node chooses
+	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS)
+
 .PHONY: clean
 clean: ## remove what build made
 	rm -rf bin
