@@ -122,10 +122,11 @@ e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in abou
 	@bin/slicecast-e2e --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
 PATHS ?= all
+OUTAGE ?= 10m
 
 .PHONY: adopt
-adopt: ## the paths of docs/adopt.md in real clusters, in about 45 minutes; PATHS=node-by-node chooses
-	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS)
+adopt: ## the paths of docs/adopt.md in real clusters, in about 45 minutes; PATHS=node-by-node,new-node chooses, OUTAGE=1m shortens outages
+	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.outage=$(OUTAGE)
 
 .PHONY: clean
 clean: ## remove what build made
