@@ -24,7 +24,7 @@ var chosen = flag.String("adopt.paths", "whole-cluster", "paths of docs/adopt.md
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	cluster.Main(m, buildHelm)
+	cluster.Main(m, buildPrevious, buildHelm)
 }
 
 // paths are all paths by their names. The files of the tests add theirs.
