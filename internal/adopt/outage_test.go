@@ -102,8 +102,8 @@ func apiServerGone(t *testing.T) {
 const followTime = 15 * time.Second
 
 // requireFollowsSlices requires that a node with Slicecast serves a new Service soon after its
-// slices exist. The controller that makes them may itself wait up to a minute before it asks the
-// API server again, and so may kube-proxy.
+// slices exist. The controller that makes them may itself wait for more than a minute before it
+// asks the API server again.
 func (w *walk) requireFollowsSlices() {
 	w.t.Helper()
 	began := time.Now()

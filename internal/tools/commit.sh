@@ -20,7 +20,8 @@ if [[ ! -d $dir ]]; then
 	mkdir -p "$dir.partial/source"
 	git archive "$commit" | tar -x -C "$dir.partial/source"
 	for command in server agent; do
-		(cd "$dir.partial/source" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "../bin/slicecast-$command" "./$command") >&2
+		CGO_ENABLED=0 go -C "$dir.partial/source" build -trimpath -ldflags '-s -w' \
+			-o "../bin/slicecast-$command" "./$command" >&2
 	done
 	rm -rf "$dir.partial/source"
 	mv "$dir.partial" "$dir"
