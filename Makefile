@@ -126,7 +126,7 @@ OUTAGE ?= 10m
 FROM ?=
 
 .PHONY: adopt
-adopt: ## the paths of docs/adopt.md in real clusters, in about 45 minutes; PATHS=node-by-node,new-node chooses, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
+adopt: ## the paths of docs/adopt.md in real clusters, in about 35 minutes; PATHS=node-by-node,new-node chooses, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
 	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.outage=$(OUTAGE) $(if $(FROM),-adopt.from=$(FROM))
 
 .PHONY: clean
