@@ -25,8 +25,8 @@ const interval = 15 * time.Second
 type Options struct {
 	// Check returns what should be mended now, with the reasons. ctx ends when the agent stops.
 	Check func(ctx context.Context) map[pb.NodeWarning]string
-	// Report tells the servers of a warning that is new or has another reason. An empty reason means
-	// that the warning is over.
+	// Report is called for each warning that is new or has another reason, so that the servers hear of
+	// it. An empty reason means that the warning is over.
 	Report func(w pb.NodeWarning, reason string)
 	Logger *slog.Logger
 	// Registerer registers the metrics; nil means that they are not registered.

@@ -315,12 +315,12 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 			Directory: o.manifests, ServiceProxyName: o.serviceProxyName, Log: c.Logger, Metrics: c.Registry,
 		})
 	default:
-		var events error
 		c.Source, err = kube.New(kube.Options{
 			Config: api, ServiceProxyName: o.serviceProxyName, Log: c.Logger, Metrics: c.Registry,
 		})
-		c.Events, events = kube.NewEvents(api, c.Logger)
-		err = errors.Join(err, events)
+		if err == nil {
+			c.Events, err = kube.NewEvents(api, c.Logger)
+		}
 	}
 	if err != nil {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.SourceKind, err)

@@ -52,7 +52,7 @@ type Events struct {
 
 // NewEvents returns Events, which Run writes.
 func NewEvents(config *rest.Config, log *slog.Logger) (*Events, error) {
-	client, _, err := Core(config)
+	client, err := newClient(config, corev1.SchemeGroupVersion, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -33,8 +33,8 @@ const (
 	finalizer = "service.kubernetes.io/load-balancer-cleanup"
 )
 
-// balancer gives Services of type LoadBalancer addresses, and routes the addresses from a client to
-// the nodes that pass the health check of the Service.
+// balancer is the load balancer of the tests. It assigns addresses to Services of type LoadBalancer.
+// On the tests' host, it routes each address to the nodes that pass the Service's health check.
 type balancer struct {
 	cluster *cluster.Cluster
 	client  *testenv.Client
@@ -62,7 +62,7 @@ func newBalancer(c *cluster.Cluster, client *testenv.Client) *balancer {
 func (b *balancer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := b.balance(ctx); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			slog.Warn("Load balancers are not current; trying again", "error", err)
+			slog.Warn("Load balancers are not current; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	_ "embed"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -15,30 +16,9 @@ import (
 var combinations = []string{"kube-proxy-nftables", "slicecast-nftables", "kube-proxy-iptables", "slicecast-iptables"}
 
 // pageHead is the beginning of docs/conformance.md.
-const pageHead = `# Conformance
-
-<!-- Generated from internal/testenv/upstream by internal/tools/conformancedoc. Do not edit; run 'make generate'. -->
-
-Kubernetes has end-to-end tests of Services and the network: all cases of ` + "`[sig-network]`" + ` in ` + "`test/e2e/network`" + ` and
-` + "`test/e2e/common/network`" + `. This page has their outcomes in the same cluster with kube-proxy and with Slicecast as the
-only proxy, for each programmer. The tests are unchanged, and of the version that the cluster runs.
-
-The cluster is that of ` + "`make cluster`" + `: three nodes in three zones, each with its own containerd and kubelet, with IPv4
-and IPv6. A small load balancer in the test gives Services of type LoadBalancer an address. It routes the address to the
-nodes that pass their health checks.
-
-Run the tests yourself, as root, on Linux with Go, make and git. A run takes half an hour to an hour on two CPUs:
-
-` + "```sh" + `
-make e2e-upstream                                            # all cases, with Slicecast and nftables
-make e2e-upstream PROXY=kube-proxy PROGRAMMER=iptables
-make e2e-upstream FOCUS='session affinity'                   # cases whose names match
-make e2e-upstream RECORD=1 && make generate                  # update this page
-` + "```" + `
-
-Ten of the cases are a part of ` + "`make test`" + `, with both programmers. The conformance cases of this repository are
-[another proof](../internal/conformance/testdata/scenarios/README.md): single connections, judged packet by packet.
-`
+//
+//go:embed page.md.tmpl
+var pageHead string
 
 // Page returns docs/conformance.md.
 func Page() (string, error) {
@@ -94,8 +74,8 @@ const (
 
 // title returns the title of a column.
 func title(combination string) string {
-	proxy, programmer, _ := strings.Cut(strings.Replace(combination, "kube-proxy", "kube_proxy", 1), "-")
-	return strings.NewReplacer("kube_proxy", "kube-proxy", "slicecast", "Slicecast").Replace(proxy) + ", " + programmer
+	i := strings.LastIndex(combination, "-")
+	return strings.Replace(combination[:i], "slicecast", "Slicecast", 1) + ", " + combination[i+1:]
 }
 
 func writeNumbers(page *strings.Builder, columns map[string]outcomes) {

@@ -21,8 +21,6 @@ import (
 type Options struct {
 	// Focus is a regular expression for the names of the cases to run. Empty means all.
 	Focus string
-	// Processes is the number of cases that run at the same time. 0 means defaultProcesses.
-	Processes int
 	// Dir is the folder of the report and the log. Run replaces it.
 	Dir string
 	// Logf receives a line for each step and each case.
@@ -30,8 +28,9 @@ type Options struct {
 }
 
 const (
-	// defaultProcesses suits two CPUs, because cases mostly wait.
-	defaultProcesses = 8
+	// processes is the number of cases that run at the same time. It suits two CPUs, because cases
+	// mostly wait.
+	processes = 8
 	// files are where the cases come from.
 	files = `test/e2e/(network|common/network)/`
 	// reportName is the name that upstream gives to the report.
@@ -102,10 +101,6 @@ func arguments(ctx context.Context, c *cluster.Cluster, o Options, dir string) (
 	tests, err := controlplane.KubernetesBinary(ctx, "e2e.test")
 	if err != nil {
 		return nil, err
-	}
-	processes := o.Processes
-	if processes == 0 {
-		processes = defaultProcesses
 	}
 	args := []string{
 		ginkgo, "--procs=" + strconv.Itoa(processes), "--timeout=" + timeout.String(), "--no-color", "-v", "--silence-skips",

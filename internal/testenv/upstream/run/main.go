@@ -23,13 +23,11 @@ func main() {
 	proxy := flag.String("proxy", string(cluster.Slicecast), "what programs Services: slicecast or kube-proxy")
 	flag.StringVar(&options.Programmer, "programmer", "nftables", "how it programs them: nftables or iptables")
 	flag.StringVar(&run.Focus, "focus", "", "regular expression for the names of the cases to run; empty runs all")
-	flag.IntVar(&run.Processes, "processes", 0, "number of cases at the same time; 0 chooses it")
-	flag.StringVar(&run.Dir, "dir", "bin/e2e", "folder of the reports, which get a folder of their own in it")
 	record := flag.Bool("record", false, "write the outcomes to internal/testenv/upstream/results")
 	flag.Parse()
 	options.Proxy = cluster.Proxy(*proxy)
 	combination := *proxy + "-" + options.Programmer
-	run.Dir = filepath.Join(run.Dir, combination)
+	run.Dir = filepath.Join("bin/e2e", combination)
 	began := time.Now()
 	run.Logf = func(format string, args ...any) {
 		fmt.Printf("%6.0fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
