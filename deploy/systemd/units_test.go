@@ -6,7 +6,6 @@ package systemd
 import (
 	"fmt"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,31 +24,17 @@ const (
 	serverUnit = "slicecast-server.service"
 )
 
-// manifests is a Service with one endpoint, whose address is to be filled in.
-const manifests = `apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: default}
-spec: {clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080}]
-endpoints: [{addresses: [%q]}]
-`
-
 // TestUnits runs a server and an agent, both as units.
 func TestUnits(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	node := network.AddNode("node-1")
 	server, client := node.AddPod("server"), node.AddPod("client")
 	server.Serve(testenv.TCP, 8080)
-	configure(t, fmt.Sprintf(manifests, server.IPv4), node.PodCIDR4.String())
+	configure(t, testenv.WebManifest(server.IPv4), node.PodCIDR4.String())
 	m := start(t, node)
 	reached := func() {
 		t.Helper()
-		result := client.Probe(t.Context(), testenv.TCP, netip.MustParseAddrPort("10.96.0.80:80"), 3, testenv.ProbeOptions{})
+		result := client.Probe(t.Context(), testenv.TCP, testenv.WebService, 3, testenv.ProbeOptions{})
 		require.Equal(t, map[string]int{"server": 3}, result.Backends(), result)
 	}
 	// The threshold is in tenths of the points that systemd counts. What a programmer of the kernel

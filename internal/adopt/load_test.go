@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -39,7 +40,7 @@ const (
 	datagramTimeout = 5 * time.Second
 )
 
-// webPods are pods with a TCP and a UDP server on the nodes named by the argument.
+// webPods are pods with a TCP and a UDP server. The argument lists the nodes that they run on.
 const webPods = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -64,8 +65,7 @@ spec:
         readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1, timeoutSeconds: 20}
 `
 
-// webService is a Service in front of these pods, with the name of the first argument and the
-// labels of the second one.
+// webService is a Service for these pods. The arguments are its name and its labels.
 const webService = `
 apiVersion: v1
 kind: Service
@@ -278,21 +278,10 @@ func (l *load) stop() {
 // far.
 func (l *load) requireSome() {
 	l.t.Helper()
-	l.mu.Lock()
-	before := map[way]int{}
-	for w, n := range l.made {
-		before[w] = n
-	}
-	l.mu.Unlock()
-	testenv.Eventually(l.t, patience, func() error {
+	testenv.AwaitGrowth(l.t, patience, func() map[way]int {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		for w, n := range l.made {
-			if n < before[w]+2 {
-				return fmt.Errorf("no connection from %s", w)
-			}
-		}
-		return nil
+		return maps.Clone(l.made)
 	})
 	l.requireNone()
 }

@@ -5,6 +5,7 @@ package moving
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -122,21 +123,10 @@ func (s *stream) stop() {
 // so far.
 func (s *stream) RequireSome() {
 	s.t.Helper()
-	s.mu.Lock()
-	before := make(map[way]int, len(s.counts))
-	for w, n := range s.counts {
-		before[w] = n
-	}
-	s.mu.Unlock()
-	testenv.Eventually(s.t, settleTimeout, func() error {
+	testenv.AwaitGrowth(s.t, settleTimeout, func() map[way]int {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for w, n := range s.counts {
-			if n < before[w]+2 {
-				return fmt.Errorf("no connection from %s", w)
-			}
-		}
-		return nil
+		return maps.Clone(s.counts)
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,3 +38,19 @@ func Eventually(t TB, timeout time.Duration, condition func() error) {
 		t.Fatalf("not within %v: %v", timeout, err)
 	}
 }
+
+// AwaitGrowth waits until each count has grown by two. If it counts attempts that follow one
+// another, at least one of these two began after the call. The test fails if a count does not grow
+// in time.
+func AwaitGrowth[K comparable](t TB, timeout time.Duration, counts func() map[K]int) {
+	t.Helper()
+	before := counts()
+	Eventually(t, timeout, func() error {
+		for key, n := range counts() {
+			if n < before[key]+2 {
+				return fmt.Errorf("%v: %d since the call", key, n-before[key])
+			}
+		}
+		return nil
+	})
+}

@@ -40,25 +40,6 @@ func TestMain(m *testing.M) {
 	cluster.Main(m)
 }
 
-// web is a pod that serves HTTP, and a Service in front of it.
-const web = `
-apiVersion: v1
-kind: Pod
-metadata: {name: web, labels: {app: web}}
-spec:
-  terminationGracePeriodSeconds: 1
-  containers:
-  - {name: web, image: ` + cluster.AgnhostImage + `, args: [netexec], readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  ipFamilyPolicy: RequireDualStack
-  selector: {app: web}
-  ports: [{port: 80, targetPort: 8080}]
-`
-
 // install is an installation in a cluster.
 type install struct {
 	*testing.T
@@ -136,16 +117,16 @@ func TestHelm(t *testing.T) {
 // requireService requires that a pod is reached through a Service of both families, by its name.
 func (i install) requireService() {
 	i.Helper()
-	_, err := i.Kubectl(i.Context(), web, "apply", "-f", "-")
+	_, err := i.Kubectl(i.Context(), cluster.Web, "apply", "-f", "-")
 	require.NoError(i, err)
-	i.kubectl("wait", "--for=condition=Ready", "pod/web", fmt.Sprintf("--timeout=%s", patience))
+	i.rollout("default", "daemonset/web")
 	for _, family := range []string{"-4", "-6"} {
 		testenv.Eventually(i.T, patience, func() error {
-			_, err := i.Kubectl(i.Context(), "", "exec", "web", "--", "curl", "-sS", "-m5", family, "http://web.default.svc.cluster.local/hostname")
+			_, err := i.Kubectl(i.Context(), "", "exec", "daemonset/web", "--", "curl", "-sS", "-m5", family, "http://web.default.svc.cluster.local/hostname")
 			return err
 		})
 	}
-	i.kubectl("delete", "service/web", "pod/web")
+	i.kubectl("delete", "service/web", "daemonset/web")
 }
 
 // requireStatus requires that the servers say that all nodes are connected.

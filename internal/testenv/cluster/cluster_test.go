@@ -19,29 +19,6 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// web are pods on all nodes that serve HTTP, and a Service of both families in front of them.
-const web = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: web}
-spec:
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: web, image: ` + AgnhostImage + `, args: [netexec], readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  ipFamilyPolicy: RequireDualStack
-  selector: {app: web}
-  ports: [{port: 80, targetPort: 8080}]
-`
-
 func TestCluster(t *testing.T) {
 	for _, options := range []Options{
 		{Nodes: 2, Proxy: KubeProxy, Programmer: "nftables"},
@@ -70,7 +47,7 @@ func testCluster(t *testing.T, options Options) {
 		require.Equal(t, zone, node.Labels[corev1.LabelTopologyZone])
 		require.Len(t, node.Status.Addresses, 3, "host name and an address of each family")
 	}
-	_, err = c.Kubectl(ctx, web, "apply", "-f", "-")
+	_, err = c.Kubectl(ctx, Web, "apply", "-f", "-")
 	require.NoError(t, err)
 	require.NoError(t, c.AwaitRollout(ctx, "default", "daemonset/web"))
 	requireReach(t, c)

@@ -20,9 +20,10 @@
 // # What is left
 //
 // All processes are in the PID namespace of the program, and all mounts and files in its mount
-// namespace, so the kernel removes them when the program ends for any reason. Cgroups and the
-// folder that is visible outside are removed by the watcher. It is a process that [Isolate] starts
-// outside of these namespaces. If the watcher was killed, too, the next start removes them.
+// namespace, so the kernel removes them when the program ends for any reason. The cgroups and the
+// folder that is visible outside are removed by the watcher, a process that [Isolate] starts outside
+// these namespaces. If the watcher is killed as well, the next program that calls Isolate removes
+// them.
 //
 // A process can run one cluster at a time. Clusters of several processes share nothing.
 package cluster

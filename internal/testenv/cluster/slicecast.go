@@ -78,7 +78,6 @@ func (c *Cluster) SlicecastManifest(ctx context.Context, dir string) (string, er
 		{"clusterCIDR: EDIT-THE-POD-RANGES", "clusterCIDR: " + PodCIDRs},
 		{"programmer: auto", "programmer: " + c.options.Programmer},
 		{"variant: nft\n", "variant: nft\n" + localhost},
-		{"kind: AgentConfiguration\n", "kind: AgentConfiguration\n    conntrack: {maxPerCore: 0, min: 0}\n"},
 		{
 			"EDIT-THE-API-SERVER\n  apiServerPort: \"6443\"",
 			fmt.Sprintf("%q\n  apiServerPort: \"%d\"", c.Network.World.IPv4, c.ControlPlane.Port()),

@@ -4,8 +4,6 @@
 package main
 
 import (
-	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,20 +21,6 @@ import (
 
 // patience bounds the time of a single step on a slow machine.
 const patience = time.Minute
-
-// service is a Service with one endpoint, whose address is to be filled in.
-const service = `apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: default}
-spec: {clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080}]
-endpoints: [{addresses: [%q]}]
-`
 
 // rootOf returns a folder with the files of an image for this machine, and with /proc and /dev.
 func rootOf(t *testing.T, name string) string {
@@ -68,8 +52,7 @@ func TestAgentImages(t *testing.T) {
 			server.Serve(testenv.TCP, 8080)
 			root := rootOf(t, test.image)
 			require.NoError(t, os.Mkdir(filepath.Join(root, "manifests"), 0o755))
-			manifest := fmt.Sprintf(service, server.IPv4)
-			require.NoError(t, os.WriteFile(filepath.Join(root, "manifests/web.yaml"), []byte(manifest), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(root, "manifests/web.yaml"), []byte(testenv.WebManifest(server.IPv4)), 0o600))
 
 			agent := command.New(t, node.Host, test.image)
 			flags := slices.Concat([]string{
@@ -79,7 +62,7 @@ func TestAgentImages(t *testing.T) {
 			}, test.flags)
 			require.NoError(t, agent.Start(nil, "chroot", flags...))
 			agent.AwaitOK(t, patience, "http://127.0.0.1:8475/readyz")
-			result := client.Probe(t.Context(), testenv.TCP, netip.MustParseAddrPort("10.96.0.80:80"), 3, testenv.ProbeOptions{})
+			result := client.Probe(t.Context(), testenv.TCP, testenv.WebService, 3, testenv.ProbeOptions{})
 			require.Equal(t, map[string]int{"server": 3}, result.Backends(), result)
 			status, err := node.Run(t.Context(), "chroot", root, "slicecast-agent", "status", "--status-socket=/run/agent.sock")
 			require.NoError(t, err)
@@ -88,7 +71,7 @@ func TestAgentImages(t *testing.T) {
 
 			_, err = node.Run(t.Context(), "chroot", root, "slicecast-agent", "cleanup")
 			require.NoError(t, err)
-			result = client.Probe(t.Context(), testenv.TCP, netip.MustParseAddrPort("10.96.0.80:80"), 1, testenv.ProbeOptions{})
+			result = client.Probe(t.Context(), testenv.TCP, testenv.WebService, 1, testenv.ProbeOptions{})
 			require.Empty(t, result.Backends(), result)
 		})
 	}
