@@ -21,9 +21,9 @@
 //
 // All processes are in the PID namespace of the program, and all mounts and files in its mount
 // namespace, so the kernel removes them when the program ends for any reason. The cgroups and the
-// folder that is visible outside are removed by the watcher, a process that [Isolate] starts outside
-// these namespaces. If the watcher is killed as well, the next program that calls Isolate removes
-// them.
+// folder that is visible outside are removed by the watcher, a process that [Isolate] starts
+// outside these namespaces. If the watcher is killed as well, the next program that calls Isolate
+// removes them.
 //
 // A process can run one cluster at a time. Clusters of several processes share nothing.
 package cluster

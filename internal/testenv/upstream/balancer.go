@@ -33,8 +33,9 @@ const (
 	finalizer = "service.kubernetes.io/load-balancer-cleanup"
 )
 
-// balancer is the load balancer of the tests. It assigns addresses to Services of type LoadBalancer.
-// On the tests' host, it routes each address to the nodes that pass the Service's health check.
+// balancer is the load balancer of the tests. It assigns addresses to Services of type
+// LoadBalancer. On the tests' host, it routes each address to the nodes that pass the Service's
+// health check.
 type balancer struct {
 	cluster *cluster.Cluster
 	client  *testenv.Client
