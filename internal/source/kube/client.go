@@ -58,19 +58,19 @@ func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client
 }
 
 // Core returns a client for objects of the core group, such as Secrets and ConfigMaps, and the API
-// server's clock. That is this machine's, corrected by the time of the API server's last answer to
-// the client.
+// server's clock as the answers to the client tell it.
 func Core(config *rest.Config) (rest.Interface, func() time.Time, error) {
-	var ahead atomic.Int64 // by how much the API server's clock was ahead, in nanoseconds
+	var server serverClock
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			sent := time.Now()
 			answer, err := next.RoundTrip(r)
 			if err != nil {
 				return nil, err
 			}
-			if now, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
-				ahead.Store(int64(time.Until(now)))
+			if date, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+				server.observe(sent, date, time.Now())
 			}
 			return answer, nil
 		})
@@ -79,8 +79,25 @@ func Core(config *rest.Config) (rest.Interface, func() time.Time, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return client, func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }, nil
+	return client, func() time.Time { return time.Now().Add(server.ahead()) }, nil
 }
+
+// serverClock is a server's clock, relative to this machine's. The zero value is this machine's.
+type serverClock struct {
+	nanoseconds atomic.Int64 // by how much the server's clock is ahead
+}
+
+// observe takes account of an answer: when its request was sent, the time in it, and when it was
+// there. That time has lost its fraction of a second (RFC 9110, section 5.6.7), and was read at any
+// moment between the two others. So an answer tells the difference only within bounds, and the
+// clock changes no more than those demand. Otherwise it would be up to a second late, and a
+// certificate made a moment ago would not be valid yet.
+func (c *serverClock) observe(sent, date, received time.Time) {
+	earliest, latest := date.Sub(received), date.Add(time.Second).Sub(sent)
+	c.nanoseconds.Store(int64(min(max(c.ahead(), earliest), latest)))
+}
+
+func (c *serverClock) ahead() time.Duration { return time.Duration(c.nanoseconds.Load()) }
 
 // roundTripper is a function that implements http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
