@@ -35,16 +35,13 @@ func (m *machine) reinstall(t *testing.T, reached func()) {
 		require.NoError(t, err, out)
 		return out
 	}
-	sources, err := os.Getwd()
-	require.NoError(t, err)
-	shell(`mkdir -p ` + source + `/bin ` + source + `/deploy/systemd
+	shell(`mkdir -p ` + source + `/bin
 		cp /usr/local/bin/slicecast-* ` + source + `/bin
-		cp ` + sources + `/*.service ` + sources + `/*.sysusers ` + sources + `/*.yaml ` + sources + `/*.flags ` + source + `/deploy/systemd
 		cp /etc/slicecast/*.crt /etc/slicecast/*.key /etc/slicecast-server/tls.* ` + source + `
 		cp ` + source + `/agent.crt ` + source + `/relay.crt; cp ` + source + `/agent.key ` + source + `/relay.key
 		cp /etc/slicecast/agent.yaml /etc/slicecast-server/flags ` + source + `
 		cp -r /etc/slicecast-server/manifests ` + source + `
-		mkdir -p /etc/sysusers.d; cp ` + sources + `/slicecast-server.sysusers /etc/sysusers.d/slicecast-server.conf`)
+		mkdir -p /etc/sysusers.d; cp ` + source + `/deploy/systemd/slicecast-server.sysusers /etc/sysusers.d/slicecast-server.conf`)
 
 	m.commands(t, "agent-uninstall")
 	m.commands(t, "server-uninstall")

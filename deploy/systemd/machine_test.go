@@ -117,14 +117,14 @@ func makeCgroup(binaries string) error {
 }
 
 // boot makes the machine's files and executes systemd. The arguments are its cgroup, a folder for
-// mounts, the folder with this package and dir. The machine has none of the units of this one, and
-// targets that only exist.
+// mounts, the folder with this package, dir and source, to which it copies the package. The machine
+// has none of the units of this one, and targets that only exist.
 const boot = `
 set -e
-cgroup=$1 root=$2 sources=$3 dir=$4
+cgroup=$1 root=$2 package=$3 dir=$4 source=$5
 echo $$ >"$cgroup/cgroup.procs"
 exec unshare --cgroup --mount --uts --ipc --pid --fork --kill-child sh -e -c '
-	root=$0 sources=$1 dir=$2
+	root=$0 package=$1 dir=$2 source=$3
 	mount --make-rprivate /
 	mount -t tmpfs tmpfs "$root"
 	mkdir "$root/upper" "$root/work" "$root/all"
@@ -140,17 +140,19 @@ exec unshare --cgroup --mount --uts --ipc --pid --fork --kill-child sh -e -c '
 	rm -rf "$root/etc/slicecast" "$root/etc/slicecast-server" "$root/var/lib/slicecast"
 	mkdir -p "$root/etc/systemd/system" "$root/usr/local/bin"
 	cp "$dir"/bin/* "$root/usr/local/bin"
-	cp "$sources"/*.service "$root/etc/systemd/system"
+	mkdir -p "$root$source/deploy"
+	cp -r "$package" "$root$source/deploy/systemd"
+	cp "$package"/*.service "$root/etc/systemd/system"
 	cp -r "$dir/etc/." "$root/etc"
 	for target in sysinit basic shutdown network network-online; do
 		printf "[Unit]\nDefaultDependencies=no\n" >"$root/etc/systemd/system/$target.target"
 	done
-	systemd-sysusers --root="$root" "$sources/slicecast-server.sysusers"
+	systemd-sysusers --root="$root" "$package/slicecast-server.sysusers"
 	chown -R slicecast-server "$root/etc/slicecast-server" 2>/dev/null ||
 		chroot "$root" chown -R slicecast-server /etc/slicecast-server
 	exec env -i container=slicecast PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 		unshare --root="$root" /usr/lib/systemd/systemd --system --unit=basic.target --show-status=no --log-target=console
-' "$root" "$sources" "$dir"
+' "$root" "$package" "$dir" "$source"
 `
 
 // machine is a running systemd.
@@ -165,7 +167,7 @@ func start(t *testing.T, node *testenv.Node) *machine {
 	t.Helper()
 	root := filepath.Join(dir, "root")
 	require.NoError(t, os.MkdirAll(root, 0o755))
-	sources, err := os.Getwd()
+	pkg, err := os.Getwd()
 	require.NoError(t, err)
 	for _, file := range []string{"slicecast-agent.service", "slicecast-server.service", "slicecast-server.sysusers"} {
 		_, err := os.ReadFile(file) // go test has to know that the tests depend on what boot copies
@@ -173,7 +175,7 @@ func start(t *testing.T, node *testenv.Node) *machine {
 	}
 	m := &machine{node: node, cgroup: os.Getenv(cgroupVariable)}
 	systemd := command.New(t, node.Host, "systemd")
-	require.NoError(t, systemd.Start(nil, "sh", "-c", boot, "sh", m.cgroup, root, sources, dir))
+	require.NoError(t, systemd.Start(nil, "sh", "-c", boot, "sh", m.cgroup, root, pkg, dir, source))
 	t.Cleanup(func() { require.NoError(t, systemd.Kill()) })
 	testenv.Eventually(t, patience, func() error {
 		if err := systemd.Check(); err != nil {
