@@ -35,8 +35,15 @@ func TestLogging(t *testing.T) {
 		want string
 	}{
 		{nil, "level=INFO msg=info"},
-		{[]string{"-v", "debug", "--log-format=json"}, `"level":"DEBUG","msg":"debug"`},
+		{[]string{"--log-level", "debug", "--log-format=json"}, `"level":"DEBUG","msg":"debug"`},
 		{[]string{"--log-level=error"}, ""},
+		// As people type it for other components of Kubernetes.
+		{[]string{"-v=0"}, "level=INFO msg=info"},
+		{[]string{"-v", "2"}, "level=INFO msg=info"},
+		{[]string{"--v=3"}, "level=DEBUG msg=debug"},
+		{[]string{"-v10"}, "level=DEBUG msg=debug"},
+		{[]string{"-v=4", "--log-level=error"}, ""},
+		{[]string{"--log-level=error", "-v=2"}, "level=INFO msg=info"},
 	} {
 		var out bytes.Buffer
 		log, err := logOptions(t, test.args...).NewLogger(&out)
@@ -51,8 +58,13 @@ func TestLogging(t *testing.T) {
 }
 
 func TestInvalidLogOptionsAreReported(t *testing.T) {
-	_, err := logOptions(t, "-v=4").NewLogger(io.Discard)
+	_, err := logOptions(t, "--log-level=4").NewLogger(io.Discard)
 	require.EqualError(t, err, `--log-level is "4": use debug, info, warn or error`)
+	for _, wrong := range []string{"-v=debug", "-v=-1", "--v=99999999999999999999", "-v="} {
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		(&LogOptions{}).AddFlags(fs)
+		require.ErrorContains(t, fs.Parse([]string{wrong}), "use a number from 0 to 10, or --log-level")
+	}
 	_, err = logOptions(t, "--log-format=xml").NewLogger(io.Discard)
 	require.EqualError(t, err, `--log-format is "xml": use text or json`)
 }

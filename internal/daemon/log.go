@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 
 	"github.com/spf13/pflag"
 )
@@ -19,8 +21,37 @@ type LogOptions struct {
 
 // AddFlags adds the flags with their defaults.
 func (o *LogOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Level, "log-level", "v", "info", "Log level: debug, info, warn or error.")
+	fs.StringVar(&o.Level, "log-level", "info", "Log level: debug, info, warn or error.")
+	fs.VarP(&verbosity{flags: fs}, "v", "v", "Log level as a number, as other components of Kubernetes take it: "+
+		"0 to 2 mean --log-level=info, and more means --log-level=debug.")
 	fs.StringVar(&o.Format, "log-format", "text", "Log format: text or json.")
+}
+
+// debugVerbosity is the least verbosity that stands for the level debug. Kubernetes' logging
+// conventions have what operators need at 0 to 2, and what explains single changes from 3 on.
+const debugVerbosity = 3
+
+// verbosity is a flag that sets the flag --log-level. The last one of the two wins.
+type verbosity struct {
+	flags *pflag.FlagSet
+	given string
+}
+
+func (v *verbosity) String() string { return v.given }
+
+func (v *verbosity) Type() string { return "int" }
+
+func (v *verbosity) Set(value string) error {
+	n, err := strconv.ParseUint(value, 10, 31)
+	if err != nil {
+		return errors.New("use a number from 0 to 10, or --log-level")
+	}
+	v.given = value
+	level := "info"
+	if n >= debugVerbosity {
+		level = "debug"
+	}
+	return v.flags.Set("log-level", level)
 }
 
 // NewLogger returns a logger that writes to w as the options say.
