@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/view"
@@ -28,7 +28,6 @@ import (
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
-	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -140,6 +139,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if a.registry == nil {
 		a.registry = daemon.NewRegistry()
 	}
+	o.iptablesMetrics = iptables.NewMetrics(a.registry)
 	if a.programmer, err = o.choose(logger, out); err != nil {
 		return nil, err
 	}
@@ -164,7 +164,8 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	})
 	options := reconcile.Options{
 		Cache: a.cache, View: view.New(viewOptions), Programmer: a.programmer.Programmer, Reporter: a.feed,
-		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Logger: logger, Registerer: a.registry,
+		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Mode: a.programmer.name, Logger: logger,
+		Registerer: a.registry,
 	}
 	if a.programmer.name != programmerPrinter { // the printer leaves the machine alone
 		o.Node.tune(logger)
@@ -181,6 +182,8 @@ func (a *agent) run(ctx context.Context) error {
 	if err := a.serveMetrics(ctx, g); err != nil {
 		return err
 	}
+	served := a.newPages()
+	g.Go(func() error { served.Run(ctx); return nil })
 	if err := a.serveStatus(ctx, g); err != nil {
 		return err
 	}
@@ -260,28 +263,6 @@ func (a *agent) newSource() (source.Source, error) {
 		return nil, err
 	}
 	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: a.logger, Metrics: a.registry})
-}
-
-// serveMetrics serves metrics, to clients with a certificate, if --metrics-bind-address is set.
-func (a *agent) serveMetrics(ctx context.Context, g *errgroup.Group) error {
-	o := a.options
-	if o.MetricsBindAddress == "" {
-		return nil
-	}
-	files, err := tlsfiles.Follow(tlsfiles.Files{
-		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
-	}, a.logger)
-	if err != nil {
-		return fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
-	}
-	l, err := daemon.Listen("metrics-bind-address", o.MetricsBindAddress)
-	if err != nil {
-		return err
-	}
-	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
-	config := files.Server(tls.RequireAndVerifyClientCert, "http/1.1")
-	g.Go(func() error { return port.Serve(ctx, l, config, daemon.MetricsHandler(a.registry)) })
-	return nil
 }
 
 // observer returns a function that logs, at level debug, each update and each delta that arrives. A

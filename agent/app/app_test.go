@@ -155,7 +155,7 @@ func startMetrics(t *testing.T) (address string, get func(certs ...tls.Certifica
 	require.NoError(t, err)
 
 	address = freeAddress(t)
-	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--metrics-bind-address="+address,
+	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--secure-metrics-bind-address="+address,
 		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)
 	get = func(certs ...tls.Certificate) (string, error) { return scrape(t, address, ca.Pool(), certs) }
 	require.Eventually(t, func() bool {

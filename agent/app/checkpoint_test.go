@@ -68,7 +68,7 @@ func TestCheckpointIsProgrammedWithoutServers(t *testing.T) {
 	scraper, err := ca.Client("prometheus")
 	require.NoError(t, err)
 	health, metrics := freeAddress(t), freeAddress(t)
-	out := start(t, append(args, "--healthz-bind-address="+health, "--metrics-bind-address="+metrics,
+	out := start(t, append(args, "--healthz-bind-address="+health, "--secure-metrics-bind-address="+metrics,
 		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)...)
 	require.Eventually(t, func() bool { return readyz(t, health) == http.StatusOK }, 30*time.Second, 10*time.Millisecond)
 	require.Contains(t, out.String(), "10.180.0.1:8080")

@@ -80,16 +80,9 @@ func (o *NodeOptions) addServiceFlags(fs *pflag.FlagSet) {
 			"them; primary, the Node's first InternalIP of each IP family; localhost; or all. In an IP family that no "+
 			"entry covers, NodePorts are on all addresses, or on none if primary is in the list. If empty, it is "+
 			"primary.")
-	fs.BoolFunc("iptables-localhost-nodeports",
+	fs.VarPF(optionalBool{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",
 		"If set, NodePorts are on all addresses of the node, as in kube-proxy's mode iptables, unless "+
-			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.",
-		func(s string) error {
-			b, err := strconv.ParseBool(s)
-			if err == nil {
-				o.LocalhostNodePorts = &b
-			}
-			return err
-		})
+			"--nodeport-addresses says otherwise. If true, they are also on IPv4 loopback addresses.").NoOptDefVal = "true"
 	fs.DurationVar(&o.SyncPeriod, "iptables-sync-period", config.DefaultSyncPeriod,
 		"Interval at which all rules are compared with what they should be, with every programmer. With 0, that "+
 			"happens only at the start, after errors, and after others have changed the rules.")
@@ -116,6 +109,29 @@ func (o *NodeOptions) addConntrackFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", 0,
 		"Idle timeout of UDP flows with replies (0 to leave it as it is).")
 }
+
+// optionalBool is the value of a flag for a bool that need not be set.
+type optionalBool struct{ to **bool }
+
+// Set implements pflag.Value.
+func (b optionalBool) Set(s string) error {
+	v, err := strconv.ParseBool(s)
+	if err == nil {
+		*b.to = &v
+	}
+	return err
+}
+
+// String implements pflag.Value. It returns "" while nothing is set.
+func (b optionalBool) String() string {
+	if b.to == nil || *b.to == nil {
+		return ""
+	}
+	return strconv.FormatBool(**b.to)
+}
+
+// Type implements pflag.Value.
+func (b optionalBool) Type() string { return "bool" }
 
 // validate returns an error that names the flags that are wrong, and says what to do.
 func (o *NodeOptions) validate() error {

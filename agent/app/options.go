@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/agent/client/flags"
+	"github.com/slicecast/slicecast/agent/pages"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -45,24 +47,32 @@ type Options struct {
 	IPVS               IPVSOptions
 	Node               NodeOptions
 
-	StatusSocket        string
-	HealthzAddresses    []string
-	MetricsBindAddress  string
-	MetricsCertFile     string
-	MetricsKeyFile      string
-	MetricsClientCAFile string
+	StatusSocket         string
+	HealthzAddresses     []string
+	MetricsAddresses     []string
+	Pages                []string
+	Profiling            bool
+	SecureMetricsAddress string
+	MetricsCertFile      string
+	MetricsKeyFile       string
+	MetricsClientCAFile  string
 
 	Log daemon.LogOptions
 
 	// Registry is not a flag; nil means a new registry.
 	Registry daemon.Registry
 
+	// iptablesMetrics are for a programmer for iptables; nil means that nobody wants them.
+	iptablesMetrics *iptables.Metrics
+	// flags are the flags that AddFlags has added.
+	flags *pflag.FlagSet
 	// fields maps the flags whose values come from ConfigFile to the names of their fields.
 	fields map[string]string
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.flags = fs
 	fs.StringVar(&o.ConfigFile, "config", "",
 		"Path to the configuration file, which docs/configuration.md describes. Flags on the command line override "+
 			"it. It is read once, at the start.")
@@ -123,11 +133,19 @@ func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
 		"Comma-separated addresses (host:port) to serve /healthz, /livez and /readyz on, over HTTP without "+
 			"authentication. An address that is in use is tried again. If empty, they are not served. Load balancers "+
 			"may check kube-proxy's address, 0.0.0.0:10256.")
-	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
-		"Address (host:port) to serve /metrics on, over TLS to clients with a certificate. If empty, metrics are not "+
-			"served.")
+	fs.StringSliceVar(&o.MetricsAddresses, "metrics-bind-address", []string{"127.0.0.1:10249"},
+		"Comma-separated loopback addresses (host:port) to serve kube-proxy's pages on, over HTTP without "+
+			"authentication. An address that is in use is tried again. If empty, they are not served; with "+
+			"--beside-kube-proxy or --service-proxy-name, that is the default.")
+	fs.StringSliceVar(&o.Pages, "pages", pages.Names,
+		"Comma-separated list of the pages that --metrics-bind-address has: "+strings.Join(pages.Names, ", ")+".")
+	fs.BoolVar(&o.Profiling, "profiling", false, "Serve /debug/pprof on --metrics-bind-address, too.")
+	fs.StringVar(&o.SecureMetricsAddress, "secure-metrics-bind-address", "",
+		"Address (host:port) to serve /metrics on, over TLS to clients with a certificate. If empty, they are not "+
+			"served over TLS.")
 	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "",
-		"Path to the PEM file with the certificate for --metrics-bind-address. The file is reloaded when it changes.")
+		"Path to the PEM file with the certificate for --secure-metrics-bind-address. The file is reloaded when it "+
+			"changes.")
 	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "",
 		"Path to the PEM file with the private key of --metrics-cert-file. The file is reloaded when it changes.")
 	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "",
@@ -144,8 +162,17 @@ func (o *Options) complete() error {
 		}
 		o.NodeName = strings.ToLower(name)
 	}
+	if o.kubeProxyExpected() && !o.given("metrics-bind-address") {
+		o.MetricsAddresses = nil // the default is kube-proxy's
+	}
 	return nil
 }
+
+// kubeProxyExpected reports whether a kube-proxy is meant to run on the node, too.
+func (o *Options) kubeProxyExpected() bool { return o.BesideKubeProxy || o.ProxyName != "" }
+
+// given reports whether a flag is on the command line or its field in the configuration file.
+func (o *Options) given(flag string) bool { return o.flags.Changed(flag) || o.fields[flag] != "" }
 
 // validate returns an error that names the flags that are wrong, and says what to do.
 func (o *Options) validate() error {
@@ -217,9 +244,20 @@ func (o *Options) validateProgrammer() error {
 }
 
 func (o *Options) validateMetrics() error {
-	all := []string{o.MetricsBindAddress, o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
+	for _, a := range o.MetricsAddresses {
+		if err := pages.ValidateAddress(a); err != nil {
+			return fmt.Errorf("--metrics-bind-address: %w: use a loopback address and a port, such as 127.0.0.1:10249, or "+
+				"--secure-metrics-bind-address", err)
+		}
+	}
+	for _, page := range o.Pages {
+		if !slices.Contains(pages.Names, page) {
+			return fmt.Errorf("--pages contains %q: use %s", page, strings.Join(pages.Names, ", "))
+		}
+	}
+	all := []string{o.SecureMetricsAddress, o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
 	if slices.Contains(all, "") && slices.ContainsFunc(all, func(s string) bool { return s != "" }) {
-		return errors.New("--metrics-bind-address, --metrics-cert-file, --metrics-key-file and " +
+		return errors.New("--secure-metrics-bind-address, --metrics-cert-file, --metrics-key-file and " +
 			"--metrics-client-ca-file must be set together")
 	}
 	return nil

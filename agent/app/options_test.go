@@ -45,8 +45,9 @@ func TestValidOptions(t *testing.T) {
 		"no periods":      {"--source=kube", "--iptables-sync-period=0", "--iptables-min-sync-period=2s"},
 		"bridge":          {"--source=kube", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"},
 		"health":          {"--source=kube", "--healthz-bind-address=127.0.0.1:1,:2,[::1]:3"},
-		"metrics": {"--source=kube", "--metrics-bind-address=:1", "--metrics-cert-file=c", "--metrics-key-file=k",
+		"metrics": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-cert-file=c", "--metrics-key-file=k",
 			"--metrics-client-ca-file=ca"},
+		"pages": {"--source=kube", "--metrics-bind-address=127.0.0.1:1,[::1]:2", "--pages=metrics,proxyMode", "--profiling"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, args...)
@@ -128,7 +129,9 @@ func TestInvalidOptions(t *testing.T) {
 		"periods":             {[]string{"--source=kube", "--iptables-sync-period=1s", "--iptables-min-sync-period=2s"}, "longer than --iptables-sync-period"},
 		"negative table":      {[]string{"--source=kube", "--conntrack-min=-1"}, "is negative"},
 		"half seconds":        {[]string{"--source=kube", "--conntrack-udp-timeout=1500ms"}, "--conntrack-udp-timeout is 1.5s"},
-		"metrics without TLS": {[]string{"--source=kube", "--metrics-bind-address=:1"}, "must be set together"},
+		"pages for everyone":  {[]string{"--source=kube", "--metrics-bind-address=0.0.0.0:10249"}, "or --secure-metrics-bind-address"},
+		"no such page":        {[]string{"--source=kube", "--pages=metrics,secrets"}, `--pages contains "secrets"`},
+		"metrics without TLS": {[]string{"--source=kube", "--secure-metrics-bind-address=:1"}, "must be set together"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, c.args...)

@@ -191,7 +191,8 @@ func (o *Options) nftables(logger *slog.Logger) nftables.Options {
 
 func (o *Options) iptables(logger *slog.Logger) iptables.Options {
 	return iptables.Options{
-		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
+		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit,
+		Metrics: o.iptablesMetrics, Log: logger,
 	}
 }
 

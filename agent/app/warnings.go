@@ -15,7 +15,8 @@ import (
 // check returns a function that says what should be mended on this node.
 func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWarning]string {
 	// The printer programs nothing that a kube-proxy could interfere with.
-	expected := a.options.BesideKubeProxy || a.options.ProxyName != "" || a.programmer.name == programmerPrinter
+	expected := a.options.kubeProxyExpected() || a.programmer.name == programmerPrinter
+	var detector kubeproxy.Detector
 	return func(ctx context.Context) map[pb.NodeWarning]string {
 		out := make(map[pb.NodeWarning]string)
 		unrecognized := options.UnrecognizedPods(a.cache.Node(), a.localEndpoints())
@@ -29,7 +30,11 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 		if expected {
 			return out
 		}
-		if where := kubeproxy.Running(ctx); where != "" {
+		where, err := detector.Find(ctx)
+		if err != nil {
+			a.logger.Debug("Cannot look for rules of kube-proxy", "err", err)
+		}
+		if where != "" {
 			out[pb.NodeWarning_NODE_WARNING_KUBE_PROXY] = fmt.Sprintf("kube-proxy runs on this node (%s) and programs the same "+
 				"Services: delete its DaemonSet and remove its rules with slicecast-agent cleanup --kube-proxy, or set "+
 				"besideKubeProxy if it serves other Services", where)

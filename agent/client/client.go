@@ -62,6 +62,8 @@ import (
 type (
 	// Cache is what a node holds of the servers' state.
 	Cache = cache.Cache
+	// Trigger is the last-change-trigger-time of a slice in a Cache.
+	Trigger = cache.Trigger
 	// Applied is what an Update did to a relay's cache.
 	Applied = cache.Applied
 	// Server is a server that a client can connect to.

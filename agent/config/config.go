@@ -14,15 +14,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	yamlv3 "go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
-// APIVersion and Kind are what a file has to begin with.
+// APIVersion and Kind are what a file has to begin with. Group is the API group.
 const (
-	APIVersion = "slicecast.io/v1alpha1"
+	Group      = "slicecast.io"
+	APIVersion = Group + "/v1alpha1"
 	Kind       = "AgentConfiguration"
 )
 
@@ -62,13 +64,16 @@ type Agent struct {
 
 	AllowServiceExternalIPs *bool `json:"allowServiceExternalIPs,omitempty" flag:"allow-service-external-ips"`
 
-	HealthzBindAddress  *string  `json:"healthzBindAddress,omitempty" flag:"healthz-bind-address"`
-	MetricsBindAddress  *string  `json:"metricsBindAddress,omitempty" flag:"metrics-bind-address"`
-	MetricsCertFile     *string  `json:"metricsCertFile,omitempty" flag:"metrics-cert-file"`
-	MetricsKeyFile      *string  `json:"metricsKeyFile,omitempty" flag:"metrics-key-file"`
-	MetricsClientCAFile *string  `json:"metricsClientCAFile,omitempty" flag:"metrics-client-ca-file"`
-	StatusSocket        *string  `json:"statusSocket,omitempty" flag:"status-socket"`
-	Logging             *Logging `json:"logging,omitempty"`
+	HealthzBindAddress       *string  `json:"healthzBindAddress,omitempty" flag:"healthz-bind-address"`
+	MetricsBindAddress       *string  `json:"metricsBindAddress,omitempty" flag:"metrics-bind-address"`
+	Pages                    []string `json:"pages,omitempty" flag:"pages"`
+	EnableProfiling          *bool    `json:"enableProfiling,omitempty" flag:"profiling"`
+	SecureMetricsBindAddress *string  `json:"secureMetricsBindAddress,omitempty" flag:"secure-metrics-bind-address"`
+	MetricsCertFile          *string  `json:"metricsCertFile,omitempty" flag:"metrics-cert-file"`
+	MetricsKeyFile           *string  `json:"metricsKeyFile,omitempty" flag:"metrics-key-file"`
+	MetricsClientCAFile      *string  `json:"metricsClientCAFile,omitempty" flag:"metrics-client-ca-file"`
+	StatusSocket             *string  `json:"statusSocket,omitempty" flag:"status-socket"`
+	Logging                  *Logging `json:"logging,omitempty"`
 }
 
 // ClientConnection configures the connection to the API server.
@@ -246,4 +251,65 @@ func settings(prefix string, v reflect.Value) []Setting {
 		out = append(out, s)
 	}
 	return out
+}
+
+// FromFlags returns the configuration that has the same effect as the values of flags. Fields of
+// flags that are neither given nor have a default are nil.
+func FromFlags(fs *pflag.FlagSet) *Agent {
+	a := &Agent{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}}
+	fill(reflect.ValueOf(a).Elem(), fs)
+	return a
+}
+
+// fill sets the fields of a struct, and of the structs in it, from the values of their flags. It
+// reports whether it has set any.
+func fill(v reflect.Value, fs *pflag.FlagSet) (filled bool) {
+	for i := range v.NumField() {
+		field, value := v.Type().Field(i), v.Field(i)
+		if field.Anonymous {
+			continue
+		}
+		name := field.Tag.Get("flag")
+		if name == "" {
+			section := reflect.New(field.Type.Elem())
+			if fill(section.Elem(), fs) {
+				value.Set(section)
+				filled = true
+			}
+			continue
+		}
+		if set(value, fs.Lookup(name)) {
+			filled = true
+		}
+	}
+	return filled
+}
+
+// set sets a field to the value of its flag, unless that is empty by default.
+func set(field reflect.Value, flag *pflag.Flag) bool {
+	text := flag.Value.String()
+	list, isList := flag.Value.(pflag.SliceValue)
+	if isList {
+		text = strings.Join(list.GetSlice(), ",")
+	}
+	if text == "" && (flag.DefValue == "" || isList && flag.DefValue == "[]") {
+		return false
+	}
+	switch to := field.Addr().Interface().(type) {
+	case *[]string:
+		*to = list.GetSlice()
+	case **string:
+		*to = &text
+	case **bool:
+		b := text == "true"
+		*to = &b
+	case **int32:
+		n, _ := strconv.ParseInt(text, 10, 32) // the flag has printed it
+		i := int32(n)
+		*to = &i
+	case **metav1.Duration:
+		d, _ := time.ParseDuration(text) // the flag has printed it
+		*to = &metav1.Duration{Duration: d}
+	}
+	return true
 }

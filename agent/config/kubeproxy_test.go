@@ -26,7 +26,7 @@ var given = map[string][]any{
 	"detectLocalMode":    {"NodeCIDR", "BridgeInterface"},
 	"bindAddress":        {"192.168.0.2", "::1"},
 	"healthzBindAddress": {"127.0.0.1:1"},
-	"metricsBindAddress": {"0.0.0.0:10249"},
+	"metricsBindAddress": {"0.0.0.0:10249", "127.0.0.1:1"},
 	"clusterCIDR":        {"10.0.0.0/8"},
 	"nodePortAddresses":  {[]string{"10.0.0.0/8"}, []string{"127.0.0.0/8"}},
 	"logging.format":     {"json"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,8 +24,12 @@ const (
 	kubeProxyKind       = "KubeProxyConfiguration"
 )
 
-// kubeProxyHealthPort is the default port of kube-proxy's /healthz.
-const kubeProxyHealthPort = "10256"
+// kubeProxyHealthPort and kubeProxyMetricsPort are the default ports of kube-proxy's /healthz and of
+// its metrics.
+const (
+	kubeProxyHealthPort  = "10256"
+	kubeProxyMetricsPort = "10249"
+)
 
 // These are kube-proxy's modes on Linux.
 const (
@@ -41,6 +46,8 @@ type kubeProxy struct {
 	HostnameOverride   string           `json:"hostnameOverride"`
 	BindAddress        string           `json:"bindAddress"`
 	HealthzBindAddress string           `json:"healthzBindAddress"`
+	MetricsBindAddress string           `json:"metricsBindAddress"`
+	EnableProfiling    bool             `json:"enableProfiling"`
 	Mode               string           `json:"mode"`
 	IPTables           kubeProxyMode    `json:"iptables"`
 	IPVS               kubeProxyMode    `json:"ipvs"`
@@ -99,10 +106,9 @@ var reasons = map[string]string{
 		"clientConnection.kubeconfig",
 	"configSyncPeriod": "the agent does not poll",
 	"conntrack":        unknownField,
-	"enableProfiling":  "there is no profiling endpoint",
 	"logging":          "logging.level is debug, info, warn or error, and logging.format is text or json",
-	"metricsBindAddress": "metrics are served over TLS only: set metricsBindAddress, metricsCertFile, " +
-		"metricsKeyFile and metricsClientCAFile",
+	"metricsBindAddress": "only loopback addresses are served without TLS: for others, set " +
+		"secureMetricsBindAddress, metricsCertFile, metricsKeyFile and metricsClientCAFile",
 	"oomScoreAdj":                 "the agent does not change its own OOM score; set it where the agent is started",
 	"portRange":                   "kube-proxy does not use it either",
 	"showHiddenMetricsForVersion": "there are no hidden metrics",
@@ -380,25 +386,41 @@ func (m *migration) others() {
 		m.out.Agent.Conntrack = &c
 	}
 	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpBeLiberal")
-	if saysNothing(m.given["metricsBindAddress"], false) {
-		m.note("metricsBindAddress",
-			"kube-proxy serves metrics on 127.0.0.1:10249; the agent's "+reasons["metricsBindAddress"])
-	}
+	m.metrics()
 }
 
 // healthz returns the address of kube-proxy's /healthz, after applying kube-proxy's defaults.
 func (m *migration) healthz() string {
-	address := m.in.HealthzBindAddress
-	if address == "" {
-		address = "0.0.0.0"
-		if bind, ok := source.ParseAddr(m.in.BindAddress); ok && bind.Is6() {
-			address = "::"
+	return m.address(m.in.HealthzBindAddress, "0.0.0.0", "::", kubeProxyHealthPort)
+}
+
+// metrics carries over the address of kube-proxy's metrics if the agent serves it.
+func (m *migration) metrics() {
+	if m.take("enableProfiling"); m.in.EnableProfiling {
+		m.out.Agent.EnableProfiling = &m.in.EnableProfiling
+	}
+	address := m.address(m.in.MetricsBindAddress, "127.0.0.1", "::1", kubeProxyMetricsPort)
+	if at, err := netip.ParseAddrPort(address); err == nil && at.Addr().IsLoopback() {
+		m.take("metricsBindAddress")
+		if address != net.JoinHostPort("127.0.0.1", kubeProxyMetricsPort) { // the agent's default
+			m.out.Agent.MetricsBindAddress = &address
 		}
 	}
-	if ip, ok := source.ParseAddr(strings.Trim(address, "[]")); ok {
-		return net.JoinHostPort(ip.String(), kubeProxyHealthPort)
+}
+
+// address returns an address that kube-proxy listens on. If it is not given, it is one of two
+// defaults, depending on the family of bindAddress. A missing port is added.
+func (m *migration) address(given, default4, default6, port string) string {
+	if given == "" {
+		given = default4
+		if bind, ok := source.ParseAddr(m.in.BindAddress); ok && bind.Is6() {
+			given = default6
+		}
 	}
-	return address
+	if ip, ok := source.ParseAddr(strings.Trim(given, "[]")); ok {
+		return net.JoinHostPort(ip.String(), port)
+	}
+	return given
 }
 
 // rest reports everything that was not taken as lost, unless it says nothing.

@@ -99,11 +99,16 @@ func TestMigrate(t *testing.T) {
 			localhost + " " + all + " healthzBindAddress=127.0.0.1:1", "bindAddress bindAddressHardFail metricsBindAddress",
 		},
 		"health without a port": {"healthzBindAddress: '[::1]'", localhost + " " + all + " healthzBindAddress=[::1]:10256", ""},
-		"health over IPv6":      {"bindAddress: '::'", localhost + " " + all + " healthzBindAddress=[::]:10256", ""},
+		"over IPv6": {
+			"bindAddress: '::'", localhost + " " + all + " healthzBindAddress=[::]:10256 metricsBindAddress=[::1]:10249", "",
+		},
+		"metrics on loopback":      {"metricsBindAddress: 127.0.0.1:2", localhost + " " + all + " " + health + " metricsBindAddress=127.0.0.1:2", ""},
+		"metrics without a port":   {"metricsBindAddress: 127.0.0.1", localhost + " " + all + " " + health, ""},
+		"metrics open to everyone": {"metricsBindAddress: 0.0.0.0", localhost + " " + all + " " + health, "metricsBindAddress"},
 		"others": {
 			"hostnameOverride: ' Node-1 '\nlogging: {format: json, verbosity: 4}\nfeatureGates: {A: true}\noomScoreAdj: -999\nconfigSyncPeriod: 15m\nenableProfiling: true\nsomething: {new: 1}",
-			"nodeName=node-1 " + localhost + " " + all + " " + health + " logging.format=json",
-			"configSyncPeriod enableProfiling featureGates.A logging.verbosity oomScoreAdj something",
+			"nodeName=node-1 " + localhost + " " + all + " " + health + " enableProfiling=true logging.format=json",
+			"configSyncPeriod featureGates.A logging.verbosity oomScoreAdj something",
 		},
 		"external IPs switched off": {
 			"featureGates: {AllowServiceExternalIPs: false, ContextualLogging: false}",

@@ -77,6 +77,9 @@ type Cleaner struct {
 	removed  prometheus.Counter
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
+	// familySeconds and familyRemoved are kube-proxy's metrics of the same, by family.
+	familySeconds *prometheus.HistogramVec
+	familyRemoved *prometheus.CounterVec
 
 	// wake holds a value if there is work.
 	wake chan struct{}
@@ -118,6 +121,15 @@ func New(o Options) *Cleaner {
 			Help:    "Time to look for stale UDP flows in the kernel's connection tracking table and to remove them.",
 			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10),
 		}),
+		familySeconds: f.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "kubeproxy", Name: "conntrack_reconciler_sync_duration_seconds",
+			Help:    "Time to look for stale UDP flows of an IP family and to remove them, in seconds.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, []string{"ip_family"}),
+		familyRemoved: f.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "kubeproxy", Name: "conntrack_reconciler_deleted_entries_total",
+			Help: "Stale UDP flows of an IP family removed from the kernel's connection tracking table.",
+		}, []string{"ip_family"}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
 		frontends: make(map[frontend]*view.ServicePort), gone: make(map[frontend]struct{}),
 		pending: make(map[model.Family]bool),
@@ -218,7 +230,9 @@ func (c *Cleaner) pass(family model.Family) error {
 	if !due {
 		return nil
 	}
+	start := time.Now()
 	err := c.clean(family, gone)
+	c.familySeconds.WithLabelValues(family.String()).Observe(time.Since(start).Seconds())
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -252,12 +266,14 @@ func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 	defer removed.Close()
 	var found []netlink.Flow
 	var failed error
+	count := c.familyRemoved.WithLabelValues(family.String())
 	remove := func() {
 		for _, f := range found {
 			// The flow may have been made by rules that were programmed since it was found.
 			if failed == nil && stale(f) {
 				if failed = removed.RemoveFlow(family, f.Attributes); failed == nil {
 					c.removed.Inc()
+					count.Inc()
 				}
 			}
 		}

@@ -36,6 +36,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -79,6 +80,8 @@ type Server struct {
 	wake     chan struct{}
 	retry    time.Duration
 	failures prometheus.Counter
+	// healthz and livez count the answers of the node's port, by their status.
+	healthz, livez *prometheus.CounterVec
 	// nodePort bounds the connections to the node's port, and servicePort those to the ports of all
 	// Services together.
 	nodePort, servicePort *bounded.Port
@@ -96,11 +99,18 @@ func New(o Options) *Server {
 	if o.Displaced == nil {
 		o.Displaced = bounded.NewDisplaced(nil, "agent")
 	}
+	f := promauto.With(o.Registerer)
+	answers := func(page string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "kubeproxy", Name: "proxy_" + page + "_total",
+			Help: "Number of answers of /" + page + " at --healthz-bind-address, by HTTP status.",
+		}, []string{"code"})
+	}
 	return &Server{
-		Options: o, wake: make(chan struct{}, 1), retry: retryInterval,
+		Options: o, healthz: answers("healthz"), livez: answers("livez"), wake: make(chan struct{}, 1), retry: retryInterval,
 		nodePort:    bounded.NewPort("health", bounded.Health, o.Logger, o.Displaced),
 		servicePort: bounded.NewPort("service_health", bounded.ServiceHealth, o.Logger, o.Displaced),
-		failures: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{
+		failures: f.NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "health_listen_errors_total",
 			Help: "Number of failed attempts to open a port for health checks, most likely because another program " +
 				"uses it.",
@@ -185,11 +195,11 @@ func (s handlers) nodeHandler() http.Handler {
 		h, node := s.health(), s.Node()
 		eligible := node != nil && !node.Deleting && !node.TaintedForDeletion
 		h.NodeEligible = &eligible
-		h.answer(w, h.Healthy && eligible)
+		h.answer(w, h.Healthy && eligible, s.healthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		h := s.health()
-		h.answer(w, h.Healthy)
+		h.answer(w, h.Healthy, s.livez)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		for _, family := range s.programming.Families() {
@@ -200,10 +210,19 @@ func (s handlers) nodeHandler() http.Handler {
 		}
 		_, _ = fmt.Fprintln(w, "ok") // an error concerns only the client
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Server", daemon.AgentServer)
+		mux.ServeHTTP(w, r)
+	})
 }
 
-func (h *nodeHealth) answer(w http.ResponseWriter, ok bool) {
+// answer answers with the node's health, and counts the answer by its status.
+func (h *nodeHealth) answer(w http.ResponseWriter, ok bool, count *prometheus.CounterVec) {
+	status := http.StatusOK
+	if !ok {
+		status = http.StatusServiceUnavailable
+	}
+	count.WithLabelValues(strconv.Itoa(status)).Inc()
 	// Load balancers read from LastUpdated how old the answer is.
 	if ok {
 		h.LastUpdated = h.CurrentTime

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -161,11 +162,14 @@ func TestCleanupFailsWhileKubeProxyRuns(t *testing.T) {
 	require.NoError(t, cleanup(t, a))
 
 	// A kube-proxy in another container is not visible as a process, but it answers requests.
-	answers := func(address, path, answer string) (stop func()) {
+	answers := func(address, path, program, answer string) (stop func()) {
 		listener, err := a.Listen(t.Context(), "tcp4", address)
 		require.NoError(t, err)
 		mux := http.NewServeMux()
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			if program != "" {
+				w.Header().Set("Server", program)
+			}
 			w.WriteHeader(http.StatusServiceUnavailable)
 			_, _ = io.WriteString(w, answer) // the client would notice an error
 		})
@@ -178,21 +182,24 @@ func TestCleanupFailsWhileKubeProxyRuns(t *testing.T) {
 		}
 	}
 	const mode = "127.0.0.1:10249"
-	stop := answers(mode, "/proxyMode", "nftables")
+	stop := answers(mode, "/proxyMode", "", "nftables")
 	require.ErrorContains(t, cleanup(t, a), "reports the mode nftables")
 	stop()
-	stop = answers(mode, "/proxyMode", "something else")
+	stop = answers(mode, "/proxyMode", daemon.AgentServer, "nftables")
+	require.NoError(t, cleanup(t, a), "it is our agent")
+	stop()
+	stop = answers(mode, "/proxyMode", "", "something else")
 	require.NoError(t, cleanup(t, a))
 	stop()
 	const health = "127.0.0.1:10256"
 	const healthy = `{"lastUpdated":"2026-01-01T00:00:00Z","currentTime":"2026-01-01T00:00:01.5Z","nodeEligible":true,"healthy":false}`
-	stop = answers(health, "/healthz", healthy)
+	stop = answers(health, "/healthz", "", healthy)
 	require.ErrorContains(t, cleanup(t, a), "127.0.0.1:10256/healthz answers like kube-proxy")
 	stop()
-	stop = answers(health, "/", healthy)
+	stop = answers(health, "/healthz", daemon.AgentServer, healthy)
 	require.NoError(t, cleanup(t, a), "it is our agent")
 	stop()
-	stop = answers(health, "/healthz", "ok")
+	stop = answers(health, "/healthz", "", "ok")
 	require.NoError(t, cleanup(t, a))
 	stop()
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -204,6 +205,38 @@ func FindChain(family model.Family, table, chain string) (hook Hook, exists bool
 		return Hook{}, false, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
 	}
 	return hook, exists, nil
+}
+
+// LastHandle returns the highest handle of a table's chain and its rules, in the network namespace of
+// the calling thread. It grows whenever somebody makes the chain or a rule of it again. It is 0 if
+// there is no such chain.
+func LastHandle(family model.Family, table, chain string) (last uint64, err error) {
+	t := Table{FamilyOf(family), table}
+	note := func(handle []byte) {
+		if len(handle) == 8 {
+			last = max(last, binary.BigEndian.Uint64(handle))
+		}
+	}
+	err = with(func(c *Conn) error {
+		err := c.Get(requestOf(unix.NFT_MSG_GETCHAIN, t, unix.NFTA_CHAIN_NAME, chain), func(m netlink.Message) {
+			note(netlink.Attribute(m.Attributes(genLen), unix.NFTA_CHAIN_HANDLE))
+		})
+		if err != nil {
+			return err
+		}
+		return c.read(requestOf(unix.NFT_MSG_GETRULE, t, unix.NFTA_RULE_CHAIN, chain), nil, func(attributes []byte) {
+			if netlink.Text(netlink.Attribute(attributes, unix.NFTA_RULE_CHAIN)) == chain {
+				note(netlink.Attribute(attributes, unix.NFTA_RULE_HANDLE))
+			}
+		})
+	})
+	if errors.Is(err, unix.ENOENT) || isAny(err, lacking...) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the handles of the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
+	}
+	return last, nil
 }
 
 func with(use func(*Conn) error) error {

@@ -79,6 +79,9 @@ type Options struct {
 	MinSyncPeriod time.Duration
 	// SyncPeriod is the time after a Replace at which everything is programmed anew; 0 means never.
 	SyncPeriod time.Duration
+	// Mode is kube-proxy's name for what the Programmer uses: iptables, ipvs or nftables. It decides
+	// which of kube-proxy's metrics there are.
+	Mode       string
 	Flows      Flows                 // nil means that nobody follows flows
 	Health     Health                // nil means that nobody follows health checks
 	Logger     *slog.Logger          // nil means slog's default logger
@@ -132,6 +135,7 @@ type Reconciler struct {
 	begun, programmed chan struct{}
 	status            status
 	metrics           *metrics
+	kubeProxy         *kubeProxyMetrics
 }
 
 // New returns a Reconciler.
@@ -151,6 +155,7 @@ func New(o Options) *Reconciler {
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
 		metrics: newMetrics(o.Registerer),
 	}
+	r.kubeProxy = newKubeProxyMetrics(o.Registerer, o.Mode, o.Cache, r.families)
 	r.status.families = make(map[model.Family]*familyStatus)
 	r.status.failures = make(map[model.ServiceKey]Failure)
 	for _, family := range r.families {
@@ -188,8 +193,10 @@ func (r *Reconciler) Run(ctx context.Context) {
 			return
 		case <-r.Cache.Dirty():
 			r.status.setPending(earlier(r.status.pending, time.Now()))
+			r.kubeProxy.queued(r.families)
 		case reason := <-r.lost:
 			r.status.lost()
+			r.kubeProxy.queued(r.families)
 			if r.schedule.repair() {
 				r.Logger.Warn("Others have changed the rules, programming the whole state again", "reason", reason)
 				r.metrics.repairs.Inc()
@@ -256,6 +263,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		r.epoch = taken.Epoch
 	}
 	maps.Copy(r.unacked, taken.Positions)
+	r.kubeProxy.wait(taken.Triggers)
 	r.setNode()
 	for _, key := range taken.Services {
 		service, endpointSlices := r.Cache.Service(key)
@@ -278,6 +286,7 @@ func (r *Reconciler) step(ctx context.Context) {
 	served := r.served()
 	acked := r.ackable(taken.Shards)
 	r.status.reached(r.epoch, acked, served, replaced, r.out)
+	r.record(changes, replaced)
 	r.metrics.ports.Set(float64(served))
 	r.announce(served)
 	r.tell(changes, replaced)
@@ -289,6 +298,37 @@ func (r *Reconciler) step(ctx context.Context) {
 	})
 	if replaced {
 		debug.FreeOSMemory() // a Replace needs as much memory again as is kept, and is rare
+	}
+}
+
+// record records for kube-proxy's metrics what the kernel holds after a step.
+func (r *Reconciler) record(changes []view.Change, replaced bool) {
+	for _, family := range r.families {
+		if r.out[family] == nil {
+			r.kubeProxy.lastTimestamp.WithLabelValues(family.String()).SetToCurrentTime()
+		}
+	}
+	var whole *view.State
+	if replaced {
+		state := r.View.State()
+		whole = &state
+	}
+	r.kubeProxy.countLocal(r.families, changes, whole)
+	r.kubeProxy.programmed(time.Now(), r.lacks())
+}
+
+// lacks returns a function that reports whether the kernel lacks something of a Service in a family.
+func (r *Reconciler) lacks() func(model.ServiceKey, model.Family) bool {
+	type part struct {
+		service model.ServiceKey
+		family  model.Family
+	}
+	failed := make(map[part]bool)
+	for id := range r.failed {
+		failed[part{id.Service, id.Family}] = true
+	}
+	return func(service model.ServiceKey, family model.Family) bool {
+		return r.out[family] != nil || failed[part{service, family}]
 	}
 }
 
@@ -519,7 +559,7 @@ func (r *Reconciler) program(
 		if changes = r.programmable(changes); len(changes) == 0 {
 			return false, nil
 		}
-		applied = r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
+		applied = r.observe("apply", familiesOf(changes), func() error { return r.Programmer.Apply(ctx, changes) })
 		failed, out := programmer.Split(applied, r.families)
 		if len(out) == 0 {
 			for _, c := range changes {
@@ -537,7 +577,7 @@ func (r *Reconciler) program(
 	default:
 	}
 	r.checksDue = r.checksDue || len(r.out) > 0 || len(r.failed) > 0
-	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
+	err := r.observe("replace", r.families, func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	failed, r.out = programmer.Split(err, r.families)
 	if applied != nil && len(r.out) == 0 {
 		r.Logger.Warn("Cannot apply a change, programmed the whole state again", "err", applied)
@@ -551,14 +591,28 @@ func (r *Reconciler) program(
 	return true, failed
 }
 
-func (r *Reconciler) observe(operation string, f func() error) error {
+// observe measures an operation of the programmer that concerns these families.
+func (r *Reconciler) observe(operation string, families []model.Family, f func() error) error {
 	start := time.Now()
 	err := f()
 	took := time.Since(start)
 	r.status.change(func() { r.status.now.Time, r.status.now.Duration = start, took })
 	r.metrics.seconds.WithLabelValues(operation).Observe(took.Seconds())
+	r.kubeProxy.observe(operation == "replace", families, took, err)
 	if err != nil {
 		r.metrics.errors.WithLabelValues(operation).Inc()
 	}
 	return err
+}
+
+// familiesOf returns the IP families of changes, ascending.
+func familiesOf(changes []view.Change) []model.Family {
+	var families []model.Family
+	for _, c := range changes {
+		if family := c.ID().Family; !slices.Contains(families, family) {
+			families = append(families, family)
+		}
+	}
+	slices.Sort(families)
+	return families
 }

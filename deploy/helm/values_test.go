@@ -57,6 +57,8 @@ func TestWrongValues(t *testing.T) {
 		{"agent.config.programmer=ebpf", "at '/agent/config/programmer': value must be one of"},
 		{"agent.config.iptables.variant=new", "at '/agent/config/iptables/variant': value must be one of"},
 		{"agent.config.healthzBindAddress=:10256", "at '/agent/config/healthzBindAddress'"},
+		{"agent.config.metricsBindAddress=:10249", "at '/agent/config/metricsBindAddress'"},
+		{"agent.config.pages={secrets}", "at '/agent/config/pages/0'"},
 		{"agent.config.clusterCIDR=10.244.0.0/16", "at '/agent/config/clusterCIDR'"},
 		{"agent.config.detectLocalMode=NodeCIDR", "podCIDRs and agent.config.detectLocalMode exclude each other"},
 		{"agent.capabilities={SYS_ADMIN}", "at '/agent/capabilities/0': value must be one of"},

@@ -86,12 +86,14 @@ func nftCommands(t *testing.T) string {
 	return dir
 }
 
-// startAgent starts slicecast-agent.
-func (n *node) startAgent() *command.Command {
+// startAgent starts slicecast-agent with additional flags.
+func (n *node) startAgent(more ...string) *command.Command {
 	n.t.Helper()
 	return start(n.t, n.Host, "slicecast-agent on "+n.Name, []string{agentVariable + "=1"}, "/proc/self/exe",
-		"--node-name="+n.Name, "--source=kube", "--kubeconfig="+n.kubeconfig, "--service-proxy-name="+proxyName,
-		"--programmer=iptables", "--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
+		append([]string{
+			"--node-name=" + n.Name, "--source=kube", "--kubeconfig=" + n.kubeconfig, "--service-proxy-name=" + proxyName,
+			"--programmer=iptables", "--iptables-variant=nft", "--cluster-cidr=" + clusterCIDRs, "--log-level=debug",
+		}, more...)...)
 }
 
 // cleanUp runs "slicecast-agent cleanup".

@@ -68,7 +68,7 @@ func NewDisplaced(r prometheus.Registerer, component string) *prometheus.Counter
 	return promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: component, Name: "displaced_connections_total",
 		Help: "Number of connections that were closed to make room for new ones, by port: health, service_health, " +
-			"metrics, or plaintext (gRPC without TLS).",
+			"metrics, pages (kube-proxy's), or plaintext (gRPC without TLS).",
 	}, []string{"port"})
 }
 

@@ -9,6 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
+// AgentServer is the value of the header Server in the answers of agents where kube-proxy answers,
+// too. The answers of kube-proxy have no such header.
+const AgentServer = "slicecast-agent"
+
 // HealthHandler answers the usual paths of Kubernetes components. /healthz and /livez always
 // succeed. /readyz succeeds if ready returns nil, and otherwise answers with status 503 and the
 // error.

@@ -1,6 +1,7 @@
 // This test proves that a real kube-proxy that comes back is noticed within a minute, and named by
-// the agents, the server and Events, while connections go on and follow changes. It is over once
-// kube-proxy is gone.
+// the agents, the server and Events, while connections go on and follow changes. That holds although
+// agents have its ports, and also if agents do not see its process, as in another container. It is
+// over once kube-proxy and its rules are gone.
 package e2e
 
 import (
@@ -25,8 +26,9 @@ import (
 // noticeTimeout is how soon a kube-proxy must be noticed.
 const noticeTimeout = time.Minute
 
-// startKubeProxy starts a kube-proxy on a node, with the node's variant of iptables.
-func (c *cluster) startKubeProxy(n *node, mode string) *command.Command {
+// startKubeProxy starts a kube-proxy on a node, as a process with the given name and with the node's
+// variant of iptables.
+func (c *cluster) startKubeProxy(n *node, mode, name string) *command.Command {
 	c.t.Helper()
 	binary, err := controlplane.KubernetesBinary(c.t.Context(), "kube-proxy")
 	require.NoError(c.t, err)
@@ -44,8 +46,9 @@ func (c *cluster) startKubeProxy(n *node, mode string) *command.Command {
 			require.NoError(c.t, os.Symlink("/usr/sbin/"+name+"-"+n.variant+suffix, filepath.Join(commands, name+suffix)))
 		}
 	}
+	require.NoError(c.t, os.Symlink(binary, filepath.Join(commands, name)))
 	proxy := command.New(c.t, n.Host, "kube-proxy on "+n.Name)
-	require.NoError(c.t, proxy.Start([]string{"PATH=" + commands + ":" + os.Getenv("PATH")}, binary,
+	require.NoError(c.t, proxy.Start([]string{"PATH=" + commands + ":" + os.Getenv("PATH")}, filepath.Join(commands, name),
 		"--config="+writeFile(c.t, c.t.TempDir(), "config", config)))
 	return proxy
 }
@@ -74,7 +77,7 @@ func TestKubeProxyComesBack(t *testing.T) {
 	connections, prober := c.Connect(web, 80), c.ProbeAllTheTime(web, 80)
 
 	started := time.Now()
-	proxies := []*command.Command{c.startKubeProxy(c.a, "iptables"), c.startKubeProxy(c.b, "nftables")}
+	proxies := []*command.Command{c.startKubeProxy(c.a, "iptables", "kube-proxy"), c.startKubeProxy(c.b, "nftables", "hidden")}
 	testenv.Eventually(t, noticeTimeout, func() error {
 		if out := status(); !strings.Contains(out, "kube_proxy on 2 nodes") {
 			return fmt.Errorf("not noticed: %s", out)
@@ -93,6 +96,9 @@ func TestKubeProxyComesBack(t *testing.T) {
 			return err
 		})
 	}
+
+	require.Contains(t, c.a.agent.Log(), "kube-proxy runs on this node (process ")
+	require.Contains(t, c.b.agent.Log(), "it has made rules: the IPv4 chain nat-prerouting in table kube-proxy")
 
 	// kube-proxy programs the same Services, so both have to follow what happens now.
 	c.awaitKubeProxy(web)

@@ -48,14 +48,18 @@ func (w *Writer) Apply(u *model.Update) (out Outcome, err error) {
 	for _, key := range removed {
 		if o := s.remove(key); o != nil {
 			w.pending.services[o.ServiceKey()] = struct{}{}
+			w.countLocked(key)
 		}
 	}
 	for _, service := range u.Services {
+		if old := s.object(service.Key()); old == nil || old.ContentVersion() != service.ContentVersion() {
+			w.countLocked(service.Key())
+		}
 		s.setService(service)
 		w.pending.services[service.ServiceKey()] = struct{}{}
 	}
 	for _, slice := range u.Slices {
-		w.setSliceLocked(s, slice)
+		w.changeSliceLocked(s, slice)
 	}
 	out.Missing = w.applyDeltasLocked(s, u)
 	out.Undecoded = s.noteUnreadable(u.Unreadable)
@@ -152,6 +156,33 @@ func checkShards(u *model.Update, shards uint32) error {
 	return nil
 }
 
+// countLocked counts a change of an object.
+func (w *Writer) countLocked(key model.Key) {
+	for _, c := range []*Counts{&w.counts, &w.pending.counts} {
+		if key.Kind == model.KindSlice {
+			c.Slices++
+		} else {
+			c.Services++
+		}
+	}
+}
+
+// changeSliceLocked is setSliceLocked for a slice that came with an Update. If the slice differs
+// from the present one, that counts as a change, and a new last-change-trigger-time as a Trigger.
+// What arrives before the cache is in sync for the first time is no change that just happened.
+func (w *Writer) changeSliceLocked(s *cacheShard, slice *model.Slice) {
+	old := s.slices[slice.Key()]
+	if old == nil || old.ContentVersion() != slice.ContentVersion() {
+		w.countLocked(slice.Key())
+		at := slice.LastChangeTriggerTimeMS
+		isNew := at != 0 && (old == nil || old.LastChangeTriggerTimeMS != at)
+		if isNew && w.inSync && !w.Relay && len(w.pending.triggers) < MaxTriggers {
+			w.pending.triggers = append(w.pending.triggers, Trigger{slice.ServiceKey(), slice.Family, at})
+		}
+	}
+	w.setSliceLocked(s, slice)
+}
+
 // setSliceLocked adds or replaces a slice. It marks the slice's Service as changed, and also the
 // previous Service if the slice has moved from one to the other.
 func (w *Writer) setSliceLocked(s *cacheShard, slice *model.Slice) {
@@ -185,7 +216,7 @@ func (w *Writer) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []mo
 		_, waits := s.missing[d.Key()]
 		if have != nil && (have.Exact() || s.sequence == u.From && !unreadable && !waits) {
 			if slice, err := apply(d, have); err == nil {
-				w.setSliceLocked(s, slice)
+				w.changeSliceLocked(s, slice)
 				continue
 			}
 		}

@@ -80,7 +80,9 @@ type Cache struct {
 	// none has yet.
 	software string
 	pending  pending
-	dirty    chan struct{}
+	// counts counts the changes since New.
+	counts Counts
+	dirty  chan struct{}
 }
 
 // pending is what Take returns next.
@@ -88,7 +90,24 @@ type pending struct {
 	services map[model.ServiceKey]struct{}
 	shards   []uint32 // the shards whose moved flag is set
 	node     bool
+	triggers []Trigger
+	counts   Counts // of what Take has not returned yet
 }
+
+// Counts are numbers of changes that Updates brought: of Services, and of slices. Two changes of one
+// object count as two.
+type Counts struct{ Services, Slices uint64 }
+
+// Trigger is the last-change-trigger-time of a slice, which came with a change of the slice.
+type Trigger struct {
+	Service model.ServiceKey
+	Family  model.Family
+	// TimeMS is the time in milliseconds since 1970, by the clock of the cluster's controllers.
+	TimeMS int64
+}
+
+// MaxTriggers bounds the triggers that wait to be returned. Further ones are left out.
+const MaxTriggers = 1 << 16
 
 // New returns an empty cache.
 func New() *Cache {
@@ -109,6 +128,15 @@ type Changes struct {
 	Shards    uint32
 	// Node reports that the Node arrived or changed.
 	Node bool
+	// Triggers are the last-change-trigger-times that came with the changes of slices.
+	Triggers []Trigger
+}
+
+// Counts returns the numbers of changes since New, and of those that Take has not returned yet.
+func (c *Cache) Counts() (all, pending Counts) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts, c.pending.counts
 }
 
 // Dirty returns the channel that receives a value when Take has something to return.
@@ -129,6 +157,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Epoch:     c.epoch,
 		Shards:    uint32(len(c.shards)),
 		Node:      c.pending.node,
+		Triggers:  c.pending.triggers,
 	}
 	c.pending.shards = slices.DeleteFunc(c.pending.shards, func(shard uint32) bool {
 		s := &c.shards[shard]
@@ -143,7 +172,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 	} else { // clearing a large map would cost each later Take as much as this one
 		c.pending.services = make(map[model.ServiceKey]struct{})
 	}
-	c.pending.node = false
+	c.pending.node, c.pending.triggers, c.pending.counts = false, nil, Counts{}
 	return changes, true
 }
 

@@ -409,3 +409,44 @@ func TestBucketsOutOfBounds(t *testing.T) {
 	_, err = c.Apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets - 1}})
 	require.NoError(t, err)
 }
+
+// TestChangesAreCounted asserts what counts as a change, and which last-change-trigger-times Take
+// returns.
+func TestChangesAreCounted(t *testing.T) {
+	w := &Writer{Cache: New()}
+	require.NoError(t, w.Welcome(epoch, 1))
+	first := web()
+	apply(t, w, &model.Update{To: 1, Full: true, Services: []*model.Service{service("web")}, Slices: []*model.Slice{first}})
+	require.NoError(t, w.InSync([]uint64{1}, model.ResourceVersions{}))
+	all, pending := w.Counts()
+	require.Equal(t, Counts{Services: 1, Slices: 1}, all)
+	require.Equal(t, all, pending)
+	changes, _ := w.Take()
+	require.Empty(t, changes.Triggers, "the first state is no change")
+	_, pending = w.Counts()
+	require.Zero(t, pending)
+
+	// The same again, and then a change with and without a new time.
+	apply(t, w, &model.Update{From: 1, To: 2, Services: []*model.Service{service("web")}, Slices: []*model.Slice{first}})
+	all, _ = w.Counts()
+	require.Equal(t, Counts{Services: 1, Slices: 1}, all)
+	at := first.LastChangeTriggerTimeMS
+	for i, want := range [][]int64{{at + 5}, nil, {at + 7}} {
+		next := *first
+		next.Endpoints = next.Endpoints[:len(next.Endpoints)-1-i]
+		next.LastChangeTriggerTimeMS = at + []int64{5, 5, 7}[i]
+		apply(t, w, &model.Update{From: uint64(2 + i), To: uint64(3 + i), Slices: []*model.Slice{model.NewSlice(next)}})
+		changes, _ := w.Take()
+		var times []int64
+		for _, trigger := range changes.Triggers {
+			require.Equal(t, webKey, trigger.Service)
+			require.Equal(t, first.Family, trigger.Family)
+			times = append(times, trigger.TimeMS)
+		}
+		require.Equal(t, want, times)
+	}
+	apply(t, w, &model.Update{From: 5, To: 6, Removed: []model.Key{first.Key(), service("web").Key()}})
+	all, pending = w.Counts()
+	require.Equal(t, Counts{Services: 2, Slices: 5}, all)
+	require.Equal(t, Counts{Services: 1, Slices: 1}, pending)
+}

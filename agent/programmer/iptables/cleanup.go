@@ -16,18 +16,19 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// Cleanup removes the chains of this package and the rules that refer to them, for every variant
-// and IP family that this machine has.
+// Cleanup removes the chains of this package, the rules that refer to them, and the counters, for
+// every variant and IP family that this machine has.
 func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
 
 func cleanupAll(ctx context.Context, run runner) error {
 	if !mayBeLeft() {
-		return nil
+		return removeCounters()
 	}
-	return eachProgram(func(_ model.Family, name string) error {
+	err := eachProgram(func(_ model.Family, name string) error {
 		_, err := cleanup(ctx, name, run, nil)
 		return err
 	})
+	return errors.Join(err, removeCounters())
 }
 
 // Retire removes what Cleanup removes, for a node that another programmer serves. There is one
@@ -37,7 +38,7 @@ func cleanupAll(ctx context.Context, run runner) error {
 // chain of iptables drops. Retire logs that it keeps the chain.
 func Retire(ctx context.Context, options Options) error {
 	if !mayBeLeft() && !mayDrop() {
-		return nil
+		return removeCounters()
 	}
 	mark := cmp.Or(options.MasqueradeMark, programmer.DefaultMasqueradeMark)
 	var kept []string
@@ -58,7 +59,7 @@ func Retire(ctx context.Context, options Options) error {
 		log.Error("The policy of iptables' FORWARD chain is DROP, and there are no iptables commands to accept " +
 			"forwarded traffic of Services; install them, or accept the traffic by other rules")
 	}
-	return err
+	return errors.Join(err, removeCounters())
 }
 
 // eachProgram calls each with the name of every program that may exist.

@@ -28,6 +28,8 @@ type dialect struct {
 	localnet bool
 	// liberal means that conntrack accepts TCP segments outside of the window as valid.
 	liberal bool
+	// counters means that rules can count packets with the counters of counters.go.
+	counters bool
 }
 
 func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect {
@@ -95,6 +97,11 @@ func from(p netip.Prefix) match {
 
 func to(p netip.Prefix) match {
 	return match{destination: strings.Replace(from(p).source, "-s", "-d", 1)}
+}
+
+// countsLocalhost reports whether a frontend has a rule that counts connections to loopback addresses.
+func (d *dialect) countsLocalhost(f view.Frontend) bool {
+	return d.localnet && d.counters && f.Kind == view.NodePort
 }
 
 // fromNode matches packets from an address of the node.

@@ -38,8 +38,11 @@ type (
 //     includes it.
 type kernelFamily struct {
 	*dialect
-	tool *tool
-	log  *slog.Logger
+	tool    *tool
+	log     *slog.Logger
+	metrics *Metrics // nil means none
+	// countable means that the programs and the kernel have what counters need.
+	countable bool
 
 	// held is what the kernel holds. nil means that this is not known, and that a Replace must come
 	// next.
@@ -68,7 +71,7 @@ func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
 	f.ports, f.changed = plans{}, plans{}
 	byAddress := keys[netip.Addr]{addressBit, f.matchAddress, netip.Addr.Compare}
-	inNat := entries[frontend]{natWeight, f.natRules}
+	inNat := entries[frontend]{f.natWeight, f.natRules}
 	inFilter := entries[frontend]{one[frontend], f.filterRules} // seldom more than one rule
 	f.vips = newTree(nat, vipsChain, byAddress, inNat)
 	f.external = newTree(nat, externalChain, byAddress, inNat)
@@ -191,8 +194,11 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	x := f.transaction(all)
 	text := x.text()
 	err := f.tool.restore(ctx, text)
+	if err == nil {
+		f.held.done(x)
+		f.metrics.wrote(f, x)
+	}
 	if err == nil && len(text) > 0 {
-		x.done()
 		f.log.Debug("Wrote rules", "family", f.family, "bytes", len(text), "duration", time.Since(start))
 	}
 	return err

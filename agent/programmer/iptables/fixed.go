@@ -155,8 +155,11 @@ func (d *dialect) postroutingChains(x *transaction) {
 // client that knows only the Service's address. The client would reset the connection.
 func (d *dialect) filterChains(x *transaction) {
 	invalid := only("-m conntrack --ctstate INVALID")
-	if d.liberal {
+	switch {
+	case d.liberal:
 		invalid = nil
+	case d.counters:
+		invalid[0].more += " " + counted(invalidCounter)
 	}
 	putParts(x, filter, forwardChain,
 		part{"-j DROP", invalid},

@@ -143,7 +143,13 @@ func (p *plan) inlined() []view.Backend {
 }
 
 // natWeight returns how many rules a frontend has in its tree of nat.
-func natWeight(f frontend) int { return max(1, len(f.port.inline)) }
+func (d *dialect) natWeight(f frontend) int {
+	n := max(1, len(f.port.inline))
+	if d.countsLocalhost(f.get()) {
+		n++
+	}
+	return n
+}
 
 // inOrder returns the frontends under one key, sorted.
 func inOrder(frontends []frontend) []frontend {
@@ -174,6 +180,10 @@ func comment(f frontend) string {
 func (d *dialect) natRules(w *bytes.Buffer, chain string, frontends []frontend) {
 	for _, f := range inOrder(frontends) {
 		m := d.frontend(f.port.ID.Protocol, f.get())
+		if d.countsLocalhost(f.get()) {
+			local := m.and(match{destination: "-d " + d.loopback, more: counted(localhostCounter)})
+			w.WriteString(local.rule(chain, comment(f)))
+		}
 		if f.port.inline != nil {
 			destinations(w, chain, m, comment(f), f.port.ServicePort, f.port.inline)
 			continue

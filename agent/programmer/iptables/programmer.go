@@ -35,6 +35,8 @@ type Options struct {
 	// MasqueradeMark is the single bit of the packet mark that is set when a Service is looked up,
 	// until the packet is masqueraded. 0 means programmer.DefaultMasqueradeMark.
 	MasqueradeMark uint32
+	// Metrics receives what is about rules; nil means that nobody does.
+	Metrics *Metrics
 	// Log receives what this machine lacks and, at level debug, each write. nil means slog.Default().
 	Log *slog.Logger
 }
@@ -100,8 +102,10 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			dialect: newDialect(family, mark, t.modern()),
 			tool:    t,
 			log:     log,
+			metrics: options.Metrics,
 			refused: map[view.ServicePortID]bool{},
 		}
+		p.families[family].countable = t.supportsCounters(context.Background())
 		log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
@@ -129,6 +133,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.watch.forget()
+	p.addCounters()
 	err := p.operate(func(f *kernelFamily) error { return f.replace(ctx, state) })
 	if p.alone {
 		if err := p.removeOtherVariant(ctx); err != nil {
@@ -139,6 +144,22 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	p.routeLocalnet()
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
+}
+
+// addCounters creates the counters in the kernel, if it has such. A counter that others have removed
+// was not in use.
+func (p *Programmer) addCounters() {
+	var err error
+	countable := func(f *kernelFamily) bool { return f.countable }
+	if slices.ContainsFunc(slices.Collect(maps.Values(p.families)), countable) {
+		err = addCounters()
+	}
+	if err != nil {
+		p.log.Debug("Cannot create counters of packets, the metrics of them are missing", "err", err)
+	}
+	for _, f := range p.families {
+		f.counters = f.countable && err == nil
+	}
 }
 
 // Apply writes the chains of the Service ports that changed, and the chains that lead to them, with

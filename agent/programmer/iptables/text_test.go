@@ -95,7 +95,7 @@ func TestExactlyUniform(t *testing.T) {
 func TestTreeShape(t *testing.T) {
 	d := newDialect(model.IPv4, programmer.DefaultMasqueradeMark, true)
 	build := func() *tree[netip.Addr, frontend] {
-		return newTree(nat, vipsChain, keys[netip.Addr]{addressBit, d.matchAddress, netip.Addr.Compare}, entries[frontend]{natWeight, d.natRules})
+		return newTree(nat, vipsChain, keys[netip.Addr]{addressBit, d.matchAddress, netip.Addr.Compare}, entries[frontend]{d.natWeight, d.natRules})
 	}
 	text := func(tr *tree[netip.Addr, frontend], all bool, held chainHashes) (*transaction, string) {
 		x := newTransaction(held)
@@ -123,14 +123,17 @@ func TestTreeShape(t *testing.T) {
 	}
 	held := newChainHashes()
 	x, _ := text(twice, false, held)
-	x.done()
+	s := &saved{chains: held}
+	s.done(x)
+	require.Equal(t, held.rules(nat), s.rules[nat])
 	for _, i := range random.Perm(len(entries)) {
 		if i >= 2000 {
 			twice.change(false, entries[i].get().Address, entries[i])
 		}
 	}
 	x, _ = text(twice, false, held)
-	x.done()
+	s.done(x)
+	require.Equal(t, held.rules(nat), s.rules[nat], "the count is kept up to date")
 	_, want := text(once, true, newChainHashes())
 	_, got := text(twice, true, newChainHashes())
 	require.Equal(t, want, got)
@@ -245,7 +248,7 @@ COMMIT
 	require.Equal(t, "SLICECAST-INPUT", s.hooks[0].target())
 	require.Equal(t, chainHashes{
 		nat: {
-			"SLICECAST-VIPS": xxhash.Sum64String("-A SLICECAST-VIPS -j ACCEPT\n-A SLICECAST-VIPS -j SLICECAST-P-X\n"),
+			"SLICECAST-VIPS": hashOf([]byte("-A SLICECAST-VIPS -j ACCEPT\n-A SLICECAST-VIPS -j SLICECAST-P-X\n")),
 			"SLICECAST-P-X":  emptyChain,
 		},
 		filter: {"SLICECAST-INPUT": emptyChain},

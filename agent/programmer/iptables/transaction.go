@@ -20,18 +20,36 @@ const (
 
 func (t table) String() string { return [...]string{"nat", "filter"}[t] }
 
-// chainHashes describes the chains of this package in the kernel: for each chain a hash of its
-// rules, as iptables-save prints them. The rules themselves would take too much memory.
-type chainHashes [tables]map[string]uint64
+// chainHashes describes the chains of this package in the kernel.
+type chainHashes [tables]map[string]chainHash
 
-// emptyChain is the hash of a chain without rules.
-var emptyChain = xxhash.Sum64(nil)
+// chainHash describes the rules of a chain, as iptables-save prints them. The rules themselves would
+// take too much memory.
+type chainHash struct {
+	hash  uint64
+	rules int // their number
+}
+
+// emptyChain describes a chain without rules.
+var emptyChain = hashOf(nil)
+
+func hashOf(rules []byte) chainHash {
+	return chainHash{xxhash.Sum64(rules), bytes.Count(rules, []byte("\n"))}
+}
 
 func newChainHashes() (h chainHashes) {
 	for t := range h {
-		h[t] = map[string]uint64{}
+		h[t] = map[string]chainHash{}
 	}
 	return h
+}
+
+// rules returns the number of rules in a table.
+func (h *chainHashes) rules(t table) (n int) {
+	for _, chain := range h[t] {
+		n += chain.rules
+	}
+	return n
 }
 
 // transaction collects what has to be written so that chains become as wanted. It leaves out those
@@ -46,7 +64,7 @@ type transactionPart struct {
 	declare map[string]bool
 	rules   bytes.Buffer
 	put     map[string]bool // chains that put was called for, whether they differ or not
-	written map[string]uint64
+	written map[string]chainHash
 	removed map[string]bool
 }
 
@@ -55,7 +73,7 @@ func newTransaction(held chainHashes) *transaction {
 	for t := range x.parts {
 		p := &x.parts[t]
 		p.declare, p.put = map[string]bool{}, map[string]bool{}
-		p.written, p.removed = map[string]uint64{}, map[string]bool{}
+		p.written, p.removed = map[string]chainHash{}, map[string]bool{}
 	}
 	return x
 }
@@ -65,7 +83,7 @@ func (x *transaction) put(t table, chain string, write func(*bytes.Buffer)) {
 	p := &x.parts[t]
 	start := p.rules.Len()
 	write(&p.rules)
-	hash := xxhash.Sum64(p.rules.Bytes()[start:])
+	hash := hashOf(p.rules.Bytes()[start:])
 	p.put[chain] = true
 	if held, ok := x.held[t][chain]; ok && held == hash {
 		p.rules.Truncate(start)
@@ -138,13 +156,15 @@ func (x *transaction) text() []byte {
 }
 
 // done records that the kernel has accepted the transaction: see invariant 1 of kernelFamily.
-func (x *transaction) done() {
+func (s *saved) done(x *transaction) {
 	for t := range x.parts {
 		for chain, hash := range x.parts[t].written {
-			x.held[t][chain] = hash
+			s.rules[t] += hash.rules - s.chains[t][chain].rules
+			s.chains[t][chain] = hash
 		}
 		for chain := range x.parts[t].removed {
-			delete(x.held[t], chain)
+			s.rules[t] -= s.chains[t][chain].rules
+			delete(s.chains[t], chain)
 		}
 	}
 }
@@ -165,7 +185,9 @@ func (h hook) target() string {
 // saved is what the output of iptables-save holds of this package.
 type saved struct {
 	chains chainHashes
-	hooks  []hook
+	// rules are the numbers of rules in chains.
+	rules [tables]int
+	hooks []hook
 	// drops means that the policy of FORWARD is DROP.
 	drops bool
 }
@@ -181,10 +203,12 @@ func parseSave(output []byte) saved {
 func (s *saved) parse(output []byte) {
 	current := tables // a table of no interest
 	var hashes map[string]*xxhash.Digest
+	counts := map[string]int{}
 	end := func() {
 		for chain, h := range hashes {
-			s.chains[current][chain] = h.Sum64()
+			s.chains[current][chain] = chainHash{h.Sum64(), counts[chain]}
 		}
+		clear(counts)
 	}
 	for line := range bytes.Lines(output) {
 		switch {
@@ -206,11 +230,25 @@ func (s *saved) parse(output []byte) {
 		case bytes.HasPrefix(line, []byte("-A ")):
 			chain, _, _ := bytes.Cut(line[3:], []byte(" "))
 			if h := hashes[string(chain)]; h != nil {
-				_, _ = h.Write(line)
+				_, _ = h.Write(unspaced(line))
+				counts[string(chain)]++
 			} else if bytes.Contains(line, []byte(" -j "+prefix)) || bytes.Contains(line, []byte(" -g "+prefix)) {
 				s.hooks = append(s.hooks, hook{current, strings.TrimSpace(string(line))})
 			}
 		}
 	}
 	end()
+	for t := range tables {
+		s.rules[t] = s.chains.rules(t)
+	}
+}
+
+// unspaced returns a line of iptables-save with single spaces only. iptables 1.8.9 prints two spaces
+// before the name of a counter. No comment of this package has two.
+func unspaced(line []byte) []byte {
+	twice := []byte("  ")
+	if !bytes.Contains(line, twice) {
+		return line
+	}
+	return bytes.ReplaceAll(line, twice, twice[:1])
 }

@@ -72,7 +72,9 @@ func (r *recorder) metrics() (out []metric, err error) {
 // kindOf returns the type of metrics that have labels but no values yet, and "" for other kinds of
 // collectors.
 func kindOf(c prometheus.Collector) string {
-	switch c.(type) {
+	switch c := c.(type) {
+	case interface{ Kind() string }:
+		return c.Kind()
 	case *prometheus.CounterVec:
 		return "counter"
 	case *prometheus.GaugeVec:
