@@ -39,9 +39,6 @@ const (
 	maxRetry = 10 * time.Second
 )
 
-// maxProfile bounds how long a profile or trace may take.
-const maxProfile = 5 * time.Minute
-
 // Options configure the pages. Mode, Metrics, Config, Flags and Displaced are required.
 type Options struct {
 	// Addresses are where the pages are served, as "host:port". Each host is a loopback address; see
@@ -97,12 +94,9 @@ func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	limits := bounded.Metrics
-	if o.Profiling {
-		limits.Write = maxProfile
-	}
 	s := &Server{
-		Options: o, started: time.Now(), retry: minRetry, port: bounded.NewPort("pages", limits, o.Logger, o.Displaced),
+		Options: o, started: time.Now(), retry: minRetry,
+		port: bounded.NewPort("pages", bounded.Metrics, o.Logger, o.Displaced),
 		failures: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "metrics_listen_errors_total",
 			Help: "Number of failed attempts to open a port of --metrics-bind-address, most likely because a kube-proxy " +

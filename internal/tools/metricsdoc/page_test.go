@@ -69,7 +69,7 @@ func page(dir string) (string, error) {
 
 The server and the agent serve these metrics at /metrics of their --metrics-bind-address, in the Prometheus format. They
 also serve client_golang's metrics of the process (process_*) and the Go runtime (go_*). The names of counters end with
-_total. A histogram has the series _bucket, _sum and _count.
+_total, and kube-proxy has a gauge whose name does, too. A histogram has the series _bucket, _sum and _count.
 `)
 	for _, c := range []command{serverCommand(dir), agentCommand(dir)} {
 		metrics, err := c.metrics()
@@ -128,7 +128,11 @@ func serverCommand(dir string) command {
 func agentCommand(dir string) command {
 	servers := []string{"--servers=127.0.0.1:1", "--insecure-plaintext"}
 	return command{
-		name: "slicecast-agent", about: "For clients with a certificate of --metrics-client-ca-file.",
+		name: "slicecast-agent", about: `For everybody on the node, and at --secure-metrics-bind-address for clients with a certificate of
+--metrics-client-ca-file.
+
+Metrics that begin with kubeproxy_ have the names, types, labels and buckets of kube-proxy 1.37, and its meaning unless
+the description says otherwise. [configuration.md](configuration.md#kube-proxys-pages) says which are missing.`,
 		variants: []variant{
 			{servers, []string{"servers"}},
 			{slices.Concat(servers, []string{"--checkpoint=" + dir + "/checkpoint"}), []string{"servers", "--checkpoint"}},

@@ -1,0 +1,219 @@
+// These tests prove that kube-proxy's metrics about iptables report what happens to packets and how
+// many rules there are, for both variants, that rules do without counters where the kernel has none,
+// and that the counters are removed with the rules.
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+const (
+	invalidName   = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
+	localhostName = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
+)
+
+// gather returns the values of a node's metrics, by name and the values of labels.
+func gather(t *testing.T, host *testenv.Host, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	values := map[string]float64{}
+	require.NoError(t, host.Do(func() error {
+		families, err := r.Gather()
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				name := f.GetName()
+				for _, l := range m.GetLabel() {
+					name += " " + l.GetValue()
+				}
+				values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+		return err
+	}))
+	return values
+}
+
+// sendInvalid sends a TCP segment that belongs to no connection and begins none.
+func sendInvalid(t *testing.T, from *testenv.Host, to netip.Addr) {
+	t.Helper()
+	segment := make([]byte, 20)
+	segment[1], segment[3] = 1, 1 // ports
+	segment[12] = 5 << 4          // length of the header
+	segment[13] = 1 | 2           // FIN and SYN
+	require.NoError(t, from.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		defer func() { _ = unix.Close(fd) }()
+		return os.NewSyscallError("sendto", unix.Sendto(fd, segment, 0, rawAddress(to)))
+	}))
+}
+
+func TestCounters(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		r := prometheus.NewRegistry()
+		c := newCluster(t, Options{Variant: variant, Metrics: NewMetrics(r)})
+		require.NotContains(t, gather(t, c.a.Host, r), invalidName, "there are no counters yet")
+		c.state.Node.LocalhostNodePorts = true
+		for _, tr := range transports {
+			c.set(&view.ServicePort{
+				ID: serviceID("web", tr.protocol, model.IPv4), Frontends: []view.Frontend{nodePort(30001), nodePort(30002)}, Cluster: c.backends(model.IPv4, tr.port, 0),
+			}, &view.ServicePort{
+				ID: serviceID("many", tr.protocol, model.IPv4), Frontends: []view.Frontend{nodePort(30003)}, Cluster: c.backends(model.IPv4, tr.port, 0, 1, 2),
+			})
+		}
+		c.a.Serve(testenv.TCP, 30004)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		c.requireFresh(t)
+		values := gather(t, c.a.Host, r)
+		require.Zero(t, values[localhostName])
+		require.Contains(t, values, invalidName)
+
+		// Only connections to NodePorts on loopback addresses count, each once.
+		for _, tr := range transports {
+			for _, port := range []uint16{30001, 30002, 30003} {
+				result := c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), 5, patient)
+				require.True(t, result.All(testenv.Answered), "%v", result)
+				result = c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(c.a.Addr(false), port), 5, patient)
+				require.True(t, result.All(testenv.Answered), "%v", result)
+			}
+		}
+		result := c.a.Probe(t.Context(), testenv.TCP, netip.MustParseAddrPort("127.0.0.1:30004"), 5, patient)
+		require.Equal(t, map[string]int{"a": 5}, result.Backends(), "no NodePort")
+		require.Equal(t, 30.0, gather(t, c.a.Host, r)[localhostName])
+
+		before := gather(t, c.a.Host, r)[invalidName]
+		for range 3 {
+			sendInvalid(t, c.pods[0].Host, c.pods[2].Addr(false))
+		}
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if n := gather(t, c.a.Host, r)[invalidName]; n != before+3 {
+				return fmt.Errorf("%v packets, before %v", n, before)
+			}
+			return nil
+		})
+
+		require.NoError(t, c.inHost.Cleanup(t.Context()))
+		require.NotContains(t, gather(t, c.a.Host, r), invalidName, "the counters are removed, too")
+	})
+}
+
+// TestRulesAreCounted asserts that the metrics of rules are what the kernel has, after changes as
+// after a Replace.
+func TestRulesAreCounted(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		r := prometheus.NewRegistry()
+		c := newCluster(t, Options{Variant: variant, Metrics: NewMetrics(r)})
+		requireCounts := func() {
+			t.Helper()
+			values := gather(t, c.a.Host, r)
+			for _, family := range families {
+				rules := c.inHost.rules(t, family, variant)
+				for table := range tables {
+					want := strings.Count(rules, table.String()+" -A "+prefix)
+					require.Equal(t, float64(want), values[fmt.Sprintf("kubeproxy_sync_proxy_rules_iptables_total %v %v", family, table)])
+				}
+			}
+		}
+		web := c.web("web", model.IPv4, 1, 0, 2)
+		c.set(web)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		requireCounts()
+		more := c.web("more", model.IPv4, 2, 0)
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{After: more}, {Before: web, After: c.web("web", model.IPv4, 1, 0, 1, 2)}}))
+		requireCounts()
+		values := gather(t, c.a.Host, r)
+		last := values["kubeproxy_sync_proxy_rules_iptables_last IPv4 nat"]
+		require.NotZero(t, last)
+		require.Less(t, last, values["kubeproxy_sync_proxy_rules_iptables_total IPv4 nat"])
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: more}}))
+		requireCounts()
+	})
+}
+
+// TestKernelsWithoutCounters asserts that everything is programmed without counters if iptables
+// lacks the match, or if the kernel refuses to create counters.
+func TestKernelsWithoutCounters(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	c.state.Node.LocalhostNodePorts = true
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if strings.Contains(string(stdin), "nfacct") {
+			return nil, &commandError{name: name, exit: fmt.Errorf("exit status 2"), said: "Couldn't load match `nfacct'"}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Variant: NFT}, run)
+		if err != nil {
+			return err
+		}
+		return p.Replace(t.Context(), c.state)
+	}))
+	rules := c.inHost.rules(t, model.IPv4, NFT)
+	require.NotContains(t, rules, "nfacct")
+	require.Contains(t, rules, "-A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP")
+	require.Equal(t, "1", strings.TrimSpace(readSysctl(t, c.a.Host, programmer.RouteLocalnet)))
+
+	// With the match, the same node gets the counters at the next start.
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.Contains(t, c.inHost.rules(t, model.IPv4, NFT), "-m nfacct --nfacct-name  "+invalidCounter+" -j DROP")
+}
+
+func readSysctl(t *testing.T, host *testenv.Host, name string) (value string) {
+	t.Helper()
+	require.NoError(t, host.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/" + name)
+		value = string(b)
+		return err
+	}))
+	return value
+}
+
+// TestKernelCounters asserts that counters can be created twice, and are removed unless they are in
+// use.
+func TestKernelCounters(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	iptables := func(args string) {
+		t.Helper()
+		_, err := host.Run(t.Context(), "iptables-nft", strings.Fields(args)...)
+		require.NoError(t, err)
+	}
+	exists := func() (exists bool) {
+		require.NoError(t, host.Do(func() error {
+			return withCounters(func(s *netlink.Socket, name string) error {
+				_, err := s.CounterPackets(name)
+				exists = exists || err == nil
+				return nil
+			})
+		}))
+		return exists
+	}
+	require.False(t, exists())
+	require.NoError(t, host.Do(removeCounters))
+	for range 2 {
+		require.NoError(t, host.Do(addCounters))
+		require.True(t, exists())
+	}
+	iptables("-A OUTPUT " + counted(invalidCounter))
+	require.NoError(t, host.Do(removeCounters))
+	require.True(t, exists(), "it is in use")
+	iptables("-F OUTPUT")
+	require.NoError(t, host.Do(removeCounters))
+	require.False(t, exists())
+}
