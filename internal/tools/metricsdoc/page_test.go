@@ -69,7 +69,7 @@ func page(dir string) (string, error) {
 
 The server and the agent serve these metrics at /metrics of their --metrics-bind-address, in the Prometheus format. They
 also serve client_golang's metrics of the process (process_*) and the Go runtime (go_*). The names of counters end with
-_total, and kube-proxy has a gauge whose name does, too. A histogram has the series _bucket, _sum and _count.
+_total, as do those of two gauges of kube-proxy. A histogram has the series _bucket, _sum and _count.
 `)
 	for _, c := range []command{serverCommand(dir), agentCommand(dir)} {
 		metrics, err := c.metrics()
