@@ -148,10 +148,11 @@ func (k *kubeProxyMetrics) registerCounts(f promauto.Factory, c *client.Cache) {
 	}
 }
 
-// programmingBuckets returns kube-proxy's buckets of network_programming_duration_seconds.
+// programmingBuckets returns kube-proxy's buckets of network_programming_duration_seconds. The first
+// one, which is for negative durations, is always empty here.
 func programmingBuckets() []float64 {
 	return slices.Concat(
-		prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
+		[]float64{0}, prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
 		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7),
 	)
 }

@@ -17,6 +17,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	promodel "github.com/prometheus/common/model"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -165,6 +166,7 @@ func TestMetricsAreKubeProxys(t *testing.T) {
 		w.trigger("theirs", pods[i%2])
 		w.trigger("ours", pods[i%2])
 	}
+	used := make(map[string]bool) // of absent
 	for _, n := range w.nodes {
 		for _, address := range []string{"127.0.0.1:10256", "127.0.0.1:8475"} {
 			for _, path := range []string{"/healthz", "/livez"} {
@@ -183,9 +185,27 @@ func TestMetricsAreKubeProxys(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			for name := range reference {
+				if prefix, is := lacks(name); is {
+					used[prefix] = true
+				}
+			}
 			return compare(reference, own)
 		})
 	}
+	for prefix := range absent {
+		assert.True(t, used[prefix], "kube-proxy has no metric %s: remove it from absent", prefix)
+	}
+}
+
+// lacks reports whether a metric is in absent, and under which name.
+func lacks(metric string) (prefix string, is bool) {
+	for prefix := range absent {
+		if strings.HasPrefix(metric, prefix) {
+			return prefix, true
+		}
+	}
+	return "", false
 }
 
 // compare returns an error unless own has each metric of the reference, in the same shape, except
@@ -193,7 +213,7 @@ func TestMetricsAreKubeProxys(t *testing.T) {
 func compare(reference, own map[string]*dto.MetricFamily) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(reference)) {
-		if slices.ContainsFunc(slices.Collect(maps.Keys(absent)), func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
+		if _, is := lacks(name); is {
 			continue
 		}
 		if own[name] == nil {
