@@ -139,6 +139,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if a.registry == nil {
 		a.registry = daemon.NewRegistry()
 	}
+	kube.RegisterClientMetrics(a.registry)
 	o.iptablesMetrics = iptables.NewMetrics(a.registry)
 	if a.programmer, err = o.choose(logger, out); err != nil {
 		return nil, err
