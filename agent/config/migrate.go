@@ -24,8 +24,8 @@ const (
 	kubeProxyKind       = "KubeProxyConfiguration"
 )
 
-// kubeProxyHealthPort and kubeProxyMetricsPort are the default ports of kube-proxy's /healthz and of
-// its metrics.
+// kubeProxyHealthPort and kubeProxyMetricsPort are the default ports of kube-proxy's /healthz and
+// of its metrics.
 const (
 	kubeProxyHealthPort  = "10256"
 	kubeProxyMetricsPort = "10249"

@@ -28,11 +28,11 @@ COMMIT
 COMMIT
 `
 	for name, c := range map[string]struct {
-		program        []string
-		input          string
-		made           string
-		remove         string
-		madeWithoutEnd bool // whether making the same again is noticed
+		program      []string
+		input        string
+		made         string
+		remove       string
+		noticedAgain bool // whether making the same again is noticed
 	}{
 		"nftables": {
 			[]string{"nft", "-f", "-"}, nftables, "the IPv6 chain nat-prerouting in table kube-proxy", "nft delete table ip6 kube-proxy", true,
@@ -85,7 +85,7 @@ COMMIT
 				require.Empty(t, find(later), "they may be leftovers")
 			}
 			makeRules()
-			if c.madeWithoutEnd {
+			if c.noticedAgain {
 				require.Equal(t, want, find(later))
 			}
 			remove()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These constants are those of linux/netfilter/nfnetlink.h and linux/netfilter/nfnetlink_acct.h that
-// the libraries lack.
+// These constants are those of linux/netfilter/nfnetlink.h and linux/netfilter/nfnetlink_acct.h
+// that the libraries lack.
 const (
 	subsystemAccounting = 7 // NFNL_SUBSYS_ACCT
 	newCounter          = 0 // NFNL_MSG_ACCT_NEW

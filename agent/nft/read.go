@@ -207,9 +207,9 @@ func FindChain(family model.Family, table, chain string) (hook Hook, exists bool
 	return hook, exists, nil
 }
 
-// LastHandle returns the highest handle of a table's chain and its rules, in the network namespace of
-// the calling thread. It grows whenever somebody makes the chain or a rule of it again. It is 0 if
-// there is no such chain.
+// LastHandle returns the highest handle of a table's chain and its rules, in the network namespace
+// of the calling thread. It grows whenever somebody makes the chain or a rule of it again. It is 0
+// if there is no such chain.
 func LastHandle(family model.Family, table, chain string) (last uint64, err error) {
 	t := Table{FamilyOf(family), table}
 	note := func(handle []byte) {

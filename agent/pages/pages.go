@@ -1,6 +1,7 @@
-// Package pages serves what kube-proxy 1.37 serves at its metrics port (cmd/kube-proxy/app/server.go
-// of Kubernetes), so that whatever watches kube-proxy goes on working: /metrics, /proxyMode,
-// /configz, /healthz, /livez, /statusz, /flagz and, if profiling is on, /debug/pprof.
+// Package pages serves what kube-proxy 1.37 serves at its metrics port
+// (cmd/kube-proxy/app/server.go of Kubernetes), so that whatever watches kube-proxy goes on
+// working: /metrics, /proxyMode, /configz, /healthz, /livez, /statusz, /flagz and, if profiling is
+// on, /debug/pprof.
 //
 // As with kube-proxy, nobody is asked for credentials. So the package listens only on loopback
 // addresses, and no page has secrets: settings name the files of keys and tokens, and never their

@@ -27,9 +27,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// The addresses are free, because the tests have a network namespace of their own.
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// The address is free, because the tests have a network namespace of their own.
 const (
 	address = "127.0.0.1:10249"
 	url     = "http://" + address

@@ -37,7 +37,8 @@ type kubeProxyMetrics struct {
 	started time.Time
 	// triggers are the times of changes that the kernel does not hold yet.
 	triggers []client.Trigger
-	// noLocal counts, by policy and family, the Service ports that drop what is led to local endpoints.
+	// noLocal counts, by policy and family, the Service ports that drop what is led to local
+	// endpoints.
 	noLocal map[localPolicy]int
 }
 
@@ -148,8 +149,8 @@ func (k *kubeProxyMetrics) registerCounts(f promauto.Factory, c *client.Cache) {
 	}
 }
 
-// programmingBuckets returns kube-proxy's buckets of network_programming_duration_seconds. The first
-// one, which is for negative durations, is always empty here.
+// programmingBuckets returns kube-proxy's buckets of network_programming_duration_seconds. The
+// first one, which is for negative durations, is always empty here.
 func programmingBuckets() []float64 {
 	return slices.Concat(
 		[]float64{0}, prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
@@ -239,8 +240,8 @@ func (k *kubeProxyMetrics) countLocal(families []model.Family, changes []view.Ch
 	}
 }
 
-// addLocal adds n to the counts that a Service port belongs to. The view drops connections only if a
-// traffic policy is Local and no endpoint of the node can have them.
+// addLocal adds n to the counts that a Service port belongs to. The view drops connections only if
+// a traffic policy is Local and no endpoint of the node can have them.
 func (k *kubeProxyMetrics) addLocal(port *view.ServicePort, n int) {
 	if port == nil {
 		return

@@ -25,8 +25,8 @@ func inMode(mode string, r *prometheus.Registry) func(*Options) {
 	return func(o *Options) { o.Mode, o.Registerer = mode, r }
 }
 
-// values returns the values of a metric, by the values of its labels. Of histograms, it is the number
-// of observations.
+// values returns the values of a metric, by the values of its labels. Of histograms, it is the
+// number of observations.
 func values(t *testing.T, r *prometheus.Registry, name string) map[string]float64 {
 	t.Helper()
 	out := map[string]float64{}

@@ -317,7 +317,8 @@ func (r *Reconciler) record(changes []view.Change, replaced bool) {
 	r.kubeProxy.programmed(time.Now(), r.lacks())
 }
 
-// lacks returns a function that reports whether the kernel lacks something of a Service in a family.
+// lacks returns a function that reports whether the kernel lacks something of a Service in a
+// family.
 func (r *Reconciler) lacks() func(model.ServiceKey, model.Family) bool {
 	type part struct {
 		service model.ServiceKey

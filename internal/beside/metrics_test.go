@@ -103,7 +103,8 @@ func (n *node) scrape(address string) (map[string]*dto.MetricFamily, error) {
 	return parser.TextToMetricFamilies(strings.NewReader(body))
 }
 
-// trigger changes the endpoints of a Service, with the time of the change as a controller writes it.
+// trigger changes the endpoints of a Service, with the time of the change as a controller writes
+// it.
 func (w *world) trigger(service string, backends ...*testenv.Pod) {
 	w.t.Helper()
 	s := slice(service, backends)

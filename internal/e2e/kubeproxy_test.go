@@ -1,7 +1,7 @@
 // This test proves that a real kube-proxy that comes back is noticed within a minute, and named by
-// the agents, the server and Events, while connections go on and follow changes. That holds although
-// agents have its ports, and also if agents do not see its process, as in another container. It is
-// over once kube-proxy and its rules are gone.
+// the agents, the server and Events, while connections go on and follow changes. That holds
+// although agents have its ports, and also if agents do not see its process, as in another
+// container. It is over once kube-proxy and its rules are gone.
 package e2e
 
 import (
@@ -26,8 +26,8 @@ import (
 // noticeTimeout is how soon a kube-proxy must be noticed.
 const noticeTimeout = time.Minute
 
-// startKubeProxy starts a kube-proxy on a node, as a process with the given name and with the node's
-// variant of iptables.
+// startKubeProxy starts a kube-proxy on a node, as a process with the given name and with the
+// node's variant of iptables.
 func (c *cluster) startKubeProxy(n *node, mode, name string) *command.Command {
 	c.t.Helper()
 	binary, err := controlplane.KubernetesBinary(c.t.Context(), "kube-proxy")

@@ -94,8 +94,8 @@ type pending struct {
 	counts   Counts // of what Take has not returned yet
 }
 
-// Counts are numbers of changes that Updates brought: of Services, and of slices. Two changes of one
-// object count as two.
+// Counts are numbers of changes that Updates brought: of Services, and of slices. Two changes of
+// one object count as two.
 type Counts struct{ Services, Slices uint64 }
 
 // Trigger is the last-change-trigger-time of a slice, which came with a change of the slice.

@@ -58,8 +58,8 @@ type Metrics struct {
 	rules, written *prometheus.GaugeVec
 }
 
-// NewMetrics returns Metrics and registers them. Those that the kernel counts are read in the network
-// namespace of the thread that gathers metrics.
+// NewMetrics returns Metrics and registers them. Those that the kernel counts are read in the
+// network namespace of the thread that gathers metrics.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	f := promauto.With(r)
 	gauge := func(name, help string) *prometheus.GaugeVec {

@@ -1,6 +1,6 @@
 // These tests prove that kube-proxy's metrics about iptables report what happens to packets and how
-// many rules there are, for both variants, that rules do without counters where the kernel has none,
-// and that the counters are removed with the rules.
+// many rules there are, for both variants. They also prove that rules do without counters where the
+// kernel has none, and that the counters are removed with the rules.
 package iptables
 
 import (

@@ -99,7 +99,8 @@ func to(p netip.Prefix) match {
 	return match{destination: strings.Replace(from(p).source, "-s", "-d", 1)}
 }
 
-// countsLocalhost reports whether a frontend has a rule that counts connections to loopback addresses.
+// countsLocalhost reports whether a frontend has a rule that counts connections to loopback
+// addresses.
 func (d *dialect) countsLocalhost(f view.Frontend) bool {
 	return d.localnet && d.counters && f.Kind == view.NodePort
 }

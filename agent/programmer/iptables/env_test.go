@@ -28,8 +28,8 @@ var families = []model.Family{model.IPv4, model.IPv6}
 type inHost struct {
 	host *testenv.Host
 	*Programmer
-	// restored holds the input of each iptables-restore so far that was to take effect. refuse, if set, returns what
-	// iptables-restore says about an input that it refuses, or "".
+	// restored holds the input of each iptables-restore so far that was to take effect. refuse, if
+	// set, returns what iptables-restore says about an input that it refuses, or "".
 	restored [][]byte
 	refuse   func(input []byte) string
 }

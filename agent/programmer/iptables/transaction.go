@@ -23,8 +23,8 @@ func (t table) String() string { return [...]string{"nat", "filter"}[t] }
 // chainHashes describes the chains of this package in the kernel.
 type chainHashes [tables]map[string]chainHash
 
-// chainHash describes the rules of a chain, as iptables-save prints them. The rules themselves would
-// take too much memory.
+// chainHash describes the rules of a chain, as iptables-save prints them. The rules themselves
+// would take too much memory.
 type chainHash struct {
 	hash  uint64
 	rules int // their number
@@ -243,8 +243,8 @@ func (s *saved) parse(output []byte) {
 	}
 }
 
-// unspaced returns a line of iptables-save with single spaces only. iptables 1.8.9 prints two spaces
-// before the name of a counter. No comment of this package has two.
+// unspaced returns a line of iptables-save with single spaces only. iptables 1.8.9 prints two
+// spaces before the name of a counter. No comment of this package has two.
 func unspaced(line []byte) []byte {
 	twice := []byte("  ")
 	if !bytes.Contains(line, twice) {

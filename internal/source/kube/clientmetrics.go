@@ -24,8 +24,8 @@ var (
 	}, []string{"verb", "host"})
 )
 
-// RegisterClientMetrics registers metrics of the requests that this process makes to API servers. It
-// must be called at the start of a process, before any client runs.
+// RegisterClientMetrics registers metrics of the requests that this process makes to API servers.
+// It must be called at the start of a process, before any client runs.
 func RegisterClientMetrics(r prometheus.Registerer) {
 	clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: requestLatency{}, RequestResult: requestResult{}})
 	r.MustRegister(clientRequests, clientSeconds)
