@@ -1,12 +1,18 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
@@ -75,6 +81,9 @@ func importImages(ctx context.Context, c *cluster.Cluster) error {
 	files := map[string]string{
 		"/coredns": coredns, "/etc/nsswitch.conf": "/etc/nsswitch.conf", "/localhost.crt": cert, "/localhost.key": key,
 	}
+	if err := addRegistry(ctx, filepath.Join(dir, "registry"), agnhost, files); err != nil {
+		return fmt.Errorf("agnhost's registry: %w", err)
+	}
 	const registry = "registry.k8s.io/e2e-test-images/"
 	var images []cluster.Image
 	for _, name := range []string{
@@ -93,6 +102,73 @@ func importImages(ctx context.Context, c *cluster.Cluster) error {
 		return err
 	}
 	return errors.Join(c.Import(ctx, path), os.RemoveAll(dir))
+}
+
+// addRegistry writes the content of the registry that agnhost serves from /var/registry, and adds
+// it to the files of its image. It has one image, pause:testing, in the folders that upstream's
+// fakeregistryserver reads: a tag's file has a digest, and a digest's folder the data.
+func addRegistry(ctx context.Context, dir, agnhost string, files map[string]string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	archive := filepath.Join(dir, "pause.tar")
+	err := cluster.WriteImages(ctx, archive, cluster.Image{
+		Name: "pause:testing", Binary: agnhost, Entrypoint: "/agnhost", Args: []string{"pause"},
+	})
+	if err != nil {
+		return err
+	}
+	image, err := tarball.ImageFromPath(archive, nil)
+	if err != nil {
+		return err
+	}
+	add := func(content io.Reader, path ...string) error {
+		file := filepath.Join(dir, strings.Join(path, "-"))
+		files["/var/registry/pause/"+strings.Join(path, "/")] = file
+		to, err := os.Create(file)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(to, content)
+		return errors.Join(err, to.Close())
+	}
+	data := func(kind string, digest v1.Hash, content io.Reader) error {
+		return add(content, kind, digest.Algorithm, digest.Hex[:2], digest.Hex, "data")
+	}
+	manifest, err := image.RawManifest()
+	if err != nil {
+		return err
+	}
+	config, err := image.RawConfigFile()
+	if err != nil {
+		return err
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		return err
+	}
+	name, err := image.ConfigName()
+	if err != nil {
+		return err
+	}
+	layers, err := image.Layers()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
+		add(strings.NewReader(digest.String()), "manifests", "testing"),
+		data("manifests", digest, bytes.NewReader(manifest)),
+		data("blobs", name, bytes.NewReader(config)),
+	)
+	for _, layer := range layers {
+		digest, digestErr := layer.Digest()
+		content, contentErr := layer.Compressed()
+		if err = errors.Join(err, digestErr, contentErr); err != nil {
+			return err
+		}
+		err = errors.Join(data("blobs", digest, content), content.Close())
+	}
+	return err
 }
 
 // writeCertificate writes the certificate of agnhost's HTTPS servers, which no client verifies.
