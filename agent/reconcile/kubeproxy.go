@@ -59,11 +59,6 @@ func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, 
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubeproxy", Name: name, Help: help}, append(labels, label...))
 	}
-	failures := func(name, help string) *prometheus.CounterVec {
-		return f.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "kubeproxy", Name: "sync_proxy_rules_" + name, Help: help,
-		}, label)
-	}
 	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
 	k := &kubeProxyMetrics{
 		seconds: histogram("sync_proxy_rules_duration_seconds",
@@ -96,6 +91,18 @@ func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, 
 		durations)
 	k.partialSeconds = histogram("sync_partial_proxy_rules_duration_seconds",
 		"Time to program changes in the kernel in seconds; see kubeproxy_sync_proxy_rules_duration_seconds.", durations)
+	k.registerFailures(f, mode, families)
+	k.registerCounts(f, c)
+	return k
+}
+
+// registerFailures registers the metrics of operations that failed, and chooses those of a mode.
+func (k *kubeProxyMetrics) registerFailures(f promauto.Factory, mode string, families []model.Family) {
+	failures := func(name, help string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "kubeproxy", Name: "sync_proxy_rules_" + name, Help: help,
+		}, []string{"ip_family"})
+	}
 	restores := failures("iptables_restore_failures_total",
 		"Number of operations that could not program everything of the IP family. With --programmer=iptables or ipvs; "+
 			"the latter does not use iptables.")
@@ -118,8 +125,6 @@ func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, 
 			}
 		}
 	}
-	k.registerCounts(f, c)
-	return k
 }
 
 // registerCounts registers the metrics about changes that the cache has noticed.
