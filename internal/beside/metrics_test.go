@@ -81,26 +81,33 @@ func labelsOf(f *dto.MetricFamily, name string) (values []string) {
 	return values
 }
 
+// page is what a URL answers.
+type page struct {
+	status int
+	header http.Header
+	body   string
+}
+
 // get returns what a URL answers on the node.
-func (n *node) get(url string) (*http.Response, string, error) {
+func (n *node) get(url string) (page, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}}
 	r, err := client.Get(url)
 	if err != nil {
-		return nil, "", err
+		return page{}, err
 	}
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	return r, string(body), err
+	return page{r.StatusCode, r.Header, string(body)}, err
 }
 
 // scrape returns the metrics at an address on the node, by name.
 func (n *node) scrape(address string) (map[string]*dto.MetricFamily, error) {
-	_, body, err := n.get("http://" + address + "/metrics")
+	metrics, err := n.get("http://" + address + "/metrics")
 	if err != nil {
 		return nil, err
 	}
 	parser := expfmt.NewTextParser(promodel.LegacyValidation)
-	return parser.TextToMetricFamilies(strings.NewReader(body))
+	return parser.TextToMetricFamilies(strings.NewReader(metrics.body))
 }
 
 // trigger changes the endpoints of a Service, with the time of the change as a controller writes
@@ -169,7 +176,7 @@ func TestMetricsAreKubeProxys(t *testing.T) {
 		for _, address := range []string{"127.0.0.1:10256", "127.0.0.1:8475"} {
 			for _, path := range []string{"/healthz", "/livez"} {
 				testenv.Eventually(t, settleTimeout, func() error {
-					_, _, err := n.get("http://" + address + path)
+					_, err := n.get("http://" + address + path)
 					return err
 				})
 			}
@@ -252,17 +259,17 @@ func (n *node) requireSamePages(kubeProxys, agents string) {
 		var kinds, bodies []string
 		for _, address := range []string{kubeProxys, agents} {
 			testenv.Eventually(n.t, settleTimeout, func() error {
-				r, body, err := n.get("http://" + address + path)
+				r, err := n.get("http://" + address + path)
 				if err != nil {
 					return err
 				}
-				if r.StatusCode != http.StatusOK {
-					return fmt.Errorf("%s%s answers %s: %s", address, path, r.Status, body)
+				if r.status != http.StatusOK {
+					return fmt.Errorf("%s%s answers %d: %s", address, path, r.status, r.body)
 				}
-				if server := r.Header.Get("Server"); (server == "") != (address == kubeProxys) {
+				if server := r.header.Get("Server"); (server == "") != (address == kubeProxys) {
 					return fmt.Errorf("%s%s has the header Server: %s", address, path, server)
 				}
-				kinds, bodies = append(kinds, r.Header.Get("Content-Type")), append(bodies, body)
+				kinds, bodies = append(kinds, r.header.Get("Content-Type")), append(bodies, r.body)
 				return nil
 			})
 		}

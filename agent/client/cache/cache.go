@@ -80,7 +80,7 @@ type Cache struct {
 	// none has yet.
 	software string
 	pending  pending
-	// counts counts the changes since New.
+	// counts are the numbers of changes since New.
 	counts Counts
 	dirty  chan struct{}
 }
