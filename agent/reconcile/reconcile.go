@@ -81,7 +81,9 @@ type Options struct {
 	SyncPeriod time.Duration
 	// Mode is kube-proxy's name for what the Programmer uses: iptables, ipvs or nftables. It decides
 	// which of kube-proxy's metrics there are.
-	Mode       string
+	Mode string
+	// FreeMemory returns unused memory to the operating system. nil means debug.FreeOSMemory.
+	FreeMemory func()
 	Flows      Flows                 // nil means that nobody follows flows
 	Health     Health                // nil means that nobody follows health checks
 	Logger     *slog.Logger          // nil means slog's default logger
@@ -142,6 +144,9 @@ type Reconciler struct {
 func New(o Options) *Reconciler {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.FreeMemory == nil {
+		o.FreeMemory = debug.FreeOSMemory
 	}
 	r := &Reconciler{
 		Options:  o,
@@ -297,7 +302,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		return ok
 	})
 	if replaced {
-		debug.FreeOSMemory() // a Replace needs as much memory again as is kept, and is rare
+		r.FreeMemory() // a Replace needs as much memory again as is kept, and is rare
 	}
 }
 

@@ -2,6 +2,7 @@ package app
 
 import (
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/slicecast/slicecast/agent/client"
@@ -41,8 +42,10 @@ type Config struct {
 	// Events writes Events about warnings of nodes. nil means that none are written.
 	Events *kube.Events
 
-	// BindAddress is the address of the gRPC listener.
+	// BindAddress is the address of the gRPC listener. If Listener is not nil, the server uses it
+	// instead and closes it in the end.
 	BindAddress string
+	Listener    net.Listener
 	// DebugSocket, HealthzBindAddress and MetricsBindAddress are the addresses of further
 	// listeners. Empty ones are not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string

@@ -121,9 +121,11 @@ func (s *Server) listen(authentication *auth.Auth) error {
 	port := func(name string, limits bounded.Limits) *bounded.Port {
 		return bounded.NewPort(name, limits, c.Logger, displaced)
 	}
-	l, err := daemon.Listen("bind-address", c.BindAddress)
-	if err != nil {
-		return err
+	l := c.Listener
+	if l == nil {
+		if l, err = daemon.Listen("bind-address", c.BindAddress); err != nil {
+			return err
+		}
 	}
 	metrics, metricsTLS := daemon.MetricsHandler(c.Registry), (*tls.Config)(nil)
 	if serverTLS != nil {

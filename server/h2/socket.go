@@ -41,43 +41,72 @@ type socket struct {
 	// goroutine uses it.
 	undelivered int
 
-	raw syscall.RawConn // nil before noWait, while Write blocks
-	// attempt writes out to the kernel once, for tryLocked.
-	attempt  func(fd uintptr) bool
+	// try writes what is accepted at once, and returns the number of bytes. It is nil before noWait,
+	// while Write blocks.
+	try      func(b []byte) (int, error)
 	wait     *sync.WaitGroup // counts the flush goroutines
 	onFlush  func()          // called without locks once nothing is pending any more
 	mu       sync.Mutex      // guards the fields below
-	out      []byte          // what attempt writes
-	written  int             // bytes that attempt has written
-	err      error           // of the last attempt; once a write has failed, of all writes
+	err      error           // once a write has failed, of all writes
 	pending  []byte
 	flight   int // bytes that the flush goroutine is writing
 	flushing bool
 	last     bool // no more writes follow: the sending side closes once nothing is pending
 }
 
+// tryWriter is a connection that is no socket of the kernel, such as one in memory.
+type tryWriter interface {
+	// TryWrite writes what is accepted at once, and returns the number of bytes.
+	TryWrite(b []byte) (int, error)
+}
+
 func (s *socket) noWait(wait *sync.WaitGroup, onFlush func()) error {
-	conn, ok := s.Conn.(syscall.Conn)
-	if !ok {
+	var try func(b []byte) (int, error)
+	switch conn := s.Conn.(type) {
+	case tryWriter:
+		try = conn.TryWrite
+	case syscall.Conn:
+		raw, err := conn.SyscallConn()
+		if err != nil {
+			return fmt.Errorf("write without waiting: %w", err)
+		}
+		try = tryKernel(raw)
+	default:
 		return fmt.Errorf("write without waiting: unsupported connection type %T", s.Conn)
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("write without waiting: %w", err)
 	}
 	if err := s.Conn.SetWriteDeadline(time.Time{}); err != nil {
 		return err
 	}
-	s.raw, s.wait, s.onFlush = raw, wait, onFlush
-	s.attempt = func(fd uintptr) bool {
+	s.try, s.wait, s.onFlush = try, wait, onFlush
+	return nil
+}
+
+// tryKernel returns a function that writes to a socket of the kernel once. The function is for one
+// caller at a time, and allocates nothing.
+func tryKernel(raw syscall.RawConn) func(b []byte) (int, error) {
+	var out []byte
+	var written int
+	var failed error
+	attempt := func(fd uintptr) bool {
 		for {
-			s.written, s.err = syscall.Write(int(fd), s.out)
-			if !errors.Is(s.err, syscall.EINTR) {
+			written, failed = syscall.Write(int(fd), out)
+			if !errors.Is(failed, syscall.EINTR) {
 				return true
 			}
 		}
 	}
-	return nil
+	return func(b []byte) (int, error) {
+		out, written, failed = b, 0, nil
+		err := raw.Write(attempt)
+		out = nil
+		switch {
+		case err != nil:
+			return max(written, 0), err
+		case errors.Is(failed, syscall.EAGAIN):
+			return 0, nil
+		}
+		return max(written, 0), failed // written is -1 with an error
+	}
 }
 
 // Read implements net.Conn, for TLS.
@@ -112,7 +141,7 @@ func (d delivery) Read(b []byte) (int, error) {
 
 // Write implements net.Conn.
 func (s *socket) Write(b []byte) (int, error) {
-	if s.raw == nil {
+	if s.try == nil {
 		return s.Conn.Write(b)
 	}
 	s.mu.Lock()
@@ -122,7 +151,7 @@ func (s *socket) Write(b []byte) (int, error) {
 	}
 	n := 0
 	if !s.flushing {
-		if n = s.tryLocked(b); s.err != nil || n == len(b) {
+		if n, s.err = s.try(b); s.err != nil || n == len(b) {
 			return n, s.err
 		}
 		s.flushing = true
@@ -134,20 +163,6 @@ func (s *socket) Write(b []byte) (int, error) {
 	}
 	s.pending = append(s.pending, b[n:]...)
 	return len(b), nil
-}
-
-// tryLocked writes the bytes that the kernel accepts at once, and returns their number.
-func (s *socket) tryLocked(b []byte) int {
-	s.out, s.written = b, 0
-	err := s.raw.Write(s.attempt)
-	s.out = nil
-	switch {
-	case err != nil:
-		s.err = err
-	case errors.Is(s.err, syscall.EAGAIN):
-		s.err, s.written = nil, 0
-	}
-	return max(s.written, 0) // it is -1 with an error
 }
 
 func (s *socket) flush() {
@@ -198,7 +213,7 @@ func (s *socket) closeWrite() {
 // SetWriteDeadline implements net.Conn. After noWait it does nothing: crypto/tls sets a deadline
 // around its last record, which would cut off pending bytes, and writes do not block anyway.
 func (s *socket) SetWriteDeadline(t time.Time) error {
-	if s.raw != nil {
+	if s.try != nil {
 		return nil
 	}
 	return s.Conn.SetWriteDeadline(t)

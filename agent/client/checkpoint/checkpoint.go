@@ -49,6 +49,8 @@ type Options struct {
 	NodeName string
 	// Cache is the cache to restore and save. It must be unused.
 	Cache *cache.Cache
+	// Disk holds the file. nil means the operating system's files.
+	Disk Disk
 	// Logger is the checkpoint's log. nil means slog.Default.
 	Logger *slog.Logger
 	// Registerer registers the checkpoint's metrics. nil means that they are not registered.
@@ -93,6 +95,9 @@ func Open(o Options) (*Checkpoint, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if o.Disk == nil {
+		o.Disk = system{}
+	}
 	f := promauto.With(o.Registerer)
 	opts := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help}
@@ -122,11 +127,11 @@ func Open(o Options) (*Checkpoint, error) {
 
 // restore fills the cache from the file.
 func (p *Checkpoint) restore() error {
-	path := p.options.Path
-	info, err := os.Stat(path)
+	path, disk := p.options.Path, p.options.Disk
+	info, err := disk.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
+		if _, err := disk.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
 			p.log.Warn("Cannot keep a checkpoint, its directory does not exist; create it or change --checkpoint", "path", path)
 		} else {
 			p.log.Info("No checkpoint yet, starting without it", "path", path)
@@ -135,12 +140,12 @@ func (p *Checkpoint) restore() error {
 	case err == nil && !info.Mode().IsRegular():
 		return fmt.Errorf("%s is not a regular file: use the path of a file in an existing directory", path)
 	}
-	contents, written, err := readFile(path, p.options.NodeName)
+	contents, written, err := readFile(disk, path, p.options.NodeName)
 	if err == nil {
 		err = p.options.Cache.Restore(contents)
 	}
 	if err != nil {
-		if set := os.Rename(path, path+rejectedSuffix); set != nil {
+		if set := disk.Rename(path, path+rejectedSuffix); set != nil {
 			err = errors.Join(err, set)
 		}
 		p.log.Warn("Cannot use the checkpoint, set it aside; the server will send a snapshot", "path", path,
@@ -153,8 +158,8 @@ func (p *Checkpoint) restore() error {
 }
 
 // readFile reads the checkpoint of a node and returns when it was written.
-func readFile(path, node string) (contents *cache.Contents, written time.Time, err error) {
-	f, err := os.Open(path)
+func readFile(disk Disk, path, node string) (contents *cache.Contents, written time.Time, err error) {
+	f, err := disk.Open(path)
 	if err != nil {
 		return nil, written, err
 	}
@@ -286,7 +291,9 @@ func (p *Checkpoint) write() (size int, err error) {
 	if size > maxFile-fileHeader-checksumSize {
 		return 0, fmt.Errorf("checkpoint would be larger than %d bytes", maxFile)
 	}
-	size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeFile(w, time.Now(), sections) })
+	size, err = replaceFile(p.options.Disk, p.options.Path, func(w io.Writer) (int, error) {
+		return writeFile(w, time.Now(), sections)
+	})
 	if err == nil {
 		p.lastSections = sections
 	}
@@ -295,10 +302,10 @@ func (p *Checkpoint) write() (size int, err error) {
 
 // replaceFile replaces the file with what write writes, or leaves it unchanged. A reader finds one
 // or the other, even after a power failure.
-func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err error) {
+func replaceFile(disk Disk, path string, write func(io.Writer) (int, error)) (size int, err error) {
 	// The name is fixed, so that the file that a killed process left behind is overwritten. Such
 	// files would pile up otherwise.
-	f, err := os.OpenFile(path+newSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	f, err := disk.Create(path + newSuffix)
 	if err != nil {
 		return 0, err
 	}
@@ -312,14 +319,10 @@ func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
-		err = os.Rename(path+newSuffix, path)
+		err = disk.Rename(path+newSuffix, path)
 	}
 	if err != nil { // the disk may be full, so the partial file must not stay
-		return 0, errors.Join(err, os.Remove(path+newSuffix))
+		return 0, errors.Join(err, disk.Remove(path+newSuffix))
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return 0, err
-	}
-	return size, errors.Join(dir.Sync(), dir.Close())
+	return size, disk.SyncDirectory(filepath.Dir(path))
 }

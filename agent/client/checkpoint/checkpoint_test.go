@@ -480,7 +480,7 @@ func TestAFailingDiskIsReportedOnce(t *testing.T) {
 func TestReplaceFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
-	_, err := replaceFile(path, func(w io.Writer) (int, error) {
+	_, err := replaceFile(system{}, path, func(w io.Writer) (int, error) {
 		_, err := io.WriteString(w, "half of")
 		require.NoError(t, err)
 		return 0, io.ErrShortWrite
@@ -579,7 +579,7 @@ func TestSavesAtIntervalsAndAtTheEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, os.SameFile(first, last))
 	})
-	contents, _, err := readFile(path, "node-1")
+	contents, _, err := readFile(system{}, path, "node-1")
 	require.NoError(t, err)
 	require.Contains(t, contents.Node.Labels, "new")
 }
@@ -648,7 +648,7 @@ func TestContentOfTheSameVersion(t *testing.T) {
 	apply(t, c, &model.Update{To: 100, Full: true, Services: []*model.Service{full}})
 	apply(t, c, &model.Update{From: 100, To: 101})
 	k.save()
-	contents, _, err := readFile(path, "node-1")
+	contents, _, err := readFile(system{}, path, "node-1")
 	require.NoError(t, err)
 	s, _ := restored(t, contents).Service(full.ServiceKey())
 	require.Equal(t, "sh", s.IPVSScheduler)
