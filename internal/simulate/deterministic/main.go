@@ -1,0 +1,122 @@
+// Command deterministic makes Go's scheduler deterministic for goroutines in a bubble of
+// testing/synctest, so that a seed of internal/simulate reproduces a run exactly. It copies a few
+// files of the Go runtime, changes them, and writes a file for go build's flag -overlay. Only binaries
+// that are built with this flag differ, and in these only goroutines in bubbles.
+//
+// In a bubble, the runtime draws at random which ready case of a select runs, in which order timers
+// of the same instant fire, and in which order a map is iterated. All of these come from a state that
+// each bubble begins with. The runtime's monitor takes the processor from a goroutine that has run for
+// 10 ms, or whose system call lasts; it leaves those in bubbles alone. With GOMAXPROCS=1, nothing else
+// decides which goroutine runs.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// edit replaces a text that a file has exactly once.
+type edit struct{ file, old, new string }
+
+var edits = []edit{
+	{"synctest.go", "type synctestBubble struct {\n", "type synctestBubble struct {\n\tdraws   uint64 // state of draw\n"},
+	{"synctest.go", "// changegstatus is called when the non-lock status of a g changes.\n", `// draw returns the next number of the bubble (wyrand).
+//
+//go:nosplit
+func (bubble *synctestBubble) draw() uint64 {
+	bubble.draws += 0xa0761d6478bd642f
+	hi, lo := math.Mul64(bubble.draws, bubble.draws^0xe7037ed1a0b428db)
+	return hi ^ lo
+}
+
+// changegstatus is called when the non-lock status of a g changes.
+`},
+	{"synctest.go", "\t\"internal/runtime/atomic\"\n", "\t\"internal/runtime/atomic\"\n\t\"internal/runtime/math\"\n"},
+	{"rand.go", "func rand() uint64 {\n", "func rand() uint64 {\n\tif bubble := getg().bubble; bubble != nil {\n\t\treturn bubble.draw()\n\t}\n"},
+	// Keys of maps are hashed with random numbers of the process.
+	{"rand.go", "\tglobalRand.state.Init(*seed)\n", "\tclear(seed[:])\n\tglobalRand.state.Init(*seed)\n"},
+	{"select.go", "\t\tj := cheaprandn(uint32(norder + 1))\n", `		j := uint32(0)
+		if gp.bubble != nil {
+			j = uint32(gp.bubble.draw()>>32) % uint32(norder+1)
+		} else {
+			j = cheaprandn(uint32(norder + 1))
+		}
+`},
+	{"time.go", "\t\t\tt.rand = cheaprand()\n", "\t\t\tt.rand = uint32(getg().bubble.draw())\n"},
+	{"proc.go", "\t\tpd := &pp.sysmontick\n\t\tsysretake := false\n", `		if mp := pp.m.ptr(); mp != nil {
+			if gp := mp.curg; gp != nil && gp.bubble != nil {
+				continue
+			}
+		}
+		pd := &pp.sysmontick
+		sysretake := false
+`},
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: deterministic DIRECTORY")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "deterministic:", err)
+		os.Exit(1)
+	}
+}
+
+// goSource returns the directory of the runtime's source.
+func goSource() (string, error) {
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOROOT: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(root)), "src", "runtime"), nil
+}
+
+// run writes the changed files and overlay.json to a directory.
+func run(directory string) error {
+	directory, err := filepath.Abs(directory)
+	if err != nil {
+		return err
+	}
+	source, err := goSource()
+	if err != nil {
+		return err
+	}
+	content := make(map[string]string)
+	for _, e := range edits {
+		if content[e.file] == "" {
+			b, err := os.ReadFile(filepath.Join(source, e.file))
+			if err != nil {
+				return err
+			}
+			content[e.file] = string(b)
+		}
+		if n := strings.Count(content[e.file], e.old); n != 1 {
+			return fmt.Errorf("%s of %s has %d times what is to be replaced, adapt this command to it:\n%s",
+				e.file, runtime.Version(), n, e.old)
+		}
+		content[e.file] = strings.Replace(content[e.file], e.old, e.new, 1)
+	}
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return err
+	}
+	for file, text := range content {
+		to := filepath.Join(directory, file)
+		if err := os.WriteFile(to, []byte(text), 0o644); err != nil {
+			return err
+		}
+		overlay.Replace[filepath.Join(source, file)] = to
+	}
+	b, err := json.MarshalIndent(overlay, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(directory, "overlay.json"), b, 0o644)
+}

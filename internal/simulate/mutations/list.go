@@ -1,0 +1,220 @@
+package main
+
+// mutation is a bug that is put into the tree.
+type mutation struct {
+	name string
+	// file is changed: old, which it has exactly once, becomes new.
+	file, old, new string
+	// tests are the packages whose tests are run after the simulation, if that does not catch it.
+	tests []string
+}
+
+// mutations are the seeded bugs. Each one is a mistake that somebody could make, and that would lose
+// an endpoint, make one late, or report what is not so.
+var mutations = []mutation{
+	// The reconciler.
+	{
+		"an ack is sent before the kernel has changed", "agent/reconcile/reconcile.go",
+		"\treplaced, failed := r.program(ctx, changes)\n",
+		"\tr.Reporter.Ack(r.epoch, maps.Clone(r.unacked))\n\treplaced, failed := r.program(ctx, changes)\n",
+		[]string{"./agent/reconcile"},
+	},
+	{
+		"positions are acknowledged although an IP family has failed", "agent/reconcile/reconcile.go",
+		"\t\t\tdelete(acked, key.Shard(shards))\n", "\t\t\t_ = key\n",
+		[]string{"./agent/reconcile"},
+	},
+	{
+		"positions of an earlier epoch are acknowledged", "agent/reconcile/reconcile.go",
+		"\t\tclear(r.unacked)\n", "",
+		[]string{"./agent/reconcile", "./internal/fabric"},
+	},
+	{
+		"a change of the Node is not programmed", "agent/reconcile/reconcile.go",
+		"\tr.schedule.replace = r.schedule.replace || node\n", "\t_ = node\n",
+		[]string{"./agent/reconcile"},
+	},
+	{
+		"Service ports that failed are not tried again", "agent/reconcile/reconcile.go",
+		"\t\tif !f.Lasting {\n\t\t\treturn true\n", "\t\tif !f.Lasting {\n\t\t\treturn false\n",
+		[]string{"./agent/reconcile"},
+	},
+	{
+		"rules that others removed are not repaired", "agent/reconcile/reconcile.go",
+		"\t\t\tif r.schedule.repair() {\n", "\t\t\tif false {\n",
+		[]string{"./agent/reconcile"},
+	},
+	{
+		"a failed Apply is taken for a success", "agent/reconcile/reconcile.go",
+		"\t\tif len(out) == 0 {\n\t\t\tfor _, c := range changes {\n", "\t\tif true {\n\t\t\tfor _, c := range changes {\n",
+		[]string{"./agent/reconcile"},
+	},
+	// The client's cache.
+	{
+		"a changed slice is not reported to the reader", "agent/client/cache/apply.go",
+		"\t\tw.pending.services[old.ServiceKey()] = struct{}{}\n\t}\n\tw.pending.services[slice.ServiceKey()] = struct{}{}\n",
+		"\t\tw.pending.services[old.ServiceKey()] = struct{}{}\n\t}\n",
+		[]string{"./agent/client/cache"},
+	},
+	{
+		"a removed object is not reported to the reader", "agent/client/cache/apply.go",
+		"\t\t\tw.pending.services[o.ServiceKey()] = struct{}{}\n\t\t}\n\t}\n\tfor _, service := range u.Services {\n",
+		"\t\t\t_ = o\n\t\t}\n\t}\n\tfor _, service := range u.Services {\n",
+		[]string{"./agent/client/cache"},
+	},
+	{
+		"objects that a whole shard does not name stay", "agent/client/cache/shard.go",
+		"\t\tif _, ok := named[key]; !ok && (u.Full || buckets[key.Bucket()]) {\n",
+		"\t\tif _, ok := named[key]; !ok && buckets[key.Bucket()] {\n",
+		[]string{"./agent/client/cache"},
+	},
+	{
+		"objects that a whole bucket does not name stay", "agent/client/cache/shard.go",
+		"\t\tif _, ok := named[key]; !ok && (u.Full || buckets[key.Bucket()]) {\n",
+		"\t\tif _, ok := named[key]; !ok && u.Full {\n",
+		[]string{"./agent/client/cache"},
+	},
+	{
+		"the cache's digest does not change with a slice", "agent/client/cache/shard.go",
+		"\told = s.slices[key]\n\ts.revision++\n", "\told = s.slices[key]\n",
+		[]string{"./agent/client/cache", "./agent/client/checkpoint"},
+	},
+	{
+		"a position is not checked against an update's range", "agent/client/cache/apply.go",
+		"(s.sequence < u.From || s.sequence > u.To)", "s.sequence > u.To",
+		[]string{"./agent/client/cache", "./agent/client"},
+	},
+	{
+		"a lock is missed when changes are taken", "agent/client/cache/cache.go",
+		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
+		"\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
+		[]string{"./agent/client", "./internal/fabric"},
+	},
+	{
+		"positions of a checkpoint that nobody has confirmed are acknowledged", "agent/client/cache/cache.go",
+		"\t\tif !c.inSync || len(s.missing) > 0 {\n", "\t\tif len(s.missing) > 0 {\n",
+		[]string{"./agent/client/cache", "./agent/client/checkpoint"},
+	},
+	{
+		"resource versions are not remembered from updates", "agent/client/cache/apply.go",
+		"\tw.seen = w.seen.Max(u.ResourceVersions)\n", "",
+		[]string{"./agent/client/cache", "./agent/client", "./internal/fabric"},
+	},
+	// The checkpoint and the stream.
+	{
+		"a checkpoint of another node is accepted", "agent/client/checkpoint/format.go",
+		"\tcase h.GetNodeName() != node:\n", "\tcase h.GetNodeName() == \"\":\n",
+		[]string{"./agent/client/checkpoint"},
+	},
+	{
+		"a silent server is not left", "agent/client/connection/stream.go",
+		"func() { s.cancel(errSilent) }", "func() {}",
+		[]string{"./agent/client"},
+	},
+	{
+		"nacks are not repeated on a new stream", "agent/client/connection/outbox.go",
+		"\t\t\tcontinue\n\t\t}\n\t\to.tellLocked(s, f)\n", "\t\t\tcontinue\n\t\t}\n",
+		[]string{"./agent/client/connection", "./agent/client"},
+	},
+	// The store.
+	{
+		"removals are not sent to clients that come back", "internal/store/shard.go",
+		"\t\t\tu.Removed = append(u.Removed, e.key)\n\t\t}\n\t\treturn true\n", "\t\t}\n\t\treturn true\n",
+		[]string{"./internal/store"},
+	},
+	{
+		"a forgotten tombstone is still believed to be known", "internal/store/shard.go",
+		"\t\t\tnext.floor = max(next.floor, t.sequence)\n", "",
+		[]string{"./internal/store"},
+	},
+	{
+		"a shard's digest is not updated", "internal/store/shard.go",
+		"\tnext.digests = &digests{}\n", "",
+		[]string{"./internal/store"},
+	},
+	{
+		"a relist does not remove what is gone", "internal/store/store.go",
+		"\t\tif _, ok := keep[key]; !ok {\n", "\t\tif _, ok := keep[key]; false && !ok {\n",
+		[]string{"./internal/store"},
+	},
+	{
+		"a slice that changes its Service stays in the old shard", "internal/store/store.go",
+		"\t\ts.pendLocked(old, key, nil) // a slice that now belongs to another Service\n", "\t\t_ = old\n",
+		[]string{"./internal/store"},
+	},
+	{
+		"state is published before the source has synced", "internal/store/store.go",
+		"\tif !closed(s.synced) {\n\t\treturn Publication{}\n", "\tif false {\n\t\treturn Publication{}\n",
+		[]string{"./internal/store"},
+	},
+	// The source.
+	{
+		"an old list is accepted at once", "internal/source/kube/store.go",
+		"\t\tif !r.doubted {\n", "\t\tif false {\n",
+		[]string{"./internal/source/kube"},
+	},
+	{
+		"a watch is resumed at a version that the API server has not reached", "internal/source/kube/resource.go",
+		"\tif have == 0 || have >= want {\n", "\tif true {\n",
+		[]string{"./internal/source/kube"},
+	},
+	// The fan-out.
+	{
+		"a client that has seen newer state is served at once", "server/fanout/start.go",
+		"\t\tdone := reached.Max(seen) == reached\n", "\t\tdone := true\n",
+		[]string{"./server/fanout", "./internal/fabric"},
+	},
+	{
+		"a frame that could not be sent counts as sent", "server/fanout/fan.go",
+		"\t\t\ts.retreat(b.updates)\n", "\t\t\ts.next = b.to\n",
+		[]string{"./server/fanout"},
+	},
+	{
+		"a stream that the ring has lapped is not caught up", "server/fanout/session.go",
+		"\t\ts.hub.metrics.lapped.Inc()\n\t\treturn s.catchUp()\n", "\t\ts.hub.metrics.lapped.Inc()\n\t\treturn nil\n",
+		[]string{"./server/fanout"},
+	},
+	{
+		"the time of a node's ack is halved", "server/fanout/convergence.go",
+		"\tt := max(at.Sub(p.published), 1) // 0 would mean not yet\n", "\tt := max(at.Sub(p.published)/2, 1)\n",
+		[]string{"./server/fanout"},
+	},
+	{
+		"shares of nodes are rounded down", "server/fanout/convergence.go",
+		"return (percent*nodes + 99) / 100", "return percent * nodes / 100",
+		[]string{"./server/fanout"},
+	},
+	{
+		"an update counts as complete while one node lacks it", "server/fanout/convergence.go",
+		"\t\tif p.programmed < p.nodes {\n", "\t\tif p.programmed+1 < p.nodes {\n",
+		[]string{"./server/fanout"},
+	},
+	{
+		"a node that leaves is waited for", "server/fanout/session.go",
+		"\tdefer s.reports.leave()\n", "",
+		[]string{"./server/fanout"},
+	},
+	// Relays.
+	{
+		"a relay does not pass on removals", "server/relay/relay.go",
+		"\t\tu.store.Remove(key, rv(key.Kind))\n", "\t\t_ = rv\n",
+		[]string{"./server/relay"},
+	},
+	{
+		"a relay acknowledges what its nodes do not have", "server/fanout/upstream.go",
+		"\tfor len(s.open) > 0 && s.open[0].sequence <= c.sequence {\n", "\tfor len(s.open) > 0 {\n",
+		[]string{"./server/fanout", "./server/relay"},
+	},
+	// The transport.
+	{
+		"bytes that the socket did not accept are lost", "server/h2/socket.go",
+		"\ts.pending = append(s.pending, b[n:]...)\n", "\ts.pending = append(s.pending, b[min(n+1, len(b)):]...)\n",
+		[]string{"./server/h2"},
+	},
+	// The view.
+	{
+		"a node's changed zone leaves Services as they are", "agent/view/view.go",
+		"\t\ts.seen = nil\n\t\tv.touch(s)\n", "\t\ts.seen = nil\n",
+		[]string{"./agent/view"},
+	},
+}

@@ -1,0 +1,177 @@
+// Command mutations puts bugs into a copy of the tree, one at a time, and reports which of the
+// simulation and the tests notices each. It fails if one goes unnoticed. The copy is removed at the
+// end; the tree itself stays as it is.
+//
+// A bug is a scripted edit of list.go. The result is in the table of docs/design/simulation.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// timeout bounds one run of tests.
+const timeout = 10 * time.Minute
+
+func main() {
+	only := flag.String("only", "", "try only mutations whose name contains this text")
+	steps := flag.Int("steps", 20_000, "steps of the simulation")
+	simulation := flag.Bool("simulation", true, "run the simulation before the tests")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *only, *steps, *simulation); err != nil {
+		fmt.Fprintln(os.Stderr, "mutations:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, steps int, simulation bool) error {
+	tree, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	copied, err := os.MkdirTemp("", "slicecast-mutations-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(copied)
+	if err := copyTree(ctx, tree, copied); err != nil {
+		return err
+	}
+	missed := 0
+	for i, m := range mutations {
+		if !strings.Contains(m.name, only) {
+			continue
+		}
+		begin := time.Now()
+		by, err := m.try(ctx, copied, steps, simulation)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.name, err)
+		}
+		if by == "" {
+			by = "nothing"
+			missed++
+		}
+		fmt.Printf("| %d | %s | `%s` | %s |\n", i+1, m.name, m.file, by)
+		fmt.Fprintf(os.Stderr, "mutations: %d of %d took %v\n", i+1, len(mutations), time.Since(begin).Round(time.Second))
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d went unnoticed", missed)
+	}
+	return nil
+}
+
+// copyTree copies the files of the work tree that git knows, as they are now.
+func copyTree(ctx context.Context, from, to string) error {
+	list, err := exec.CommandContext(ctx, "git", "-C", from, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		return fmt.Errorf("git ls-files: %w", err)
+	}
+	for _, name := range strings.Split(strings.TrimRight(string(list), "\x00"), "\x00") {
+		b, err := os.ReadFile(filepath.Join(from, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed, and not committed yet
+		}
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, name), b, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply returns the content of the mutation's file with the bug.
+func (m mutation) apply(content string) (string, error) {
+	if n := strings.Count(content, m.old); n != 1 {
+		return "", fmt.Errorf("%s has %d times what is to be replaced: adapt list.go to it", m.file, n)
+	}
+	return strings.Replace(content, m.old, m.new, 1), nil
+}
+
+// try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before.
+func (m mutation) try(ctx context.Context, copied string, steps int, simulation bool) (by string, err error) {
+	path := filepath.Join(copied, m.file)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	after, err := m.apply(string(before))
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(path, []byte(after), 0o644); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.WriteFile(path, before, 0o644)) }()
+	if out, err := command(ctx, copied, "build", "./agent/...", "./server/...", "./internal/...").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("it does not compile: %w\n%s", err, out)
+	}
+	if simulation {
+		out, failed := test(ctx, copied, "-run", "^TestSimulate$", "./internal/simulate", fmt.Sprint("-simulate.steps=", steps))
+		if failed {
+			return "simulation: " + reason(out), nil
+		}
+	}
+	for _, p := range m.tests {
+		if out, failed := test(ctx, copied, "-race", p); failed {
+			return p + ": " + reason(out), nil
+		}
+	}
+	return "", ctx.Err()
+}
+
+// test runs go test, and reports whether it failed.
+func test(ctx context.Context, directory string, args ...string) (out string, failed bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	b, err := command(ctx, directory, append([]string{"test", "-count=1", "-timeout=8m"}, args...)...).CombinedOutput()
+	return string(b), err != nil
+}
+
+func command(ctx context.Context, directory string, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, "go", args...)
+	c.Dir = directory
+	return c
+}
+
+// reason returns what a failed test says in one short line: the violated invariant, or the name of
+// the test.
+func reason(out string) string {
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if i := strings.Index(line, "seed "); i >= 0 && strings.Contains(line, "_test.go:") {
+			return shorten(line[i:])
+		}
+		for _, prefix := range []string{"--- FAIL: ", "panic: ", "fatal error: ", "WARNING: DATA RACE"} {
+			if strings.HasPrefix(line, prefix) && !strings.HasPrefix(line, "--- FAIL: TestSimulate") {
+				name, _, _ := strings.Cut(strings.TrimPrefix(line, "--- FAIL: "), " (")
+				return shorten(name)
+			}
+		}
+	}
+	return "it fails"
+}
+
+// shorten keeps a line short enough for a table.
+func shorten(line string) string {
+	line = strings.ReplaceAll(line, "|", "/")
+	if len(line) > 90 {
+		return strings.ToValidUTF8(line[:90], "") + "…"
+	}
+	return line
+}

@@ -1,0 +1,314 @@
+// This file is a node: its kernel, its disk, and the agent that runs on it, which has the parts of
+// a real one.
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/checkpoint"
+	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// node is a machine of the cluster.
+type node struct {
+	world  *world
+	host   string // its address
+	name   string // of its Node
+	kernel *kernel
+	disk   *disk
+	agent  *agent // nil while none runs
+}
+
+// agent is one life of the agent on a node.
+type agent struct {
+	node     *node
+	name     string
+	process  *process
+	cache    *client.Cache
+	client   *client.Client
+	programs *kernelProgrammer
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+
+	mu sync.Mutex // guards the fields below
+	// told has what each shard's updates said of their Services, oldest first, for positions that are
+	// not acknowledged yet. The first one is the last that was acknowledged.
+	told  map[model.ServiceKey][]telling
+	epoch uint64
+	// nacked has the Services of which something is not programmed, as reported.
+	nacked map[model.ServiceKey]bool
+	failed bool // NackNode was reported
+}
+
+// telling is the state of a Service at a sequence of its shard.
+type telling struct {
+	sequence uint64
+	service  int            // the number of its state
+	slices   map[string]int // the numbers of the slices' states, by name
+}
+
+func (t telling) same(o telling) bool {
+	return t.service == o.service && maps.Equal(t.slices, o.slices)
+}
+
+func (n *node) viewOptions() view.Options { return view.Options{NodeName: n.name} }
+
+// start starts an agent.
+func (n *node) start() {
+	w := n.world
+	a := &agent{
+		node: n, name: n.name, process: w.network.process(n.host), cache: client.NewCache(),
+		told: make(map[model.ServiceKey][]telling), nacked: make(map[model.ServiceKey]bool),
+	}
+	registry := prometheus.NewRegistry()
+	logger := w.logger(n.name)
+	kept, err := checkpoint.Open(checkpoint.Options{
+		Path: checkpointPath, NodeName: n.name, Cache: a.cache, Disk: mounted{n.disk, a.process}, Logger: logger, Registerer: registry,
+	})
+	if err != nil {
+		w.violated("%s: open the checkpoint: %v", n.name, err)
+		return
+	}
+	a.client = client.New(client.Options{
+		Servers: client.Static(w.addressesFor(n)...), NodeName: n.name, Version: "simulated", Programmer: "simulated",
+		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC)),
+		Cache:       a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
+	})
+	n.kernel.mu.Lock()
+	n.kernel.loose = true
+	n.kernel.mu.Unlock()
+	a.programs = &kernelProgrammer{kernel: n.kernel, process: a.process}
+	r := reconcile.New(reconcile.Options{
+		Cache: a.cache, View: view.New(n.viewOptions()), Programmer: a.programs, Reporter: reporter{a.client, a},
+		FreeMemory: func() {}, Logger: logger, Registerer: registry,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	a.cancel = cancel
+	a.running.Go(func() { kept.Run(ctx) })
+	a.running.Go(func() { _ = a.client.Run(ctx) })
+	a.running.Go(func() { r.Run(ctx) })
+	n.agent = a
+}
+
+// kill ends the agent as SIGKILL does.
+func (n *node) kill() {
+	if a := n.agent; a != nil {
+		a.process.kill()
+		n.world.bury(a.cancel, &a.running)
+		n.agent = nil
+	}
+}
+
+// stop ends the agent as SIGTERM does.
+func (n *node) stop() {
+	if a := n.agent; a != nil {
+		a.cancel()
+		a.running.Wait()
+		a.process.kill()
+		n.agent = nil
+	}
+}
+
+// fail takes the power from the node. Its kernel and what is not durable are lost.
+func (n *node) fail() {
+	n.world.network.power(n.host, false)
+	n.kill()
+	n.kernel.reset()
+	n.disk.fail()
+}
+
+// state returns what the cache holds of a Service.
+func (a *agent) state(key model.ServiceKey, sequence uint64) telling {
+	t := telling{sequence: sequence, slices: make(map[string]int)}
+	service, list := a.cache.Service(key)
+	if service != nil {
+		t.service = -1
+		for _, ip := range service.ExternalIPs {
+			if _, number, ok := unmark(serviceMark, ip); ok {
+				t.service = number
+			}
+		}
+	}
+	for _, s := range list {
+		for _, e := range s.Endpoints {
+			if _, number, ok := unmark(sliceMark, e.Address); ok {
+				t.slices[s.Name] = number
+			}
+		}
+	}
+	return t
+}
+
+// observe notes what a response has made the cache hold. The client calls it after each response.
+func (a *agent) observe(r *wire.Response, _ int) {
+	switch {
+	case r.Welcome != nil:
+		a.mu.Lock()
+		if epoch := r.Welcome.GetEpoch(); epoch != a.epoch {
+			a.epoch = epoch
+			clear(a.told)
+		}
+		a.mu.Unlock()
+	case r.Update != nil && !r.More:
+		for i := range maxServices {
+			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
+			if a.cache.ShardOf(key) == r.Update.Shard {
+				a.tell(key, a.state(key, r.Update.To))
+			}
+		}
+	case r.InSync != nil:
+		for i := range maxServices {
+			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
+			a.tell(key, a.state(key, r.InSync.GetSequences()[a.cache.ShardOf(key)]))
+		}
+	}
+}
+
+func (a *agent) tell(key model.ServiceKey, t telling) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if all := a.told[key]; len(all) == 0 || !all[len(all)-1].same(t) {
+		a.told[key] = append(all, t)
+	}
+}
+
+// reporter passes on what the reconciler reports, after checking that it is true.
+type reporter struct {
+	reconcile.Reporter
+	agent *agent
+}
+
+// Ack implements reconcile.Reporter.
+func (r reporter) Ack(epoch uint64, positions map[uint32]uint64) {
+	if !r.agent.process.hasEnded() {
+		r.agent.acked(epoch, positions)
+	}
+	r.Reporter.Ack(epoch, positions)
+}
+
+// Nack implements reconcile.Reporter.
+func (r reporter) Nack(service model.ServiceKey, reason string) {
+	r.agent.mu.Lock()
+	r.agent.nacked[service] = true
+	r.agent.mu.Unlock()
+	r.Reporter.Nack(service, reason)
+}
+
+// Resolve implements reconcile.Reporter.
+func (r reporter) Resolve(service model.ServiceKey) {
+	r.agent.mu.Lock()
+	delete(r.agent.nacked, service)
+	r.agent.mu.Unlock()
+	r.Reporter.Resolve(service)
+}
+
+// acked checks that the kernel holds what the positions cover.
+func (a *agent) acked(epoch uint64, positions map[uint32]uint64) {
+	k := a.node.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if epoch == a.epoch {
+		for key, all := range a.told {
+			position, ok := positions[a.cache.ShardOf(key)]
+			if !ok {
+				continue
+			}
+			last := -1
+			for i, t := range all {
+				if t.sequence <= position {
+					last = i
+				}
+			}
+			if last < 0 {
+				continue
+			}
+			a.told[key] = all[last:]
+			if !a.nacked[key] {
+				a.holds(key, append(slices.Clone(all[last:]), a.state(key, 0)))
+			}
+		}
+	}
+	for shard, sequence := range positions {
+		a.node.world.convergence.programmed(a.name, epoch, shard, sequence, time.Now())
+	}
+}
+
+// holds checks that the kernel holds one of some states of a Service. The kernel's mutex is held.
+func (a *agent) holds(key model.ServiceKey, any []telling) {
+	k := a.node.kernel
+	for id, p := range k.ports {
+		if id.Service != key || k.stale[id] || k.staleFamily[id.Family] {
+			continue
+		}
+		now := read(p)
+		if !slices.ContainsFunc(any, func(t telling) bool { return t.service == now.service && t.has(id, now) }) {
+			a.node.world.violated("%s: acknowledged %v, which shows %+v, and the server's states are %+v", a.name, id, now, any)
+		}
+	}
+	// At least one of the states has to exist if the Service has no port in the kernel.
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(k.ports)), func(id view.ServicePortID) bool { return id.Service == key }) &&
+		len(k.staleFamily) == 0 && len(k.stale) == 0 && !slices.ContainsFunc(any, func(t telling) bool { return t.service <= 0 }) {
+		a.node.world.violated("%s: acknowledged %v, of which nothing is programmed; the server's states are %+v", a.name, key, any)
+	}
+}
+
+// has reports whether a reading shows exactly the slices of its family that a telling has.
+func (t telling) has(id view.ServicePortID, now reading) bool {
+	n := 0
+	for name, number := range t.slices {
+		var service, part int
+		var family model.Family
+		if _, err := fmt.Sscanf(name, "svc-%d-%d-%d", &service, &family, &part); err != nil {
+			panic(err)
+		}
+		if family != id.Family {
+			continue
+		}
+		n++
+		if now.slices[part] != number {
+			return false
+		}
+	}
+	return n == len(now.slices)
+}
+
+// logger returns a logger whose warnings are in the history.
+func (w *world) logger(name string) *slog.Logger {
+	return slog.New(&historian{world: w, name: name})
+}
+
+// historian implements slog.Handler.
+type historian struct {
+	world *world
+	name  string
+}
+
+func (h *historian) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+// Handle implements slog.Handler.
+func (h *historian) Handle(_ context.Context, r slog.Record) error {
+	if h.world.keepLogs {
+		text := r.Message
+		r.Attrs(func(a slog.Attr) bool { text += fmt.Sprint(" ", a); return true })
+		h.world.observed("%s: log: %s", h.name, text)
+	}
+	return nil
+}
+
+func (h *historian) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h *historian) WithGroup(string) slog.Handler      { return h }

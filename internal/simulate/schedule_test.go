@@ -1,0 +1,570 @@
+// This file is the schedule: steps that a seed draws without looking at the cluster, so that a seed
+// has one schedule, and what each kind of step does.
+package simulate
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// step is one step of a schedule.
+type step struct {
+	kind    int // index of actions
+	a, b, c uint32
+	// wait is the time before the step. If it is 0, the step happens while others run, after they had
+	// this many turns.
+	wait  time.Duration
+	turns int
+}
+
+// action is a kind of step.
+type action struct {
+	name   string
+	weight int
+	// do carries out the step and returns what it did, or nothing if it had no effect.
+	do func(w *world, s step) string
+}
+
+var actions []action
+
+func init() {
+	actions = []action{
+		{"write a slice", 40, (*world).writeSlice},
+		{"move an endpoint", 8, (*world).moveEndpoint},
+		{"remove a slice", 5, (*world).removeSlice},
+		{"write a Service", 6, (*world).writeService},
+		{"remove a Service", 3, (*world).removeService},
+		{"write a Node", 2, (*world).writeNode},
+		{"nothing", 10, func(*world, step) string { return "" }},
+		{"kill an agent", 4, (*world).killAgent},
+		{"stop an agent", 2, (*world).stopAgent},
+		{"start an agent", 10, (*world).startAgent},
+		{"power off a node", 1, (*world).failNode},
+		{"rename a node", 1, (*world).renameNode},
+		{"refuse in the kernel", 6, (*world).refuseInKernel},
+		{"slow a kernel down", 3, (*world).slowKernel},
+		{"flush a kernel", 2, (*world).flushKernel},
+		{"fill a disk", 1, (*world).fillDisk},
+		{"kill a server", 3, (*world).killServer},
+		{"drain a server", 2, (*world).drainServer},
+		{"power off a server", 1, (*world).failServer},
+		{"start a server", 8, (*world).startServer},
+		{"cut a way", 6, (*world).cutWay},
+		{"slow a way", 4, (*world).slowWay},
+		{"heal a way", 8, (*world).healWay},
+		{"reset connections", 4, (*world).resetConnections},
+		{"hold an API server back", 3, (*world).holdAPI},
+		{"let an API server go on", 6, (*world).releaseAPI},
+		{"break watches", 2, (*world).breakWatches},
+		{"compact etcd", 2, (*world).compact},
+		{"a stale list", 1, (*world).staleList},
+		{"kill an API server", 1, (*world).killAPI},
+		{"start an API server", 4, (*world).startAPI},
+		{"back up etcd", 2, (*world).backUp},
+		{"restore etcd", 1, (*world).restore},
+		{"let a certificate end", 2, (*world).endCertificate},
+		{"renew certificates", 2, (*world).renewSome},
+		{"ask for the convergence", 3, (*world).askConvergence},
+		{"quiet", 1, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
+	}
+}
+
+// draw draws a schedule.
+func draw(r *rand.Rand, n int) []step {
+	sum := 0
+	for _, a := range actions {
+		sum += a.weight
+	}
+	out := make([]step, n)
+	for i := range out {
+		s := step{a: r.Uint32(), b: r.Uint32(), c: r.Uint32()}
+		for x := r.IntN(sum); x >= actions[s.kind].weight; s.kind++ {
+			x -= actions[s.kind].weight
+		}
+		switch r.IntN(10) {
+		case 0, 1:
+			s.turns = r.IntN(60)
+		case 2, 3, 4, 5:
+			s.wait = time.Duration(r.IntN(20)) * time.Millisecond
+		case 6, 7:
+			s.wait = time.Duration(r.IntN(1000)) * time.Millisecond
+		case 8:
+			s.wait = time.Duration(r.IntN(12)) * time.Second
+		case 9:
+			if r.IntN(10) == 0 {
+				s.wait = time.Duration(r.IntN(600)) * time.Second
+			}
+		}
+		out[i] = s
+	}
+	return out
+}
+
+// take carries out a step and returns what it did.
+func (w *world) take(s step) string {
+	if s.wait > 0 {
+		time.Sleep(s.wait)
+		synctest.Wait()
+	}
+	for range s.turns {
+		runtime.Gosched()
+	}
+	did := actions[s.kind].do(w, s)
+	if did != "" {
+		w.observed("* %s", did)
+	}
+	return did
+}
+
+func pick[T any](all []T, n uint32) T { return all[int(n)%len(all)] }
+
+func (w *world) drawService(n uint32) *serviceState {
+	s := &serviceState{local: n&1 != 0 && n&2 != 0, nodePort: n&2 != 0, affinity: n&4 != 0}
+	s.families = [][]model.Family{{model.IPv4}, {model.IPv4, model.IPv6}, {model.IPv6}, {model.IPv4}}[n>>3&3]
+	for i, name := range portNames {
+		if n>>(5+i)&1 != 0 || i == 0 && n>>5&7 == 0 {
+			s.ports = append(s.ports, name)
+		}
+	}
+	return s
+}
+
+func (w *world) slice(n uint32) *object { return pick(pick(w.cluster.slices, n), n>>8) }
+
+func (w *world) writeSlice(s step) string {
+	o := w.slice(s.a)
+	state := &sliceState{endpoints: make(map[int]bool)}
+	if now := o.now(); now.number > 0 {
+		maps.Copy(state.endpoints, now.slice.endpoints)
+	}
+	n := int(s.b) % maxEndpoints
+	what := ""
+	switch ready, has := state.endpoints[n]; {
+	case !has:
+		state.endpoints[n] = s.c&3 != 0
+		what = fmt.Sprintf("gets endpoint %d, ready: %v", n, state.endpoints[n])
+	case s.c&3 == 0:
+		delete(state.endpoints, n)
+		what = fmt.Sprintf("loses endpoint %d", n)
+	default:
+		state.endpoints[n] = !ready
+		what = fmt.Sprintf("has endpoint %d ready: %v", n, !ready)
+	}
+	w.cluster.set(o, nil, state)
+	return fmt.Sprintf("%s %s, state %d", o.key.Name, what, o.now().number)
+}
+
+// moveEndpoint moves an endpoint to another slice of its Service and family, as the controller of
+// EndpointSlices does: it is in the new one before it leaves the old one.
+func (w *world) moveEndpoint(s step) string {
+	from := w.slice(s.a)
+	if from.now().number == 0 || len(from.now().slice.endpoints) == 0 {
+		return ""
+	}
+	n := pick(sortedKeys(from.now().slice.endpoints), s.b)
+	var to *object
+	for _, o := range w.cluster.slices[from.index] {
+		if o.family == from.family && o.part == (from.part+1+int(s.c)%(maxSlices-1))%maxSlices {
+			to = o
+		}
+	}
+	more, less := &sliceState{endpoints: make(map[int]bool)}, &sliceState{endpoints: make(map[int]bool)}
+	if to.now().number > 0 {
+		maps.Copy(more.endpoints, to.now().slice.endpoints)
+	}
+	more.endpoints[n] = from.now().slice.endpoints[n]
+	maps.Copy(less.endpoints, from.now().slice.endpoints)
+	delete(less.endpoints, n)
+	w.cluster.set(to, nil, more)
+	w.cluster.set(from, nil, less)
+	return fmt.Sprintf("endpoint %d moves from %s to %s", n, from.key.Name, to.key.Name)
+}
+
+func (w *world) removeSlice(s step) string {
+	o := w.slice(s.a)
+	if o.now().number == 0 {
+		return ""
+	}
+	w.cluster.set(o, nil, nil)
+	return o.key.Name + " is removed"
+}
+
+func (w *world) writeService(s step) string {
+	o := pick(w.cluster.services, s.a)
+	w.cluster.set(o, w.drawService(s.b), nil)
+	return fmt.Sprintf("%s is written, state %d", o.key.Name, o.now().number)
+}
+
+func (w *world) removeService(s step) string {
+	o := pick(w.cluster.services, s.a)
+	if o.now().number == 0 {
+		return ""
+	}
+	w.cluster.set(o, nil, nil)
+	for _, slice := range w.cluster.slices[o.index] {
+		if s.b&1 == 0 {
+			w.cluster.set(slice, nil, nil)
+		}
+	}
+	return fmt.Sprintf("%s is removed, with its slices: %v", o.key.Name, s.b&1 == 0)
+}
+
+func (w *world) writeNode(s step) string {
+	n := pick(w.nodes, s.a)
+	if w.cluster.nodes[n.name] == nil {
+		return ""
+	}
+	w.cluster.setNode(n.name, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = fmt.Sprint("zone-", s.b%3) })
+	return n.name + " gets another zone"
+}
+
+func (w *world) killAgent(s step) string {
+	n := pick(w.nodes, s.a)
+	if n.agent == nil {
+		return ""
+	}
+	n.kill()
+	if s.b&3 == 0 {
+		return n.name + ": the agent is killed"
+	}
+	return n.name + ": the agent is killed, " + n.restart(s)
+}
+
+func (w *world) stopAgent(s step) string {
+	n := pick(w.nodes, s.a)
+	if n.agent == nil {
+		return ""
+	}
+	n.stop()
+	return n.name + ": the agent is stopped"
+}
+
+func (w *world) startAgent(s step) string {
+	n := pick(w.nodes, s.a)
+	if n.agent != nil {
+		return ""
+	}
+	w.network.power(n.host, true)
+	return n.name + ": " + n.restart(s)
+}
+
+// restart starts the agent with its checkpoint, or with an older one, a torn one, or none.
+func (n *node) restart(s step) string {
+	d := n.disk
+	d.mu.Lock()
+	kept := append([][]byte(nil), d.kept...)
+	d.mu.Unlock()
+	how := "and starts with its checkpoint"
+	switch s.b >> 2 & 7 {
+	case 0:
+		d.put(nil)
+		how = "and starts without a checkpoint"
+	case 1, 2:
+		if len(kept) > 0 {
+			d.put(pick(kept, s.c))
+			how = "and starts with an old checkpoint"
+		}
+	case 3:
+		if len(kept) > 0 {
+			b := pick(kept, s.c)
+			d.put(b[:int(s.c>>4)%(len(b)+1)])
+			how = "and starts with a torn checkpoint"
+		}
+	}
+	n.start()
+	return how
+}
+
+func (w *world) failNode(s step) string {
+	n := pick(w.nodes, s.a)
+	n.fail()
+	return n.name + " loses its power"
+}
+
+// renameNode registers the machine under another name. Its checkpoint is for the old one.
+func (w *world) renameNode(s step) string {
+	n := pick(w.nodes, s.a)
+	old := n.name
+	n.stop()
+	n.name = fmt.Sprintf("%s-%d", old[:len("node-0")], s.b%5)
+	if n.name == old {
+		n.name = old[:len("node-0")]
+	}
+	n.kernel.name = n.name
+	w.cluster.setNode(old, nil)
+	w.addNode(n.name, int(old[len("node-")]-'0'))
+	n.start()
+	return old + " is renamed to " + n.name
+}
+
+func (w *world) refuseInKernel(s step) string {
+	k := pick(w.nodes, s.a).kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r := refusal(1 + s.b%uint32(refusals-1))
+	k.next = append(k.next, r)
+	return fmt.Sprintf("%s: the kernel will fail, %d", k.name, r)
+}
+
+func (w *world) slowKernel(s step) string {
+	k := pick(w.nodes, s.a).kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.slow = []time.Duration{0, time.Millisecond, 100 * time.Millisecond, 3 * time.Second}[s.b&3]
+	return fmt.Sprintf("%s: the kernel takes %v", k.name, k.slow)
+}
+
+func (w *world) flushKernel(s step) string {
+	k := pick(w.nodes, s.a).kernel
+	k.flush(int(s.b & 7))
+	return k.name + ": others remove rules"
+}
+
+func (w *world) fillDisk(s step) string {
+	n := pick(w.nodes, s.a)
+	n.disk.mu.Lock()
+	defer n.disk.mu.Unlock()
+	n.disk.full = !n.disk.full
+	return fmt.Sprintf("%s: the disk is full: %v", n.name, n.disk.full)
+}
+
+func (w *world) killServer(s step) string {
+	o := pick(w.servers, s.a)
+	if o.life == nil {
+		return ""
+	}
+	o.kill()
+	if s.b&1 == 0 {
+		return o.name + " is killed"
+	}
+	o.start()
+	return o.name + " is killed and starts"
+}
+
+func (w *world) drainServer(s step) string {
+	o := pick(w.servers, s.a)
+	if o.life == nil {
+		return ""
+	}
+	o.stop()
+	if s.b&1 == 0 {
+		return o.name + " drains"
+	}
+	o.start()
+	return o.name + " drains and another one starts"
+}
+
+func (w *world) failServer(s step) string {
+	o := pick(w.servers, s.a)
+	w.network.power(o.host(), false)
+	o.kill()
+	return o.name + " loses its power"
+}
+
+func (w *world) startServer(s step) string {
+	o := pick(w.servers, s.a)
+	if o.life != nil {
+		return ""
+	}
+	w.network.power(o.host(), true)
+	o.start()
+	return o.name + " starts"
+}
+
+// way draws a way between hosts that speak with each other.
+func (w *world) way(s step) way {
+	server := pick(w.servers, s.a)
+	var other string
+	switch s.b % 3 {
+	case 0:
+		if server.api != nil {
+			other = server.api.address.Addr().String()
+			break
+		}
+		fallthrough
+	case 1:
+		if server.relayed {
+			other = w.servers[0].host()
+			break
+		}
+		fallthrough
+	default:
+		other = pick(w.nodes, s.b>>2).host
+	}
+	if s.b>>8&1 == 0 {
+		return way{server.host(), other}
+	}
+	return way{other, server.host()}
+}
+
+func (w way) both() []way { return []way{w, {w.to, w.from}} }
+
+func (w *world) cutWay(s step) string {
+	ways := w.way(s).both()
+	if s.c&1 == 0 {
+		ways = ways[:1]
+	}
+	for _, way := range ways {
+		w.network.set(way, func(x *weather) { x.cut = true })
+	}
+	return fmt.Sprintf("%v are cut", ways)
+}
+
+func (w *world) slowWay(s step) string {
+	way := w.way(s)
+	w.network.set(way, func(x *weather) {
+		x.delay = time.Duration(s.c&0x3ff) * time.Millisecond
+		if s.c>>10&1 == 0 {
+			x.rate = 20_000 + int(s.c>>11&0xffff)
+		}
+	})
+	return fmt.Sprintf("%v is slow", way)
+}
+
+func (w *world) healWay(s step) string {
+	if s.c&3 == 0 {
+		w.network.heal()
+		return "all ways are well"
+	}
+	for _, way := range w.way(s).both() {
+		w.network.set(way, func(x *weather) { *x = weather{} })
+	}
+	return fmt.Sprintf("%v are well", w.way(s).both())
+}
+
+func (w *world) resetConnections(s step) string {
+	way := w.way(s)
+	w.network.reset(way.from, way.to)
+	return fmt.Sprintf("%v loses its connections", way)
+}
+
+func (w *world) holdAPI(s step) string {
+	a := pick(w.apis, s.a)
+	if !a.process.hasEnded() {
+		a.hold(true)
+	}
+	return a.address.String() + " is held back"
+}
+
+func (w *world) releaseAPI(s step) string {
+	a := pick(w.apis, s.a)
+	if !a.process.hasEnded() {
+		a.hold(false)
+	}
+	return a.address.String() + " goes on"
+}
+
+func (w *world) breakWatches(s step) string {
+	a := pick(w.apis, s.a)
+	if !a.process.hasEnded() {
+		a.breakWatches()
+	}
+	return a.address.String() + " ends its watches"
+}
+
+func (w *world) compact(s step) string {
+	w.cluster.etcd.compact()
+	if s.b&1 == 0 {
+		for _, a := range w.apis {
+			if !a.process.hasEnded() {
+				a.breakWatches()
+			}
+		}
+	}
+	return "etcd is compacted"
+}
+
+// staleList makes the next list of an API server answer an earlier state, as a cache does that is
+// behind. A server that has just started cannot know better, so its nodes may go back.
+func (w *world) staleList(s step) string {
+	if len(w.backups) == 0 {
+		return ""
+	}
+	a, b := pick(w.apis, s.a), w.backups[len(w.backups)-1]
+	if a.process.hasEnded() {
+		return ""
+	}
+	a.beStale(b.etcd)
+	w.cluster.etcd.compact()
+	a.breakWatches()
+	return a.address.String() + " answers an old list"
+}
+
+func (w *world) killAPI(s step) string {
+	a := pick(w.apis, s.a)
+	if a.process.hasEnded() {
+		return ""
+	}
+	a.kill()
+	return a.address.String() + " is killed"
+}
+
+func (w *world) startAPI(s step) string {
+	a := pick(w.apis, s.a)
+	if !a.process.hasEnded() {
+		return ""
+	}
+	a.start()
+	return a.address.String() + " starts"
+}
+
+func (w *world) backUp(step) string {
+	if w.backups = append(w.backups, w.cluster.save()); len(w.backups) > 4 {
+		w.backups = w.backups[1:]
+	}
+	return "etcd is backed up"
+}
+
+// restore restores a backup of etcd. All API servers restart, as Kubernetes demands. If versions go
+// back, too, servers can only know from an API server's answers, so nothing is written until they
+// have asked.
+func (w *world) restore(s step) string {
+	if len(w.backups) == 0 {
+		return ""
+	}
+	b := pick(w.backups, s.a)
+	bump := s.b&1 == 0
+	w.cluster.restore(b, bump)
+	w.cluster.mu.Lock()
+	w.excused = true
+	w.cluster.mu.Unlock()
+	for _, a := range w.apis {
+		if !a.process.hasEnded() {
+			a.kill()
+		}
+		a.start()
+	}
+	if !bump {
+		// A backup that is newer than what etcd holds now would be no backup any more.
+		w.backups = nil
+		w.network.heal()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+	}
+	return fmt.Sprintf("etcd is restored, its version goes on: %v", bump)
+}
+
+func (w *world) askConvergence(s step) string {
+	w.compareConvergence(pick(w.servers, s.a))
+	return ""
+}
+
+// history returns a schedule for humans. Steps without an effect are left out.
+func history(did []string) string {
+	var b strings.Builder
+	for i, d := range did {
+		if d != "" {
+			fmt.Fprintf(&b, "%5d %s\n", i, d)
+		}
+	}
+	return b.String()
+}

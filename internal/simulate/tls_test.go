@@ -1,0 +1,160 @@
+// This file is the cluster's certificates, which end and are renewed.
+package simulate
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/internal/ca"
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// lifetime is that of certificates. Those that are about to end have soon.
+const lifetime, soon = 30 * 24 * time.Hour, 20 * time.Second
+
+// pki issues the certificates of a cluster. It exists if the cluster uses TLS.
+type pki struct {
+	world     *world
+	ca        *ca.CA
+	directory string // for the files of servers
+
+	mu      sync.Mutex // guards clients
+	clients map[string]tlsfiles.PEM
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func newPKI(w *world, directory string) *pki {
+	return &pki{
+		world: w, directory: directory, clients: make(map[string]tlsfiles.PEM),
+		ca: must(ca.New("simulated", ca.Validity{NotBefore: time.Now(), NotAfter: time.Now().Add(10 * lifetime)})),
+	}
+}
+
+func (p *pki) issue(template *x509.Certificate, life time.Duration) tls.Certificate {
+	return must(p.ca.Issue(template, ca.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(life)}))
+}
+
+// renewServer gives a server another certificate, and returns the names of its files.
+func (p *pki) renewServer(s *server, life time.Duration) *tlsfiles.Files {
+	c, k, err := testca.Write(p.directory, s.name, p.issue(ca.Serving(s.host()), life))
+	if err != nil {
+		panic(err)
+	}
+	return &tlsfiles.Files{Certificate: c, PrivateKey: k, CA: must(p.testCA().WriteCA(p.directory))}
+}
+
+// testCA returns the CA in the form that writes files.
+func (p *pki) testCA() *testca.CA {
+	cert, key, err := p.ca.PEM()
+	if err != nil {
+		panic(err)
+	}
+	return must(testca.Parse(cert, key))
+}
+
+// renewClient gives a client another certificate. Nodes are named as they are, relays and operators
+// as what they are.
+func (p *pki) renewClient(name string, life time.Duration) {
+	subject := pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
+	switch name {
+	case relayName:
+		subject = pkix.Name{CommonName: name, Organization: []string{"slicecast:relays"}}
+	case operatorName:
+		subject = pkix.Name{CommonName: name, Organization: []string{"system:masters"}}
+	}
+	cert, key, err := ca.EncodePEM(p.issue(&x509.Certificate{
+		Subject: subject, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, life))
+	if err != nil {
+		panic(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clients[name] = tlsfiles.PEM{Certificate: cert, PrivateKey: key, CA: p.testCA().PEM()}
+}
+
+// The names of clients that are no nodes.
+const relayName, operatorName = "relay", "operator"
+
+// credentials returns those of a client, which follow its certificate.
+func (p *pki) credentials(name string) credentials.TransportCredentials {
+	p.mu.Lock()
+	_, known := p.clients[name]
+	p.mu.Unlock()
+	if !known {
+		p.renewClient(name, lifetime)
+	}
+	read := func() (tlsfiles.PEM, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.clients[name], nil
+	}
+	return tlsfiles.FollowFunc("certificate of "+name, read, slog.New(slog.DiscardHandler)).ClientCredentials(wire.Protocol)
+}
+
+// credentials are those of gRPC clients.
+func (w *world) credentials(name string) []grpc.DialOption {
+	if w.pki == nil {
+		return plaintext
+	}
+	return []grpc.DialOption{grpc.WithTransportCredentials(w.pki.credentials(name))}
+}
+
+// renewCertificates gives everybody a certificate that lasts.
+func (w *world) renewCertificates() {
+	if w.pki == nil {
+		return
+	}
+	for _, s := range w.servers {
+		w.pki.renewServer(s, lifetime)
+	}
+	for _, n := range w.nodes {
+		w.pki.renewClient(n.name, lifetime)
+	}
+	w.pki.renewClient(relayName, lifetime)
+	w.pki.renewClient(operatorName, lifetime)
+}
+
+// endCertificate gives a server or a client a certificate that is about to end.
+func (w *world) endCertificate(s step) string {
+	if w.pki == nil {
+		return ""
+	}
+	switch s.b % 4 {
+	case 0:
+		w.pki.renewClient(relayName, soon)
+		return "the certificate of relays is about to end"
+	case 1:
+		o := pick(w.servers, s.a)
+		w.pki.renewServer(o, soon)
+		return fmt.Sprintf("the certificate of %s is about to end", o.name)
+	default:
+		n := pick(w.nodes, s.a)
+		w.pki.renewClient(n.name, soon)
+		return fmt.Sprintf("the certificate of %s is about to end", n.name)
+	}
+}
+
+func (w *world) renewSome(s step) string {
+	if w.pki == nil {
+		return ""
+	}
+	w.renewCertificates()
+	return "all certificates are renewed"
+}
