@@ -47,7 +47,8 @@ type kernel struct {
 	node  view.Node
 	// at has the state of each object that is programmed, as an index of its entries.
 	at map[portObject]int
-	// loose means that the next Replace may go back in time, because the agent has restarted.
+	// loose means that the kernel may go back in time until a Replace has succeeded, because the agent
+	// has restarted.
 	loose bool
 	// stale has the Service ports, and staleFamily the IP families, that could not be programmed.
 	stale       map[view.ServicePortID]bool
@@ -55,7 +56,9 @@ type kernel struct {
 	// next are the refusals of the next operations, and slow is how long each operation takes.
 	next []refusal
 	slow time.Duration
-	lost chan string
+	// flushed means that others have removed rules since the last Replace.
+	flushed bool
+	lost    chan string
 }
 
 func newKernel(w *world, name string) *kernel {
@@ -154,8 +157,9 @@ func (p *kernelProgrammer) Replace(_ context.Context, state view.State) error {
 	}
 	clear(p.stale)
 	clear(p.staleFamily)
+	p.flushed = false
 	err = p.carryOut("replace", r, changes)
-	p.node, p.loose = node, p.loose && r == failsBefore
+	p.node, p.loose = node, p.loose && r != accepts && r != failsAfter
 	return err
 }
 
@@ -175,7 +179,7 @@ func (p *kernelProgrammer) Apply(_ context.Context, changes []view.Change) error
 		if p.staleFamily[id.Family] {
 			p.world.violated("%s: Apply changes %v although its family has failed", p.name, id)
 		}
-		if held := p.ports[id]; !p.stale[id] && !reflect.DeepEqual(held, c.Before) {
+		if held := p.ports[id]; !p.stale[id] && !p.flushed && !reflect.DeepEqual(held, c.Before) {
 			p.world.violated("%s: Apply expects another state of %v than the kernel has: %v, not %v", p.name, id, c.Before, held)
 		}
 	}
@@ -228,6 +232,7 @@ func (p *kernelProgrammer) carryOut(operation string, r refusal, changes []view.
 func (k *kernel) flush(some int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.flushed = true
 	ids := slices.SortedFunc(maps.Keys(k.ports), compareIDs)
 	for i, id := range ids {
 		if i%3 == some%3 {

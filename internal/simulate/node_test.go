@@ -251,6 +251,9 @@ func (a *agent) acked(epoch uint64, positions map[uint32]uint64) {
 // holds checks that the kernel holds one of some states of a Service. The kernel's mutex is held.
 func (a *agent) holds(key model.ServiceKey, any []telling) {
 	k := a.node.kernel
+	if k.flushed {
+		return
+	}
 	for id, p := range k.ports {
 		if id.Service != key || k.stale[id] || k.staleFamily[id.Family] {
 			continue

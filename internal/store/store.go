@@ -264,9 +264,14 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.progress
-	if s.relayed { // the upstream server may be behind what another upstream server reported before
-		p.reached = p.reached.With(kind, resourceVersion)
-		p.seen = p.seen.Min(p.reached)
+	if s.relayed {
+		next := p.reached.With(kind, resourceVersion)
+		// The upstream server may be behind what another one reported before. Otherwise progress may
+		// come after a change that is newer, and says nothing about it.
+		if next != p.reached.Max(next) {
+			p.seen = p.seen.Min(p.seen.With(kind, resourceVersion))
+		}
+		p.reached = next
 	} else {
 		p.reached = p.reached.Max(model.ResourceVersions{}.With(kind, resourceVersion))
 	}

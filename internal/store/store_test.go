@@ -579,3 +579,20 @@ func TestTheSourceGoesBack(t *testing.T) {
 	require.EqualValues(t, 7, relay.Seen().Slices)
 	require.EqualValues(t, 7, relay.Reached().Slices)
 }
+
+// TestProgressAfterAChange requires a relay's Update to have the version of the object that it
+// changes, whatever progress is reported before the Update is published: that of another kind, or
+// progress from before the change. A client would otherwise believe that it has seen less, and a
+// server that is behind would send it back in time. Seeds 16 and 235 of internal/simulate found it.
+func TestProgressAfterAChange(t *testing.T) {
+	relay := synced(t, Options{Relayed: true})
+	relay.Progress(model.KindService, 100)
+	relay.Progress(model.KindSlice, 100)
+	relay.Upsert(slice("a", "web", 1), 120)
+	relay.Progress(model.KindService, 110)
+	relay.Progress(model.KindSlice, 110)
+	u := only(t, relay.Publish())
+	require.EqualValues(t, 120, u.ResourceVersions.Slices)
+	require.EqualValues(t, 120, relay.Seen().Slices)
+	require.EqualValues(t, 110, relay.Reached().Slices)
+}
