@@ -129,6 +129,22 @@ FROM ?=
 adopt: ## the paths of docs/adopt.md in real clusters, in about 35 minutes; PATHS=node-by-node,new-node chooses, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
 	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.outage=$(OUTAGE) $(if $(FROM),-adopt.from=$(FROM))
 
+STEPS ?= 1000000
+SEED ?=
+SIMULATE := $(or $(SLICECAST_CACHE),$(HOME)/.cache/slicecast)/deterministic
+
+.PHONY: simulate
+simulate: ## everything from an API server to the nodes' kernels in virtual time under faults, in about 20 minutes; STEPS=20000 shortens it, SEED=4 shows what one seed does
+	go run ./internal/simulate/deterministic $(SIMULATE)
+	nice -n 10 go test -overlay $(SIMULATE)/overlay.json -vet=off -count 1 -timeout 3h -v ./internal/simulate \
+		-run '$(if $(SEED),TestSimulate,TestSeed|TestSimulate)' -simulate.steps=$(STEPS) $(if $(SEED),-simulate.seed=$(SEED) -simulate.verbose)
+
+ONLY ?=
+
+.PHONY: mutations
+mutations: ## put each bug of internal/simulate/mutations into a copy of the tree, and list what catches it, in about an hour; ONLY=tombstone chooses by name
+	nice -n 10 go run ./internal/simulate/mutations -only='$(ONLY)'
+
 .PHONY: clean
 clean: ## remove what build made
 	rm -rf bin

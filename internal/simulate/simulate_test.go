@@ -5,6 +5,7 @@
 package simulate
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -13,21 +14,25 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"strings"
 	"testing"
 	"testing/cryptotest"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
 var (
-	steps    = flag.Int("simulate.steps", 20_000, "number of steps of TestSimulate")
-	seed     = flag.Uint64("simulate.seed", 0, "seed of the only episode; 0 means many episodes with other seeds")
-	first    = flag.Uint64("simulate.first", 1, "seed of the first episode; the next one has the next seed")
-	progress = flag.Duration("simulate.progress", 10*time.Second, "how often progress is shown")
-	verbose  = flag.Bool("simulate.verbose", false, "show everything that happens")
+	steps     = flag.Int("simulate.steps", 20_000, "number of steps of TestSimulate")
+	seed      = flag.Uint64("simulate.seed", 0, "seed of the only episode; 0 means many episodes with other seeds")
+	first     = flag.Uint64("simulate.first", 1, "seed of the first episode; the next one has the next seed")
+	progress  = flag.Duration("simulate.progress", 10*time.Second, "how often progress is shown")
+	verbose   = flag.Bool("simulate.verbose", false, "show everything that happens")
+	shrinking = flag.Duration("simulate.shrink", time.Minute, "how long to search for a shorter history of a failure")
 )
 
 // episodeSteps is the number of steps of an episode, which is a cluster's life. Failures are as short
@@ -51,9 +56,8 @@ type outcome struct {
 	violation string
 	kind      string   // of the violation
 	did       []string // what each step did
-	tail      string   // the last of everything that happened
+	events    []string // what happened; of a long episode only the end
 	digest    uint64   // of everything that happened
-	count     int
 	slowest   time.Duration
 	virtual   time.Duration
 }
@@ -63,6 +67,9 @@ func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out out
 	directory := t.TempDir()
 	cryptotest.SetGlobalRandom(t, seed)
 	synctest.Test(t, func(*testing.T) {
+		for range seed % 1024 { // a bubble of a deterministic runtime begins with the same numbers each time
+			rand.Uint64()
+		}
 		w := newWorld(rand.New(rand.NewPCG(seed, 1)), directory, keepLogs)
 		for _, s := range schedule {
 			out.did = append(out.did, w.take(s))
@@ -74,12 +81,9 @@ func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out out
 			w.quiet()
 		}
 		w.end()
-		out.violation, out.kind, out.digest, out.count, out.slowest = w.failed(), w.kind, w.digest, w.count, w.slowest
+		out.violation, out.kind, out.digest, out.slowest = w.failed(), w.kind, w.digest, w.slowest
 		out.virtual = time.Since(w.begin)
-		out.tail = w.tail(80)
-		if *verbose {
-			out.tail = w.tail(keptObservations)
-		}
+		out.events = w.observations
 	})
 	collect()
 	return out
@@ -126,26 +130,57 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
+// TestSeed runs seeds twice. The steps must be the same: a seed has one schedule, and what a step does
+// depends on the schedule alone. With a deterministic runtime, everything else must be the same, too,
+// down to the order in which nodes are programmed and the random numbers that clients draw.
+func TestSeed(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	exact := deterministic(t)
+	t.Logf("the runtime is deterministic: %v", exact)
+	for seed := *first; seed < *first+4; seed++ {
+		a, b := episode(t, seed, drawn(seed), true), episode(t, seed, drawn(seed), true)
+		require.Equal(t, a.did, b.did, "seed %d", seed)
+		if exact {
+			for i, line := range a.events {
+				require.Less(t, i, len(b.events), "seed %d", seed)
+				require.Equal(t, line, b.events[i], "seed %d, event %d; before it:\n%s", seed, i, strings.Join(a.events[max(0, i-5):i], "\n"))
+			}
+			require.Equal(t, a.digest, b.digest, "seed %d", seed)
+		}
+	}
+}
+
+// deterministic reports whether the runtime is that of the command deterministic.
+func deterministic(t *testing.T) bool {
+	var drawn [2]uint64
+	for i := range drawn {
+		synctest.Test(t, func(*testing.T) { drawn[i] = rand.Uint64() })
+	}
+	return drawn[0] == drawn[1]
+}
+
 // report fails the test if an episode failed, with the seed and the shortest history that fails.
 func report(t *testing.T, seed uint64, out outcome) {
 	if *verbose {
-		fmt.Fprintln(os.Stderr, out.tail)
+		fmt.Fprintln(os.Stderr, strings.Join(out.events, "\n"))
 	}
 	if out.violation == "" {
 		return
 	}
-	schedule, short := shrink(t, seed, drawn(seed)[:len(out.did)], out)
-	t.Fatalf("seed %d: %s\nTo see it again: make simulate SEED=%d\n\nIts history, shrunk from %d steps to %d:\n%s\nThe last events:\n%s",
-		seed, out.violation, seed, len(out.did), len(schedule), history(short.did), short.tail)
+	schedule := drawn(seed)[:len(out.did)]
+	again := episode(t, seed, schedule, true)
+	if again.kind == out.kind {
+		schedule, again = shrink(t, seed, schedule, again)
+	}
+	t.Fatalf("seed %d: %s\nTo see it again: make simulate SEED=%d\nA second run of the seed: %s\n\n"+
+		"Its history, shrunk from %d steps to %d:\n%s\nThe last events:\n%s", seed, out.violation, seed,
+		cmp.Or(again.violation, "no failure"), len(out.did), len(schedule), history(again.did), strings.Join(again.events[max(0, len(again.events)-80):], "\n"))
 }
-
-// shrinkTime bounds the search for a shorter history.
-const shrinkTime = 60 * time.Second
 
 // shrink removes steps from a schedule as long as an invariant is still violated. It returns the
 // shortest schedule found, and its outcome.
 func shrink(t *testing.T, seed uint64, schedule []step, out outcome) ([]step, outcome) {
-	deadline := time.Now().Add(shrinkTime)
+	deadline := time.Now().Add(*shrinking)
 	for size := len(schedule) / 2; size > 0; {
 		removed := false
 		for from := 0; from < len(schedule) && time.Now().Before(deadline); {

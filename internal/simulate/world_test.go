@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"strings"
 	"sync"
 	"testing/synctest"
 	"time"
@@ -55,7 +54,6 @@ type world struct {
 	mu           sync.Mutex // guards the fields below
 	observations []string
 	digest       uint64 // a hash of all observations
-	count        int
 	violation    string // the first one; empty while there is none
 	kind         string // of the violation, without names and numbers
 }
@@ -85,7 +83,6 @@ func (w *world) observed(format string, args ...any) {
 	for i := range len(line) {
 		w.digest = (w.digest ^ uint64(line[i])) * 1099511628211
 	}
-	w.count++
 	if len(w.observations) == keptObservations {
 		w.observations = append(w.observations[:0], w.observations[keptObservations/2:]...)
 	}
@@ -265,11 +262,4 @@ func (w *world) differs() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// tail returns the last observations.
-func (w *world) tail(n int) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return strings.Join(w.observations[max(0, len(w.observations)-n):], "\n")
 }

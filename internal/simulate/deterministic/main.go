@@ -3,9 +3,10 @@
 // files of the Go runtime, changes them, and writes a file for go build's flag -overlay. Only binaries
 // that are built with this flag differ, and in these only goroutines in bubbles.
 //
-// In a bubble, the runtime draws at random which ready case of a select runs, in which order timers
-// of the same instant fire, and in which order a map is iterated. All of these come from a state that
-// each bubble begins with. The runtime's monitor takes the processor from a goroutine that has run for
+// In a bubble, the runtime draws at random which ready case of a select runs, and in which order timers
+// of the same instant fire. These numbers, and those of math/rand, come from a state that each bubble
+// begins with. Maps are iterated from their beginning. A goroutine that yields goes to the end of the
+// processor's own queue. The runtime's monitor takes the processor from a goroutine that has run for
 // 10 ms, or whose system call lasts; it leaves those in bubbles alone. With GOMAXPROCS=1, nothing else
 // decides which goroutine runs.
 package main
@@ -24,8 +25,8 @@ import (
 type edit struct{ file, old, new string }
 
 var edits = []edit{
-	{"synctest.go", "type synctestBubble struct {\n", "type synctestBubble struct {\n\tdraws   uint64 // state of draw\n"},
-	{"synctest.go", "// changegstatus is called when the non-lock status of a g changes.\n", `// draw returns the next number of the bubble (wyrand).
+	{"runtime/synctest.go", "type synctestBubble struct {\n", "type synctestBubble struct {\n\tdraws   uint64 // state of draw\n"},
+	{"runtime/synctest.go", "// changegstatus is called when the non-lock status of a g changes.\n", `// draw returns the next number of the bubble (wyrand).
 //
 //go:nosplit
 func (bubble *synctestBubble) draw() uint64 {
@@ -36,19 +37,43 @@ func (bubble *synctestBubble) draw() uint64 {
 
 // changegstatus is called when the non-lock status of a g changes.
 `},
-	{"synctest.go", "\t\"internal/runtime/atomic\"\n", "\t\"internal/runtime/atomic\"\n\t\"internal/runtime/math\"\n"},
-	{"rand.go", "func rand() uint64 {\n", "func rand() uint64 {\n\tif bubble := getg().bubble; bubble != nil {\n\t\treturn bubble.draw()\n\t}\n"},
+	{"runtime/synctest.go", "\t\"internal/runtime/atomic\"\n", "\t\"internal/runtime/atomic\"\n\t\"internal/runtime/math\"\n"},
+	// The seeds and the order of maps do not depend on how many maps there were before.
+	{"runtime/rand.go", "func rand() uint64 {\n", "func rand() uint64 {\n\tif getg().bubble != nil {\n\t\treturn 0xe7037ed1a0b428db\n\t}\n"},
+	{"runtime/rand.go", "//go:linkname maps_rand internal/runtime/maps.rand\n", `//go:linkname randOfBubble
+func randOfBubble() uint64 {
+	if bubble := getg().bubble; bubble != nil {
+		return bubble.draw()
+	}
+	return rand()
+}
+
+//go:linkname maps_rand internal/runtime/maps.rand
+`},
+	{"math/rand/rand.go", "//go:linkname runtime_rand runtime.rand\n", "//go:linkname runtime_rand runtime.randOfBubble\n"},
+	{"math/rand/v2/rand.go", "//go:linkname runtime_rand runtime.rand\n", "//go:linkname runtime_rand runtime.randOfBubble\n"},
 	// Keys of maps are hashed with random numbers of the process.
-	{"rand.go", "\tglobalRand.state.Init(*seed)\n", "\tclear(seed[:])\n\tglobalRand.state.Init(*seed)\n"},
-	{"select.go", "\t\tj := cheaprandn(uint32(norder + 1))\n", `		j := uint32(0)
+	{"runtime/rand.go", "\tglobalRand.state.Init(*seed)\n", "\tclear(seed[:])\n\tglobalRand.state.Init(*seed)\n"},
+	{"runtime/select.go", "\t\tj := cheaprandn(uint32(norder + 1))\n", `		j := uint32(0)
 		if gp.bubble != nil {
 			j = uint32(gp.bubble.draw()>>32) % uint32(norder+1)
 		} else {
 			j = cheaprandn(uint32(norder + 1))
 		}
 `},
-	{"time.go", "\t\t\tt.rand = cheaprand()\n", "\t\t\tt.rand = uint32(getg().bubble.draw())\n"},
-	{"proc.go", "\t\tpd := &pp.sysmontick\n\t\tsysretake := false\n", `		if mp := pp.m.ptr(); mp != nil {
+	{"runtime/time.go", "\t\t\tt.rand = cheaprand()\n", "\t\t\tt.rand = uint32(getg().bubble.draw())\n"},
+	// A mutex changes its mode after a waiter's millisecond.
+	{"runtime/sema.go", "func internal_sync_nanotime() int64 {\n", `func internal_sync_nanotime() int64 {
+	if bubble := getg().bubble; bubble != nil {
+		return bubble.now
+	}
+`},
+	// The queue of all processors is looked at only once in a while.
+	{"runtime/proc.go", "\tif preempted && sched.gcwaiting.Load() {\n\t\t// If preempted for STW", `	if gp.bubble != nil {
+		runqput(pp, gp, false)
+	} else if preempted && sched.gcwaiting.Load() {
+		// If preempted for STW`},
+	{"runtime/proc.go", "\t\tpd := &pp.sysmontick\n\t\tsysretake := false\n", `		if mp := pp.m.ptr(); mp != nil {
 			if gp := mp.curg; gp != nil && gp.bubble != nil {
 				continue
 			}
@@ -69,13 +94,13 @@ func main() {
 	}
 }
 
-// goSource returns the directory of the runtime's source.
+// goSource returns the directory of the standard library's source.
 func goSource() (string, error) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return "", fmt.Errorf("go env GOROOT: %w", err)
 	}
-	return filepath.Join(strings.TrimSpace(string(root)), "src", "runtime"), nil
+	return filepath.Join(strings.TrimSpace(string(root)), "src"), nil
 }
 
 // run writes the changed files and overlay.json to a directory.
@@ -108,7 +133,7 @@ func run(directory string) error {
 		return err
 	}
 	for file, text := range content {
-		to := filepath.Join(directory, file)
+		to := filepath.Join(directory, strings.ReplaceAll(file, "/", "-"))
 		if err := os.WriteFile(to, []byte(text), 0o644); err != nil {
 			return err
 		}
