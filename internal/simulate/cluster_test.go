@@ -203,8 +203,8 @@ func (c *cluster) restore(s *saved, bump bool) {
 	c.etcd.restore(s.etcd, bump)
 }
 
-// The addresses of the cluster. Those that carry numbers are in 11.0.0.0/8 and 12.0.0.0/8, and in
-// fd11::/16 and fd12::/16.
+// clusterIP returns the cluster IP of a Service. Other addresses of the cluster are those of
+// endpoints, and the marks that carry numbers of states.
 func clusterIP(service int, family model.Family) netip.Addr {
 	if family == model.IPv4 {
 		return netip.AddrFrom4([4]byte{10, 96, 0, byte(service + 1)})

@@ -15,7 +15,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 )
 
-// The path of the checkpoint, and its directory.
+// directory is the directory of checkpointPath, which is the path of the checkpoint.
 const directory, checkpointPath = "/var/lib/slicecast", "/var/lib/slicecast/state"
 
 // disk holds the files of one directory.

@@ -76,7 +76,7 @@ func (k *kernel) reset() {
 	k.node, k.loose = view.Node{}, true
 }
 
-// programmer is one agent's access to the kernel.
+// kernelProgrammer is one agent's access to the kernel.
 //
 // Invariants:
 //

@@ -249,7 +249,7 @@ func (a *agent) acked(epoch uint64, positions map[uint32]uint64) {
 }
 
 // holds checks that the kernel holds one of some states of a Service. The kernel's mutex is held.
-func (a *agent) holds(key model.ServiceKey, any []telling) {
+func (a *agent) holds(key model.ServiceKey, states []telling) {
 	k := a.node.kernel
 	if k.flushed {
 		return
@@ -259,14 +259,14 @@ func (a *agent) holds(key model.ServiceKey, any []telling) {
 			continue
 		}
 		now := read(p)
-		if !slices.ContainsFunc(any, func(t telling) bool { return t.service == now.service && t.has(id, now) }) {
-			a.node.world.violated("%s: acknowledged %v, which shows %+v, and the server's states are %+v", a.name, id, now, any)
+		if !slices.ContainsFunc(states, func(t telling) bool { return t.service == now.service && t.has(id, now) }) {
+			a.node.world.violated("%s: acknowledged %v, which shows %+v, and the server's states are %+v", a.name, id, now, states)
 		}
 	}
 	// At least one of the states has to exist if the Service has no port in the kernel.
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(k.ports)), func(id view.ServicePortID) bool { return id.Service == key }) &&
-		len(k.staleFamily) == 0 && len(k.stale) == 0 && !slices.ContainsFunc(any, func(t telling) bool { return t.service <= 0 }) {
-		a.node.world.violated("%s: acknowledged %v, of which nothing is programmed; the server's states are %+v", a.name, key, any)
+		len(k.staleFamily) == 0 && len(k.stale) == 0 && !slices.ContainsFunc(states, func(t telling) bool { return t.service <= 0 }) {
+		a.node.world.violated("%s: acknowledged %v, of which nothing is programmed; the server's states are %+v", a.name, key, states)
 	}
 }
 

@@ -101,7 +101,7 @@ func draw(r *rand.Rand, n int) []step {
 			s.wait = time.Duration(r.IntN(12)) * time.Second
 		case 9:
 			if r.IntN(10) == 0 {
-				s.wait = time.Duration(r.IntN(600)) * time.Second
+				s.wait = time.Duration(r.IntN(180)) * time.Second
 			}
 		}
 		out[i] = s
@@ -112,7 +112,7 @@ func draw(r *rand.Rand, n int) []step {
 // take carries out a step and returns what it did.
 func (w *world) take(s step) string {
 	if s.wait > 0 {
-		time.Sleep(s.wait)
+		<-time.After(s.wait)
 		synctest.Wait()
 	}
 	for range s.turns {
@@ -547,7 +547,7 @@ func (w *world) restore(s step) string {
 		// A backup that is newer than what etcd holds now would be no backup any more.
 		w.backups = nil
 		w.network.heal()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		synctest.Wait()
 	}
 	return fmt.Sprintf("etcd is restored, its version goes on: %v", bump)

@@ -196,7 +196,7 @@ func (c *convergence) by(epoch uint64, shard uint32, sequence uint64, at time.Ti
 	return n
 }
 
-// status asks a server for its status and compares its convergence with the truth.
+// compareConvergence asks a server for its status and compares its convergence with the truth.
 func (w *world) compareConvergence(s *server) {
 	if s.life == nil || !s.relayed && w.hasRelays() {
 		return // a root's positions are not those that the nodes of its relays acknowledge
@@ -208,7 +208,7 @@ func (w *world) compareConvergence(s *server) {
 		w.violated("dial: %v", err)
 		return
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	status, err := pb.NewDebugServiceClient(conn).GetStatus(ctx, &pb.GetStatusRequest{})
 	if err != nil {
 		return // it may be out of reach

@@ -19,7 +19,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// lifetime is that of certificates. Those that are about to end have soon.
+// lifetime is how long certificates last, and soon how long those do that are about to end.
 const lifetime, soon = 30 * 24 * time.Hour, 20 * time.Second
 
 // pki issues the certificates of a cluster. It exists if the cluster uses TLS.
@@ -27,6 +27,7 @@ type pki struct {
 	world     *world
 	ca        *ca.CA
 	directory string // for the files of servers
+	ending    bool   // some certificate does not last
 
 	mu      sync.Mutex // guards clients
 	clients map[string]tlsfiles.PEM
@@ -89,7 +90,7 @@ func (p *pki) renewClient(name string, life time.Duration) {
 	p.clients[name] = tlsfiles.PEM{Certificate: cert, PrivateKey: key, CA: p.testCA().PEM()}
 }
 
-// The names of clients that are no nodes.
+// relayName and operatorName are the names of clients that are no nodes.
 const relayName, operatorName = "relay", "operator"
 
 // credentials returns those of a client, which follow its certificate.
@@ -118,9 +119,10 @@ func (w *world) credentials(name string) []grpc.DialOption {
 
 // renewCertificates gives everybody a certificate that lasts.
 func (w *world) renewCertificates() {
-	if w.pki == nil {
+	if w.pki == nil || !w.pki.ending {
 		return
 	}
+	w.pki.ending = false
 	for _, s := range w.servers {
 		w.pki.renewServer(s, lifetime)
 	}
@@ -136,6 +138,7 @@ func (w *world) endCertificate(s step) string {
 	if w.pki == nil {
 		return ""
 	}
+	w.pki.ending = true
 	switch s.b % 4 {
 	case 0:
 		w.pki.renewClient(relayName, soon)
@@ -151,7 +154,7 @@ func (w *world) endCertificate(s step) string {
 	}
 }
 
-func (w *world) renewSome(s step) string {
+func (w *world) renewSome(step) string {
 	if w.pki == nil {
 		return ""
 	}

@@ -111,7 +111,7 @@ func newWorld(r *rand.Rand, directory string, keepLogs bool) *world {
 	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), keepLogs: keepLogs, digest: 14695981039346656037}
 	w.convergence.nodes = make(map[nodeShard][]acknowledged)
 	w.operator = w.network.process("10.0.4.1")
-	if r.IntN(2) == 0 {
+	if r.IntN(3) == 0 {
 		w.pki = newPKI(w, directory)
 	}
 	for i := range 1 + r.IntN(2) {
@@ -228,14 +228,14 @@ func (w *world) quiet() {
 			w.violated("%v after everything is well, %v", took, err)
 			return
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		synctest.Wait()
 	}
 }
 
 // calm checks what holds once every node has the present state.
 func (w *world) calm() {
-	time.Sleep(6 * time.Second) // until the last acks are sent
+	<-time.After(6 * time.Second) // until the last acks are sent
 	synctest.Wait()
 	for _, s := range w.servers {
 		w.compareConvergence(s)

@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, steps int, simulation bool) error {
+func run(ctx context.Context, only string, steps int, simulation bool) (err error) {
 	tree, err := os.Getwd()
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func run(ctx context.Context, only string, steps int, simulation bool) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(copied)
+	defer func() { err = errors.Join(err, os.RemoveAll(copied)) }()
 	if err := copyTree(ctx, tree, copied); err != nil {
 		return err
 	}
