@@ -107,6 +107,11 @@ var mutations = []mutation{
 		[]string{"./agent/client/checkpoint"},
 	},
 	{
+		"a checkpoint is not synchronized before it is renamed", "agent/client/checkpoint/checkpoint.go",
+		"\t\terr = f.Sync()\n", "\t\terr = nil\n",
+		[]string{"./agent/client/checkpoint"},
+	},
+	{
 		"a silent server is not left", "agent/client/connection/stream.go",
 		"func() { s.cancel(errSilent) }", "func() {}",
 		[]string{"./agent/client"},
