@@ -346,6 +346,18 @@ func (c *cluster) want(node string, o view.Options) view.State {
 	return v.State()
 }
 
+// serves reports whether a state of a Service has ports in an IP family.
+func (c *cluster) serves(key model.ServiceKey, number int, family model.Family) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.services[indexOf(key)].entries {
+		if e.number == number && number > 0 {
+			return len(e.service.ports) > 0 && slices.Contains(e.service.families, family)
+		}
+	}
+	return false
+}
+
 // has reports whether an endpoint was ready in any slice of a Service at a tick.
 func (c *cluster) has(service int, family model.Family, endpoint, tick int) bool {
 	for _, o := range c.slices[service] {

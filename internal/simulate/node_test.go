@@ -254,6 +254,11 @@ func (a *agent) holds(key model.ServiceKey, states []telling) {
 	if k.flushed {
 		return
 	}
+	for family := range k.staleFamily {
+		if !slices.ContainsFunc(states, func(t telling) bool { return !a.node.world.cluster.serves(key, t.service, family) }) {
+			a.node.world.violated("%s: acknowledged %v although nothing of %v is programmed", a.name, key, family)
+		}
+	}
 	for id, p := range k.ports {
 		if id.Service != key || k.stale[id] || k.staleFamily[id.Family] {
 			continue
