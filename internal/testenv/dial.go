@@ -25,6 +25,37 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 	return h.dial(ctx, network, dst, netip.AddrPort{})
 }
 
+// DialUnused is DialContext from a port that the host has not used for this destination and network
+// yet, or not for the longest time. While nothing translates an address, conntrack remembers for
+// two minutes that connections to it are not translated. A new connection from the same port would
+// fail for this reason alone.
+func (h *Host) DialUnused(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {
+	for {
+		conn, err := h.dial(ctx, network, dst, netip.AddrPortFrom(netip.Addr{}, h.unusedPort(network, dst)))
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return conn, err
+		}
+	}
+}
+
+// unusedPort returns source ports for a destination in turn, above the ports of a node's own servers
+// and below those of NodePorts.
+func (h *Host) unusedPort(network string, dst netip.AddrPort) uint16 {
+	const first, last = 12000, 29999
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.used == nil {
+		h.used = map[string]uint16{}
+	}
+	key := network + " " + dst.String()
+	port := max(h.used[key], first-1) + 1
+	if port > last {
+		port = first
+	}
+	h.used[key] = port
+	return port
+}
+
 // dial connects from src. The address of src, its port or both may be zero.
 func (h *Host) dial(ctx context.Context, network string, dst, src netip.AddrPort) (net.Conn, error) {
 	if !src.Addr().IsValid() {

@@ -43,6 +43,7 @@ type Host struct {
 	mu      sync.RWMutex   // guards the fields below
 	ns      netns.NsHandle // closed and set to -1 by close
 	servers []*Server
+	used    map[string]uint16 // the last port of DialUnused, by network and destination
 }
 
 // hostSysctls are set in every namespace before it has interfaces.

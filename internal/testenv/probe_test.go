@@ -196,3 +196,30 @@ func TestDatagramsComeFromNewPorts(t *testing.T) {
 		conn.Close()
 	}
 }
+
+// TestDialUnused requires connections from ports that conntrack does not know yet. It also requires
+// that one from a port that conntrack knows fails, which is why DialUnused exists.
+func TestDialUnused(t *testing.T) {
+	eachIptables(t, func(t *testing.T, network *testenv.Network, node *testenv.Node, run iptables, proto testenv.Proto, vip netip.AddrPort) {
+		client, backend := node.AddPod("client"), node.AddPod("backend")
+		backend.Serve(proto, 8080)
+		run("-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP") // has connections tracked
+		from := netip.AddrPortFrom(client.Addr(vip.Addr().Is6()), 11999)
+		answers := func() map[netip.AddrPort]int {
+			return client.Probe(t.Context(), proto, vip, 1, testenv.ProbeOptions{Source: from}).Servers()
+		}
+		require.Empty(t, answers())
+
+		run("-t", "nat", "-A", "PREROUTING", "-d", vip.Addr().String(), "-p", string(proto), "--dport", "80",
+			"-j", "DNAT", "--to-destination", netip.AddrPortFrom(backend.Addr(vip.Addr().Is6()), 8080).String())
+		require.Empty(t, answers(), "conntrack remembers that nothing translated it")
+		seen := map[string]bool{from.String(): true}
+		for range 10 {
+			conn, err := client.DialUnused(t.Context(), string(proto), vip)
+			require.NoError(t, err)
+			require.False(t, seen[conn.LocalAddr().String()], conn.LocalAddr())
+			seen[conn.LocalAddr().String()] = true
+			require.NoError(t, conn.Close())
+		}
+	})
+}
