@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/config"
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 // The namespaces of the manifests.
@@ -275,11 +275,9 @@ func TestHealthAddressesAreSettings(t *testing.T) {
 // snippet returns the shell script that follows a marker in the README.
 func snippet(t *testing.T, marker string) string {
 	t.Helper()
-	readme, err := os.ReadFile("../README.md")
+	block, err := repository.Commands("deploy/README.md", marker)
 	require.NoError(t, err)
-	found := regexp.MustCompile("(?s)<!-- " + marker + ": .*?-->\n```sh\n(.*?)```").FindSubmatch(readme)
-	require.NotNil(t, found, marker)
-	return string(found[1])
+	return block
 }
 
 // TestCertificatesOfYourOwn requires that the README's certificate is what agents expect.

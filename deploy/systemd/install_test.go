@@ -3,11 +3,12 @@
 package systemd
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 // source is a folder of the machine with what the commands need.
@@ -16,12 +17,8 @@ const source = "/tmp/slicecast"
 // commands runs the block of commands in deploy/README.md that has this name.
 func (m *machine) commands(t *testing.T, name string) string {
 	t.Helper()
-	readme, err := os.ReadFile("../README.md")
+	block, err := repository.Commands("deploy/README.md", name)
 	require.NoError(t, err)
-	_, after, ok := strings.Cut(string(readme), "<!-- "+name+": run by systemd/install_test.go -->\n```sh\n")
-	require.True(t, ok, name)
-	block, _, ok := strings.Cut(after, "```\n")
-	require.True(t, ok, name)
 	out, err := m.run(t.Context(), "sh", "-e", "-c", "cd "+source+"\n"+strings.Replace(block, "make build\n", "", 1))
 	require.NoError(t, err, "%s: %s", name, out)
 	return out
