@@ -174,7 +174,8 @@ func configure(t *testing.T, objects, clusterCIDR string) {
 	_, _, err = testca.Write(agentDir, "agent", certificate)
 	require.NoError(t, err)
 
-	replace := strings.NewReplacer("slicecast.example.com:8472", "127.0.0.1:8472", "10.244.0.0/16", clusterCIDR)
+	replace := strings.NewReplacer("slicecast.example.com:8472", "127.0.0.1:8472", "10.244.0.0/16", clusterCIDR,
+		"relay-1.example.com:8472,relay-2.example.com:8472", "127.0.0.1:8472")
 	copyFile(t, filepath.Join(agentDir, "agent.yaml"), "agent.yaml", replace.Replace)
 	example, err := os.ReadFile("agent.yaml")
 	require.NoError(t, err)
@@ -184,6 +185,6 @@ func configure(t *testing.T, objects, clusterCIDR string) {
 		before, upstream, _ := strings.Cut(flags, "--source=upstream")
 		_, serving, ok := strings.Cut(upstream, "--tls-cert-file")
 		require.True(t, ok, "the example has other flags than the test expects")
-		return before + "--source=file --manifests=/etc/slicecast-server/manifests --tls-cert-file" + serving
+		return before + "--source=file --manifests=/etc/slicecast-server/manifests --tls-cert-file" + replace.Replace(serving)
 	})
 }
