@@ -45,9 +45,12 @@ func (w *walk) helm(command string, args ...string) {
 // install installs the chart, with flags for more values, and waits until Slicecast is ready.
 func (w *walk) install(values ...string) {
 	w.t.Helper()
-	// The nodes share the machine's connection tracking.
-	own := "--set=agent.config.conntrack.maxPerCore=0,agent.config.conntrack.min=0"
-	w.helm("install", append([]string{w.deploy("helm", "slicecast"), own}, values...)...)
+	own := []string{
+		w.deploy("helm", "slicecast"), "--set=agent.config.programmer=" + *programmer,
+		// The nodes share the machine's connection tracking.
+		"--set=agent.config.conntrack.maxPerCore=0,agent.config.conntrack.min=0",
+	}
+	w.helm("install", append(own, values...)...)
 	require.NoError(w.t, w.AwaitSlicecast(w.t.Context()))
 }
 

@@ -99,7 +99,7 @@ type conn struct {
 func (w way) dial(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	c, err := w.from.DialContext(ctx, string(w.proto), w.to.String())
+	c, err := w.from.DialUnused(ctx, string(w.proto), w.to)
 	if err != nil {
 		return nil, err
 	}
@@ -167,17 +167,21 @@ type load struct {
 	wg     sync.WaitGroup
 
 	mu       sync.Mutex // guards all below
-	made     map[way]int
-	asked    map[way]int // on open connections
+	made     map[kind]int
 	failures []failure
+}
+
+// kind is a kind of requests: those of a way on new connections, or on an open one.
+type kind struct {
+	way  way
+	open bool
 }
 
 // failure is a request that was not answered as it should have been.
 type failure struct {
-	at   time.Time
-	way  way
-	open bool // on a connection that had been open before
-	err  error
+	kind
+	at  time.Time // when the request began
+	err error
 }
 
 // String returns a description such as "14:07:01.123 client to 10.96.0.1:80 over tcp, new
@@ -194,9 +198,9 @@ func (f failure) String() string {
 func startLoad(t *testing.T, ways []way) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &load{t: t, cancel: cancel, made: map[way]int{}, asked: map[way]int{}}
+	l := &load{t: t, cancel: cancel, made: map[kind]int{}}
 	for _, w := range ways {
-		l.made[w], l.asked[w] = 0, 0
+		l.made[kind{w, false}], l.made[kind{w, true}] = 0, 0
 	}
 	for _, w := range ways {
 		l.wg.Go(func() { l.renew(ctx, w) })
@@ -210,11 +214,12 @@ func startLoad(t *testing.T, ways []way) *load {
 // renew makes new connections on a way.
 func (l *load) renew(ctx context.Context, w way) {
 	every(ctx, renewInterval, func() {
+		began := time.Now()
 		err := w.try(ctx)
 		if w.lost(err) && ctx.Err() == nil {
 			err = w.try(ctx)
 		}
-		l.count(ctx, l.made, failure{way: w, err: err})
+		l.count(ctx, kind{w, false}, failure{kind{w, false}, began, err})
 	})
 }
 
@@ -222,6 +227,7 @@ func (l *load) renew(ctx context.Context, w way) {
 func (l *load) keep(ctx context.Context, w way) {
 	var open *conn
 	every(ctx, keepInterval, func() {
+		began := time.Now()
 		var err error
 		if open == nil {
 			open, err = w.dial(ctx)
@@ -231,7 +237,7 @@ func (l *load) keep(ctx context.Context, w way) {
 				err = open.ask()
 			}
 		}
-		l.count(ctx, l.asked, failure{way: w, open: open != nil, err: err})
+		l.count(ctx, kind{w, true}, failure{kind{w, open != nil}, began, err})
 		if err != nil && open != nil {
 			open.Close()
 			open = nil
@@ -256,15 +262,14 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 
 // count counts an attempt, with its error or nil. The result of one that the end interrupted says
 // nothing.
-func (l *load) count(ctx context.Context, counts map[way]int, attempt failure) {
+func (l *load) count(ctx context.Context, of kind, attempt failure) {
 	if ctx.Err() != nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	counts[attempt.way]++
+	l.made[of]++
 	if attempt.err != nil {
-		attempt.at = time.Now()
 		l.failures = append(l.failures, attempt)
 	}
 }
@@ -274,15 +279,22 @@ func (l *load) stop() {
 	l.wg.Wait()
 }
 
-// requireSome waits until each way has had new answers, and requires that nothing has failed so
-// far.
-func (l *load) requireSome() {
+// awaitSome waits until each way has had new requests of each kind. Those that were under way have
+// then ended.
+func (l *load) awaitSome() {
 	l.t.Helper()
-	testenv.AwaitGrowth(l.t, patience, func() map[way]int {
+	testenv.AwaitGrowth(l.t, patience, func() map[kind]int {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return maps.Clone(l.made)
 	})
+}
+
+// requireSome waits until each way has had new requests, and requires that nothing has failed so
+// far.
+func (l *load) requireSome() {
+	l.t.Helper()
+	l.awaitSome()
 	l.requireNone()
 }
 
@@ -299,18 +311,25 @@ func (l *load) requireNone() {
 	require.Empty(l.t, lines.String(), "%d requests failed; the first ones are listed", len(l.failures))
 }
 
-// passHandover forgets what failed while a Service changed hands by a label, and returns the number
-// of such requests. One proxy may let go before the other one takes over, and kube-proxy ends UDP
-// flows when it does. Open TCP connections may not fail even then.
-func (l *load) passHandover() (failed int) {
+// passHandover forgets what failed while a Service changed hands by a label, and requires that
+// nothing fails any more. It returns the number of failed requests, and the time from the change of
+// the label to the beginning of the last one. One proxy may let go before the other one takes over,
+// and kube-proxy ends UDP flows when it does. Open TCP connections may not fail even then.
+func (l *load) passHandover(changed time.Time) (failed int, gap time.Duration) {
 	l.t.Helper()
+	l.awaitSome()
 	l.mu.Lock()
-	before := len(l.failures)
-	l.failures = slices.DeleteFunc(l.failures, func(f failure) bool { return !f.open || f.way.proto == testenv.UDP })
-	failed = before - len(l.failures)
+	l.failures = slices.DeleteFunc(l.failures, func(f failure) bool {
+		excused := !f.open || f.way.proto == testenv.UDP
+		if excused {
+			failed++
+			gap = max(gap, f.at.Sub(changed))
+		}
+		return excused
+	})
 	l.mu.Unlock()
-	l.requireNone()
-	return failed
+	l.requireSome()
+	return failed, gap.Round(time.Millisecond)
 }
 
 // requireNoFailure ends the load and requires that every request was answered.
@@ -318,13 +337,12 @@ func (l *load) requireNoFailure(during string) {
 	l.t.Helper()
 	l.requireSome()
 	l.stop()
-	made, asked := 0, 0
-	for w, n := range l.made {
-		made, asked = made+n, asked+l.asked[w]
-		require.Positive(l.t, l.asked[w], "%s", w)
+	sums := map[bool]int{} // by whether the connection was open
+	for k, n := range l.made {
+		sums[k.open] += n
 	}
 	l.t.Logf("%s: %d new connections and %d requests on %d open ones, none failed",
-		during, made, asked, len(l.made))
+		during, sums[false], sums[true], len(l.made)/2)
 }
 
 // clients are sources of connections: a pod and a node for each of some nodes, and a host outside

@@ -20,7 +20,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
-var chosen = flag.String("adopt.paths", "whole-cluster", "paths of docs/adopt.md, separated by commas; all means all")
+var (
+	chosen     = flag.String("adopt.paths", "whole-cluster", "paths of docs/adopt.md, separated by commas; all means all")
+	programmer = flag.String("adopt.programmer", "nftables",
+		"how kube-proxy and Slicecast program the nodes: nftables or iptables")
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -60,7 +64,7 @@ type walk struct {
 func start(t *testing.T, options cluster.Options, servers int) *walk {
 	t.Helper()
 	w := &walk{t: t, began: time.Now()}
-	options.Logf = w.logf
+	options.Logf, options.Programmer = w.logf, *programmer
 	var err error
 	w.Cluster, err = cluster.Start(t.Context(), options)
 	require.NoError(t, err)

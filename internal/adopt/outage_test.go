@@ -313,7 +313,7 @@ tls:
   serverName: slicecast-server.slicecast-system.svc
   tokenFile: /etc/slicecast/token
 clusterCIDR: %s
-programmer: nftables
+programmer: %s
 checkpoint: /var/lib/slicecast/checkpoint
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 `
@@ -327,7 +327,7 @@ func (w *walk) installHostAgent(node *cluster.Node) {
 	ca := w.kubectl(namespace, "get", "configmap", "slicecast-ca", `--output=jsonpath={.data.ca\.crt}`)
 	for path, content := range map[string]string{
 		"/usr/local/bin/slicecast-agent": string(binary),
-		"/etc/slicecast/agent.yaml":      fmt.Sprintf(hostAgent, node.Name, cluster.PodCIDRs),
+		"/etc/slicecast/agent.yaml":      fmt.Sprintf(hostAgent, node.Name, cluster.PodCIDRs, *programmer),
 		"/etc/slicecast/ca.crt":          ca,
 		"/etc/slicecast/token":           w.kubectl(namespace, "create", "token", "slicecast-agent", "--audience=slicecast"),
 	} {
