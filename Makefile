@@ -121,13 +121,21 @@ e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in abou
 	go build -o bin/slicecast-e2e ./internal/testenv/upstream/run
 	@bin/slicecast-e2e --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
+.PHONY: e2e-cert-manager
+e2e-cert-manager: ## the chart with certificates of cert-manager, whose controllers are built once; about two minutes
+	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=cert-manager
+
+.PHONY: e2e-network-policies
+e2e-network-policies: ## the chart's NetworkPolicies, enforced by kube-router, which is built once; about two minutes
+	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=network-policies
+
 PATHS ?= all
 OUTAGE ?= 10m
 FROM ?=
 
 .PHONY: adopt
-adopt: ## the paths of docs/adopt.md in real clusters, in about 35 minutes; PATHS=node-by-node,new-node chooses, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
-	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.outage=$(OUTAGE) $(if $(FROM),-adopt.from=$(FROM))
+adopt: ## the paths of docs/adopt.md in real clusters, in about 35 minutes; PATHS=node-by-node,new-node chooses, PROGRAMMER=nftables|iptables, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
+	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.programmer=$(PROGRAMMER) -adopt.outage=$(OUTAGE) $(if $(FROM),-adopt.from=$(FROM))
 
 STEPS ?= 1000000
 SEED ?=

@@ -1,0 +1,93 @@
+// This file runs the commands of docs/configuration.md and deploy/README.md that make an observer's
+// certificate, exactly as they are there, and reads the servers' metrics with the certificate.
+package e2e
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv/repository"
+)
+
+// requireObserver requires that the pages' commands make certificates with which the metrics of all
+// servers can be read, and that nobody reads them without one.
+func (i install) requireObserver() {
+	i.Helper()
+	for _, blocks := range [][][2]string{
+		{{"docs/configuration.md", "client-certificate"}},
+		{{"deploy/README.md", "ca"}, {"deploy/README.md", "observer"}},
+	} {
+		dir := i.TempDir()
+		for _, block := range blocks {
+			i.run(dir, block[0], block[1])
+		}
+		for _, address := range i.serverAddresses() {
+			metrics, err := i.metrics(dir, "observer", address)
+			require.NoError(i, err)
+			require.Contains(i, metrics, "\nslicecast_server_streams ")
+			_, err = i.metrics(dir, "", address)
+			require.ErrorContains(i, err, "401 Unauthorized: no credentials")
+		}
+	}
+}
+
+// run runs a block of commands of a page, as administrator of the cluster, in a folder.
+func (i install) run(dir, page, name string) {
+	i.Helper()
+	block, err := repository.Commands(page, name)
+	require.NoError(i, err)
+	cmd := exec.CommandContext(i.Context(), "bash", "-euo", "pipefail", "-c", block)
+	cmd.Dir = dir
+	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + i.Kubeconfig, "PATH=" + filepath.Dir(i.KubectlPath) + ":" + os.Getenv("PATH")}
+	out, err := cmd.CombinedOutput()
+	require.NoError(i, err, "%s, %s: %s", page, name, out)
+}
+
+// serverAddresses returns the addresses of the servers' pods.
+func (i install) serverAddresses() (addresses []string) {
+	i.Helper()
+	pods, err := i.Client.CoreV1().Pods(servers).List(i.Context(), metav1.ListOptions{LabelSelector: serverPods})
+	require.NoError(i, err)
+	for _, pod := range pods.Items {
+		addresses = append(addresses, pod.Status.PodIP)
+	}
+	require.NotEmpty(i, addresses)
+	return addresses
+}
+
+// metrics returns the metrics of the server at an address, as read from the first node. The folder
+// has the CA, and the certificate of the name unless that is empty.
+func (i install) metrics(dir, name, address string) (string, error) {
+	i.Helper()
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	require.NoError(i, err)
+	config := &tls.Config{ServerName: serverName, RootCAs: x509.NewCertPool()}
+	require.True(i, config.RootCAs.AppendCertsFromPEM(ca))
+	if name != "" {
+		certificate, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key"))
+		require.NoError(i, err)
+		config.Certificates = []tls.Certificate{certificate}
+	}
+	transport := &http.Transport{DialContext: i.Nodes[0].DialContext, TLSClientConfig: config, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(i.Context(), http.MethodGet, "https://"+address+":8474/metrics", http.NoBody)
+	require.NoError(i, err)
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, body)
+	}
+	return string(body), err
+}
