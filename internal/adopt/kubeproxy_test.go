@@ -200,8 +200,8 @@ func chosenServices(t *testing.T) {
 	l.requireNoFailure("a chosen Service to Slicecast and back")
 }
 
-// handOver changes the label of the Service web, and waits until the new owner serves it. No request
-// may fail once all clients reach it. An empty owner means that no proxy has served it.
+// handOver changes the label of the Service web, and waits until the new owner serves it. No
+// request may fail once all clients reach it. An empty owner means that no proxy has served it.
 func (w *walk) handOver(l *load, from, to owner) {
 	w.t.Helper()
 	label := map[owner]string{slicecasts: proxyLabel + "=" + proxyName, kubeProxys: proxyLabel + "-"}[to]

@@ -38,8 +38,8 @@ func (h *Host) DialUnused(ctx context.Context, network string, dst netip.AddrPor
 	}
 }
 
-// unusedPort returns source ports for a destination in turn, above the ports of a node's own servers
-// and below those of NodePorts.
+// unusedPort returns source ports for a destination in turn, above the ports of a node's own
+// servers and below those of NodePorts.
 func (h *Host) unusedPort(network string, dst netip.AddrPort) uint16 {
 	const first, last = 12000, 29999
 	h.mu.Lock()

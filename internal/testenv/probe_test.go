@@ -203,7 +203,8 @@ func TestDialUnused(t *testing.T) {
 	eachIptables(t, func(t *testing.T, network *testenv.Network, node *testenv.Node, run iptables, proto testenv.Proto, vip netip.AddrPort) {
 		client, backend := node.AddPod("client"), node.AddPod("backend")
 		backend.Serve(proto, 8080)
-		run("-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP") // has connections tracked
+		// With this rule, the node tracks connections.
+		run("-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
 		from := netip.AddrPortFrom(client.Addr(vip.Addr().Is6()), 11999)
 		answers := func() map[netip.AddrPort]int {
 			return client.Probe(t.Context(), proto, vip, 1, testenv.ProbeOptions{Source: from}).Servers()

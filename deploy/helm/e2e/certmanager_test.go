@@ -25,8 +25,8 @@ func init() {
 	tools["cert-manager"] = []string{"internal/testenv/certmanager/build.sh"}
 }
 
-// renewPatience bounds the time until a kubelet has updated the files of a Secret, which may be more
-// than a minute.
+// renewPatience bounds the time until a kubelet has updated the files of a Secret, which may be
+// more than a minute.
 const renewPatience = 5 * time.Minute
 
 // issuer is a CA for cert-manager. The arguments are its certificate and its key, in base64.
@@ -81,8 +81,8 @@ func certManager(t *testing.T) {
 	i.requireStatus()
 }
 
-// startCertManager starts cert-manager with the ClusterIssuer slicecast, and returns the path of its
-// CA certificate.
+// startCertManager starts cert-manager with the ClusterIssuer slicecast, and returns the path of
+// its CA certificate.
 func (i install) startCertManager() (ca string) {
 	i.Helper()
 	controllers := tool("cert-manager")
