@@ -202,6 +202,9 @@ func (a *apiServer) start() {
 
 // kill ends the process. Its clients see resets.
 func (a *apiServer) kill() {
+	if a.process.hasEnded() {
+		return
+	}
 	a.process.kill()
 	close(a.closed)
 	// Close would end the connections in no particular order, and they are broken already.
