@@ -104,7 +104,7 @@ func newCluster() *cluster {
 	return c
 }
 
-// set gives an object a state. Both states nil means that it is removed.
+// set writes a state of an object. The object is removed if both states are nil.
 func (c *cluster) set(o *object, service *serviceState, slice *sliceState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -122,7 +122,7 @@ func (n *node) stop() {
 	}
 }
 
-// fail takes the power from the node. Its kernel and what is not durable are lost.
+// fail turns the node's power off. Its kernel and what is not durable are lost.
 func (n *node) fail() {
 	n.world.network.power(n.host, false)
 	n.kill()

@@ -35,8 +35,8 @@ var (
 	shrinking = flag.Duration("simulate.shrink", time.Minute, "how long to search for a shorter history of a failure")
 )
 
-// episodeSteps is the number of steps of an episode, which is a cluster's life. Failures are as short
-// as that, before they are made shorter.
+// episodeSteps is the number of steps of an episode, which is a cluster's life. Failures are as
+// short as that, before they are made shorter.
 const episodeSteps = 250
 
 func TestMain(m *testing.M) {
@@ -67,7 +67,7 @@ func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out out
 	directory := t.TempDir()
 	cryptotest.SetGlobalRandom(t, seed)
 	synctest.Test(t, func(*testing.T) {
-		for range seed % 1024 { // a bubble of a deterministic runtime begins with the same numbers each time
+		for range seed % 1024 { // with a deterministic runtime, each bubble begins with the same number
 			rand.Uint64()
 		}
 		w := newWorld(rand.New(rand.NewPCG(seed, 1)), directory, keepLogs)
@@ -89,8 +89,8 @@ func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out out
 	return out
 }
 
-// collectAbove is the size of the heap, in bytes, above which garbage is collected between episodes.
-// It is not collected in an episode, because the collector would change the order of goroutines.
+// collectAbove is the size of the heap, in bytes, above which garbage is collected between
+// episodes. It is not collected in an episode, because that would change the order of goroutines.
 const collectAbove = 192 << 20
 
 func collect() {
@@ -130,9 +130,10 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// TestSeed runs seeds twice. The steps must be the same: a seed has one schedule, and what a step does
-// depends on the schedule alone. With a deterministic runtime, everything else is mostly the same, too,
-// down to the order in which nodes are programmed and the random numbers that clients draw.
+// TestSeed runs seeds twice. The steps must be the same: a seed has one schedule, and what a step
+// does depends on the schedule alone. With a deterministic runtime, nearly always everything else
+// is the same, too, down to the order in which nodes are programmed and the numbers that clients
+// draw.
 func TestSeed(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	exact := deterministic(t)

@@ -51,7 +51,7 @@ func (p *pki) issue(template *x509.Certificate, life time.Duration) tls.Certific
 	return must(p.ca.Issue(template, ca.Validity{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(life)}))
 }
 
-// renewServer gives a server another certificate, and returns the names of its files.
+// renewServer writes another certificate of a server, and returns the names of its files.
 func (p *pki) renewServer(s *server, life time.Duration) *tlsfiles.Files {
 	c, k, err := testca.Write(p.directory, s.name, p.issue(ca.Serving(s.host()), life))
 	if err != nil {
@@ -69,8 +69,8 @@ func (p *pki) testCA() *testca.CA {
 	return must(testca.Parse(cert, key))
 }
 
-// renewClient gives a client another certificate. Nodes are named as they are, relays and operators
-// as what they are.
+// renewClient issues another certificate of a client: that of a node has its name, and those of
+// relays and operators say what they are.
 func (p *pki) renewClient(name string, life time.Duration) {
 	subject := pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
 	switch name {
@@ -117,7 +117,7 @@ func (w *world) credentials(name string) []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithTransportCredentials(w.pki.credentials(name))}
 }
 
-// renewCertificates gives everybody a certificate that lasts.
+// renewCertificates issues certificates that last, if some do not.
 func (w *world) renewCertificates() {
 	if w.pki == nil || !w.pki.ending {
 		return
@@ -133,7 +133,7 @@ func (w *world) renewCertificates() {
 	w.pki.renewClient(operatorName, lifetime)
 }
 
-// endCertificate gives a server or a client a certificate that is about to end.
+// endCertificate issues a certificate of a server or a client that is about to end.
 func (w *world) endCertificate(s step) string {
 	if w.pki == nil {
 		return ""

@@ -16,8 +16,8 @@ import (
 var errPower = errors.New("no power")
 
 // volatile is a disk that loses its power after some operations. Then only content that was
-// synchronized is left, under names that were. If eager is set, a new name survives at once, which a
-// file system may do in its own time.
+// synchronized is left, under names that were. If eager is set, a new name survives at once, which
+// a file system may do in its own time.
 type volatile struct {
 	names, durable map[string]*content
 	eager          bool

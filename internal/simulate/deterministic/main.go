@@ -1,14 +1,14 @@
 // Command deterministic makes Go's scheduler deterministic for goroutines in a bubble of
-// testing/synctest, so that a seed of internal/simulate reproduces a run exactly. It copies a few
-// files of the Go runtime, changes them, and writes a file for go build's flag -overlay. Only binaries
+// testing/synctest, so that a seed of internal/simulate repeats a run. It copies a few files of the
+// standard library, changes them, and writes a file for go build's flag -overlay. Only binaries
 // that are built with this flag differ, and in these only goroutines in bubbles.
 //
-// In a bubble, the runtime draws at random which ready case of a select runs, and in which order timers
-// of the same instant fire. These numbers, and those of math/rand, come from a state that each bubble
-// begins with. Maps are iterated from their beginning. A goroutine that yields goes to the end of the
-// processor's own queue. The runtime's monitor takes the processor from a goroutine that has run for
-// 10 ms, or whose system call lasts; it leaves those in bubbles alone. With GOMAXPROCS=1, nothing else
-// decides which goroutine runs.
+// In a bubble, the runtime draws at random which ready case of a select runs, and in which order
+// timers of the same instant fire. These numbers, and those of math/rand, come from a state that
+// each bubble begins with. Maps are iterated from their beginning. A goroutine that yields goes to
+// the end of the processor's own queue. The runtime's monitor takes the processor from a goroutine
+// that has run for 10 ms, or whose system call lasts; it leaves those in bubbles alone. With
+// GOMAXPROCS=1, what remains is the order of large maps whose keys are pointers.
 package main
 
 import (

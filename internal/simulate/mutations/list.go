@@ -9,8 +9,8 @@ type mutation struct {
 	tests []string
 }
 
-// mutations are the seeded bugs. Each one is a mistake that somebody could make, and that would lose
-// an endpoint, make one late, or report what is not so.
+// mutations are the seeded bugs. Each one is a mistake that somebody could make, and that would
+// lose an endpoint, make one late, or report what is not so.
 var mutations = []mutation{
 	// The reconciler.
 	{
