@@ -82,16 +82,18 @@ func (e *etcd) put(resource, name string, encode func(version uint64) any) {
 		return
 	}
 	e.version++
-	kind, object := "DELETED", old
-	if encode != nil {
-		kind, object = "ADDED", mustJSON(encode(e.version))
-		if had {
-			kind = "MODIFIED"
-		}
-		all[name] = object
-	} else {
+	var kind string
+	var object json.RawMessage
+	switch {
+	case encode == nil:
 		delete(all, name)
-		object = withVersion(old, e.version)
+		kind, object = "DELETED", withVersion(old, e.version)
+	case had:
+		kind, object = "MODIFIED", mustJSON(encode(e.version))
+		all[name] = object
+	default:
+		kind, object = "ADDED", mustJSON(encode(e.version))
+		all[name] = object
 	}
 	e.events = append(e.events, event{e.version, resource, watchLine(kind, object)})
 	if len(e.events) > 4096 {

@@ -50,7 +50,6 @@ type agent struct {
 	epoch uint64
 	// nacked has the Services of which something is not programmed, as reported.
 	nacked map[model.ServiceKey]bool
-	failed bool // NackNode was reported
 }
 
 // telling is the state of a Service at a sequence of its shard.

@@ -147,7 +147,7 @@ func (w *world) writeSlice(s step) string {
 		maps.Copy(state.endpoints, now.slice.endpoints)
 	}
 	n := int(s.b) % maxEndpoints
-	what := ""
+	var what string
 	switch ready, has := state.endpoints[n]; {
 	case !has:
 		state.endpoints[n] = s.c&3 != 0

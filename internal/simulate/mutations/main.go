@@ -28,8 +28,9 @@ func main() {
 	simulation := flag.Bool("simulation", true, "run the simulation before the tests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, *only, *steps, *simulation); err != nil {
+	err := run(ctx, *only, *steps, *simulation)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutations:", err)
 		os.Exit(1)
 	}
