@@ -98,7 +98,7 @@ func draw(r *rand.Rand, n int) []step {
 		case 6, 7:
 			s.wait = time.Duration(r.IntN(1000)) * time.Millisecond
 		case 8:
-			s.wait = time.Duration(r.IntN(12)) * time.Second
+			s.wait = time.Duration(r.IntN(6)) * time.Second
 		case 9:
 			if r.IntN(10) == 0 {
 				s.wait = time.Duration(r.IntN(180)) * time.Second

@@ -111,25 +111,25 @@ func newWorld(r *rand.Rand, directory string, keepLogs bool) *world {
 	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), keepLogs: keepLogs, digest: 14695981039346656037}
 	w.convergence.nodes = make(map[nodeShard][]acknowledged)
 	w.operator = w.network.process("10.0.4.1")
-	if r.IntN(3) == 0 {
+	if r.IntN(4) == 0 {
 		w.pki = newPKI(w, directory)
 	}
 	for i := range 1 + r.IntN(2) {
 		a := &apiServer{etcd: w.cluster.etcd, address: address("10.0.9.%d", i+1, 6443), network: w.network, plain: r.IntN(3) == 0}
 		w.apis = append(w.apis, a)
 	}
-	roots := 1 + r.IntN(3)
+	roots := pick([]int{1, 2, 2, 3}, r.Uint32())
 	for i := range roots {
 		w.servers = append(w.servers, &server{
 			world: w, name: fmt.Sprint("server-", i), address: address("10.0.1.%d", i+1, serverPort), api: w.apis[i%len(w.apis)],
 		})
 	}
-	for i := range max(0, r.IntN(4)-1) {
+	for i := range pick([]int{0, 0, 1, 2}, r.Uint32()) {
 		w.servers = append(w.servers, &server{
 			world: w, name: fmt.Sprint("relay-", i), address: address("10.0.2.%d", i+1, serverPort), relayed: true,
 		})
 	}
-	for i := range 2 + r.IntN(3) {
+	for i := range pick([]int{2, 2, 3, 4}, r.Uint32()) {
 		name := fmt.Sprint("node-", i)
 		w.addNode(name, i)
 		w.nodes = append(w.nodes, &node{
