@@ -124,6 +124,8 @@ func (r *rotation) serve(place int) {
 	require.NoError(r.t, err)
 	review, err := kube.TokenReviews(r.plane.AdminConfig())
 	require.NoError(r.t, err)
+	access, err := kube.AccessReviews(r.plane.AdminConfig())
+	require.NoError(r.t, err)
 	paths, err := kube.Paths(r.plane.AdminConfig())
 	require.NoError(r.t, err)
 	name := func(name string) types.NamespacedName {
@@ -136,7 +138,7 @@ func (r *rotation) serve(place int) {
 			Names: []string{serversName}, Now: r.clock, Interval: 20 * time.Millisecond, Log: c.Logger, Registerer: c.Registry,
 		}
 		c.Tokens = &auth.TokenOptions{
-			Review: review, Get: paths, Audience: "slicecast", Agents: []types.NamespacedName{name("agent")},
+			Review: review, Access: access, Get: paths, Audience: "slicecast", Agents: []types.NamespacedName{name("agent")},
 		}
 	})
 	require.True(r.t, eventually(func() bool {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -37,6 +38,9 @@ func tokens(reviews *atomic.Int64) *auth.TokenOptions {
 		Review: func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 			reviews.Add(1)
 			return nil, errors.New("the test has no API server")
+		},
+		Access: func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
+			return nil, errors.New("no review of a token succeeds before")
 		},
 		Get: func(_ context.Context, path string) ([]byte, error) {
 			if strings.HasPrefix(path, "/.well-known/") {

@@ -40,11 +40,11 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 // admit returns an Authenticator that admits a call if authenticate accepts its caller, and if the
 // caller's bounds allow it.
 func admit(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
-	return func(ctx context.Context) (auth.Identity, error) {
+	return func(ctx context.Context, method string) (auth.Identity, error) {
 		connection, ctx := h2.ConnectionOf(ctx)
 		var identity auth.Identity
 		err := connection.Enter(ctx, func() (_ h2.Caller, err error) {
-			identity, err = authenticate(ctx)
+			identity, err = authenticate(ctx, method)
 			return caller(identity), err
 		})
 		return identity, err

@@ -363,10 +363,11 @@ func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
 	if o.audience == "" && o.SourceKind == sourceUpstream {
 		out.Audience = relayAudience
 	}
-	var reviewErr, getErr error
+	var reviewErr, accessErr, getErr error
 	out.Review, reviewErr = kube.TokenReviews(api)
+	out.Access, accessErr = kube.AccessReviews(api)
 	out.Get, getErr = kube.Paths(api)
 	out.Agents, _ = parseServiceAccounts("", o.agentAccounts)
 	out.Relays, _ = parseServiceAccounts("", o.relayAccounts)
-	return out, errors.Join(reviewErr, getErr)
+	return out, errors.Join(reviewErr, accessErr, getErr)
 }

@@ -54,30 +54,34 @@ func New(o Options) *Auth {
 	return a
 }
 
-// Authenticator returns the identity behind a request. Its errors are gRPC statuses.
-type Authenticator func(ctx context.Context) (Identity, error)
+// Authenticator returns the identity behind a call of a gRPC method. Its errors are gRPC statuses.
+type Authenticator func(ctx context.Context, method string) (Identity, error)
 
 // Operator returns an Authenticator for a listener that only operators can reach, or that asks for
 // no credentials. It names all callers user.
 func Operator(user string) Authenticator {
-	return func(context.Context) (Identity, error) { return Identity{User: user, Operator: true}, nil }
+	return func(context.Context, string) (Identity, error) { return Identity{User: user, Operator: true}, nil }
 }
 
 // Credentials is the Authenticator for gRPC requests over TLS. It uses the client certificate if
 // there is one, and the bearer token otherwise.
-func (a *Auth) Credentials(ctx context.Context) (Identity, error) {
+func (a *Auth) Credentials(ctx context.Context, method string) (Identity, error) {
 	var chains [][]*x509.Certificate
 	if p, ok := peer.FromContext(ctx); ok {
 		if tls, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			chains = tls.State.VerifiedChains
 		}
 	}
-	return a.identify(ctx, chains, metadata.ValueFromIncomingContext(ctx, "authorization"))
+	// A call of gRPC is a POST request for the method's path.
+	post := access{verb: "post", path: method}
+	return a.identify(ctx, post, chains, metadata.ValueFromIncomingContext(ctx, "authorization"))
 }
 
 // identify returns the identity behind a request with these verified certificate chains and
 // authorization headers.
-func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, authorization []string) (Identity, error) {
+func (a *Auth) identify(
+	ctx context.Context, request access, chains [][]*x509.Certificate, authorization []string,
+) (Identity, error) {
 	if len(chains) > 0 {
 		certificate := chains[0][0]
 		i, ok := certificateIdentity(certificate)
@@ -104,7 +108,7 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 			"this server accepts no tokens, because it was started without --agent-service-account and "+
 				"--relay-service-account: use a client certificate")
 	}
-	verdict, err := a.tokens.review(ctx, token)
+	verdict, err := a.tokens.review(ctx, token, request)
 	if err != nil {
 		return Identity{}, a.refuse(ctx, reasonReview, codes.Unavailable,
 			"the API server did not review the token, try again later: %v", err)
@@ -178,7 +182,8 @@ func (a *Auth) observe(ctx context.Context, i Identity, action, or string) error
 		return nil
 	}
 	return a.refuse(ctx, reasonObserver, codes.PermissionDenied,
-		"%s is not allowed to %s: use a client certificate of the organization %s%s",
+		"%s is not allowed to %s: use a client certificate of the organization %s, or the token of a ServiceAccount "+
+			"that the API server allows it to%s",
 		i.User, action, observersGroup, or)
 }
 
@@ -198,7 +203,7 @@ func (a *Auth) Enter(ctx context.Context, authenticate Authenticator) (context.C
 
 // enter returns ctx with the identity of a caller, if it may call the method.
 func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method string) (context.Context, error) {
-	i, err := authenticate(ctx)
+	i, err := authenticate(ctx, method)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +261,8 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		if r.TLS != nil {
 			chains = r.TLS.VerifiedChains
 		}
-		i, err := a.identify(ctx, chains, r.Header.Values("Authorization"))
+		request := access{verb: strings.ToLower(r.Method), path: r.URL.Path}
+		i, err := a.identify(ctx, request, chains, r.Header.Values("Authorization"))
 		if err == nil {
 			err = a.observe(ctx, i, "read this page", "")
 		}

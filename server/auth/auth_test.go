@@ -392,7 +392,7 @@ func TestANodeHasOneName(t *testing.T) {
 }
 
 func TestOperatorNeedsNoCredentials(t *testing.T) {
-	i, err := Operator("debug socket")(t.Context())
+	i, err := Operator("debug socket")(t.Context(), stream.path)
 	require.NoError(t, err)
 	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	for kind := range pb.ClientKind_name {

@@ -8,7 +8,8 @@
 //     common name identifies. slicecast:observers is an observer.
 //   - A ServiceAccount token that the API server reviews. The token of an agent's ServiceAccount is
 //     bound to a Pod, whose node the API server names. The token of a relay's ServiceAccount is a
-//     relay.
+//     relay. Any other ServiceAccount is an observer for the requests that the API server allows
+//     it, by RBAC for their paths: a call of gRPC is a POST request for the path of its method.
 //   - The listener. The debug socket can only be opened by the server's own user. A plaintext
 //     listener was configured to ask for no credentials. Callers on either are operators.
 //
@@ -28,5 +29,7 @@
 // Strangers with invented tokens cannot keep nodes out. The server first checks a token by itself,
 // with the keys that the API server publishes. It only asks the API server about tokens that pass.
 // A compromised node may have many such tokens, so each node and relay has its own share of the
-// reviews. Nodes whose Node exists have a budget that other callers cannot use up.
+// reviews. Nodes whose Node exists have a budget that other callers cannot use up. Whoever may create
+// Pods can have valid tokens of other ServiceAccounts, so these have a budget of their own, of which
+// each namespace has a share.
 package auth

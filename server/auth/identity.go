@@ -18,7 +18,7 @@ const (
 	observersGroup = "slicecast:observers"
 )
 
-// Identity is the caller behind a request. It has at least one role.
+// Identity is the caller behind a request. One that Auth returns has at least one role.
 type Identity struct {
 	// User is the name of the certificate or ServiceAccount, for logs.
 	User string
@@ -28,7 +28,8 @@ type Identity struct {
 	Pod string
 	// Relay means that the caller may stream as a relay.
 	Relay bool
-	// Observer means that the caller may see everything, and act as nobody else.
+	// Observer means that the caller may see everything, and act as nobody else. If the API server
+	// has allowed it to a ServiceAccount, it holds for this request only.
 	Observer bool
 	// Operator means that the caller may act as any node, as a relay and as an observer.
 	Operator bool
@@ -44,6 +45,10 @@ func (i Identity) Name() string {
 	}
 	return i.User + "/" + i.Pod
 }
+
+// isOther reports whether the caller has no role, as a ServiceAccount that is neither an agent's nor
+// a relay's. The API server decides what it may do.
+func (i Identity) isOther() bool { return i.Node == "" && !i.Relay && !i.Observer && !i.Operator }
 
 type identityKey struct{}
 

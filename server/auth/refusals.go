@@ -18,7 +18,7 @@ const (
 	reasonNoCredentials  = "no_credentials"
 	reasonCertificate    = "certificate"
 	reasonToken          = "token"
-	reasonServiceAccount = "service_account"
+	reasonAccess         = "access"
 	reasonUnboundToken   = "unbound_token"
 	reasonReview         = "token_review"
 	reasonTooManyReviews = "too_many_reviews"
@@ -35,10 +35,10 @@ func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals.Counter {
 		reasonNoCredentials:  "neither a client certificate nor a token",
 		reasonCertificate:    "the client certificate has no role",
 		reasonToken:          "the token is invalid, or not for this audience",
-		reasonServiceAccount: "the token is of a ServiceAccount that is neither an agent's nor a relay's",
+		reasonAccess:         "the token is of another ServiceAccount, which may not make the request",
 		reasonUnboundToken:   "the token names no node",
 		reasonReview:         "the API server did not review the token",
-		reasonTooManyReviews: "too many valid tokens of one node or relay, or of all of them",
+		reasonTooManyReviews: "too many valid tokens of one node, relay or namespace, or of all of them",
 		reasonOtherNode:      "the caller is not the node of the agent",
 		reasonRelay:          "the caller may not be a relay",
 		reasonObserver:       "the caller may not see everything",

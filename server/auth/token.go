@@ -16,6 +16,8 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -55,32 +57,53 @@ const (
 	shareFills = reviewsOfOneBurst * time.Second / reviewsOfOne
 	// shares is how many nodes' and relays' shares are kept.
 	shares = 16384
+	// reviewsOfOthers is the budget of all other ServiceAccounts, of which a review is two requests
+	// to the API server. Any Pod can have a token for this server's audience.
+	reviewsOfOthers      = 50
+	reviewsOfOthersBurst = 200
+	// reviewsOfNamespace is the share of the ServiceAccounts of a namespace, of which whoever may
+	// create one can create many. It is enough for several operators who ask at the same time.
+	reviewsOfNamespace      = 5
+	reviewsOfNamespaceBurst = 50
+	// namespaces is how many namespaces' shares are kept.
+	namespaces = 4096
 )
 
 // TokenOptions configures the review of ServiceAccount tokens.
 type TokenOptions struct {
 	// Review asks the API server about a token.
 	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
+	// Access asks the API server whether a user may make a request, by the path and the verb of a
+	// non-resource URL, as for other components of Kubernetes.
+	Access func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error)
 	// Get reads a path of the API server, such as those of its issuer and its keys.
 	Get func(ctx context.Context, path string) ([]byte, error)
 	// Audience is the audience that tokens must have.
 	Audience string
 	// Agents are the ServiceAccounts whose tokens identify the nodes of their Pods. Relays are
-	// those whose tokens identify relays.
+	// those whose tokens identify relays. All others are observers for the requests that the API
+	// server allows them.
 	Agents, Relays []types.NamespacedName
 }
 
+// access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
+// names it.
+type access struct{ verb, path string }
+
 // tokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
 // itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
-// knows whether the Pod still exists, within the budgets of the token's node. It caches verdicts
-// for a short time, by the token's hash.
+// knows whether the Pod still exists, within the budgets of the token's node. If the ServiceAccount
+// is neither an agent's nor a relay's, the API server also says whether it may make the request.
+// Verdicts are cached for a short time, by the token's hash, and those on requests also by the
+// request.
 //
 // Invariants:
 //
 //  1. verdicts has verdicts of the API server only, each until it expires. Tokens that fail the
 //     first check have none, so invented tokens do not displace others.
-//  2. Each TokenReview is paid for with a token of the share of its node or relay, and with one of
-//     a budget.
+//  2. Each TokenReview is paid for with a token of the share of its node, relay or namespace, and
+//     with one of a budget. So is the SubjectAccessReview that may follow it.
+//  3. The shares and the budget of agents and relays are not those of other ServiceAccounts.
 type tokenReviewer struct {
 	options   TokenOptions
 	knownNode func(name string) bool // reports whether a Node of that name exists
@@ -88,25 +111,29 @@ type tokenReviewer struct {
 	keys      *keys
 	verdicts  *lru.Cache[[sha256.Size]byte, verdict]
 	flights   singleflight.Group
-	shares    *lru.Cache[string, *rate.Limiter]
-	// known and unknown are the budgets of callers with and without a Node.
-	known, unknown *rate.Limiter
-	reviews        *prometheus.CounterVec
+	// shares has the shares of nodes and relays, and namespaces those of other ServiceAccounts.
+	shares, namespaces *lru.Cache[string, *rate.Limiter]
+	// known and unknown are the budgets of agents and relays with and without a Node, and others is
+	// that of other ServiceAccounts.
+	known, unknown, others *rate.Limiter
+	reviews                *prometheus.CounterVec
 }
 
 // These are the values of the label of the metric of reviews.
 const (
 	budgetKnown   = "known"
 	budgetUnknown = "unknown"
+	budgetOthers  = "others"
 )
 
 func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: "server", Name: "token_reviews_total",
 		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, and of " +
-			"nodes that have a Node) or unknown (of other nodes).",
+			"nodes that have a Node), unknown (of other nodes) or others (of other ServiceAccounts, of which each is " +
+			"followed by a SubjectAccessReview).",
 	}, []string{"budget"})
-	for _, budget := range []string{budgetKnown, budgetUnknown} {
+	for _, budget := range []string{budgetKnown, budgetUnknown, budgetOthers} {
 		v.WithLabelValues(budget)
 	}
 	return v
@@ -128,33 +155,46 @@ func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews 
 		options: o, knownNode: knownNode, now: time.Now, reviews: reviews,
 		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
 		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
+		others:  rate.NewLimiter(reviewsOfOthers, reviewsOfOthersBurst),
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
-	var errs [2]error
+	var errs [3]error
 	r.verdicts, errs[0] = lru.New[[sha256.Size]byte, verdict](verdicts)
 	r.shares, errs[1] = lru.New[string, *rate.Limiter](shares)
+	r.namespaces, errs[2] = lru.New[string, *rate.Limiter](namespaces)
 	if err := errors.Join(errs[:]...); err != nil {
 		panic(err) // an error is returned only for sizes that are not positive
 	}
 	return r
 }
 
-// review returns the verdict on a token. It returns an error if the API server did not answer.
-func (r *tokenReviewer) review(ctx context.Context, token string) (verdict, error) {
+// review returns the verdict on a request with a token. It returns an error if the API server did
+// not answer.
+func (r *tokenReviewer) review(ctx context.Context, token string, request access) (verdict, error) {
 	hash := sha256.Sum256([]byte(token))
-	if v, ok := r.verdicts.Get(hash); ok && r.now().Before(v.expires) {
+	cached := func() (verdict, bool) {
+		v, ok := r.verdicts.Get(hash)
+		return v, ok && r.now().Before(v.expires)
+	}
+	if v, ok := cached(); ok {
 		return v, nil
 	}
 	c, v, err := r.check(ctx, token)
 	if err != nil || v.refusal != "" {
 		return v, err
 	}
+	if v.identity.isOther() {
+		hash = sha256.Sum256(fmt.Appendf(hash[:], "%s %s", request.verb, request.path))
+		if v, ok := cached(); ok {
+			return v, nil
+		}
+	}
 	// All callers with the token share one answer, so the request must not end with the first
 	// caller's context.
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
-		v, err := r.ask(ctx, token, c, v.identity)
+		v, err := r.ask(ctx, token, request, c, v.identity)
 		if !v.expires.IsZero() {
 			r.verdicts.Add(hash, v)
 		}
@@ -168,14 +208,14 @@ func (r *tokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	}
 }
 
-// ask asks the API server about a token with these claims, of this identity, if the budgets allow
-// it. The verdict has no expiry if the API server was not asked.
-func (r *tokenReviewer) ask(ctx context.Context, token string, c claims, i Identity) (verdict, error) {
+// ask asks the API server about a request with a token with these claims, of this identity, if the
+// budgets allow it. The verdict has no expiry if the API server was not asked.
+func (r *tokenReviewer) ask(ctx context.Context, token string, request access, c claims, i Identity) (verdict, error) {
 	if !r.claimReview(ctx, i) {
 		return verdict{
 			reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills,
-			refusal: "too many tokens of this node or relay, or of all of them, wait for a review by the API server: " +
-				"try again later",
+			refusal: "too many tokens of this node, relay or namespace, or of all of them, wait for a review by the " +
+				"API server: try again later",
 		}, nil
 	}
 	result, err := r.options.Review(ctx, &authenticationv1.TokenReview{
@@ -193,8 +233,42 @@ func (r *tokenReviewer) ask(ctx context.Context, token string, c claims, i Ident
 		// An API server that does not name the audience has not checked it.
 		v = r.judge(s.User.Username, s.Audiences, node, c.Kubernetes.Pod.Name)
 		v.identity.Until = c.Expiry.Time()
+		if v.refusal == "" && v.identity.isOther() {
+			if v, err = r.authorize(ctx, s.User, request, v); err != nil {
+				return verdict{}, err
+			}
+		}
 	}
 	v.expires = r.now().Add(verdictLife)
+	return v, nil
+}
+
+// authorize asks the API server whether a user may make a request. The verdict v on the user's
+// token becomes one on the request.
+func (r *tokenReviewer) authorize(
+	ctx context.Context, user authenticationv1.UserInfo, request access, v verdict,
+) (verdict, error) {
+	extra := make(map[string]authorizationv1.ExtraValue, len(user.Extra))
+	for key, values := range user.Extra {
+		extra[key] = authorizationv1.ExtraValue(values)
+	}
+	result, err := r.options.Access(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user.Username, Groups: user.Groups, UID: user.UID, Extra: extra,
+		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: request.verb, Path: request.path},
+	}})
+	switch {
+	case apierrors.IsForbidden(err):
+		return verdict{}, fmt.Errorf("create a SubjectAccessReview: %w; allow this server to create subjectaccessreviews", err)
+	case err != nil:
+		return verdict{}, fmt.Errorf("create a SubjectAccessReview: %w", err)
+	case !result.Status.Allowed:
+		return verdict{reason: reasonAccess, code: codes.PermissionDenied, refusal: fmt.Sprintf(
+			"%.300q is the ServiceAccount of no agent or relay (--agent-service-account, --relay-service-account), and "+
+				"the API server does not allow it to %s %.300q: bind it to a ClusterRole with this verb and "+
+				"nonResourceURL, such as slicecast-viewer",
+			user.Username, request.verb, request.path)}, nil
+	}
+	v.identity.Observer = true
 	return v, nil
 }
 
@@ -215,21 +289,27 @@ func (r *tokenReviewer) check(ctx context.Context, token string) (claims, verdic
 	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name, c.Kubernetes.Pod.Name), nil
 }
 
-// claimReview claims one review of the share of a node or relay and of the budget that it belongs
-// to. It waits for the budget. It returns false if the share is used up, or if the budget does not
+// claimReview claims one review of the share of a node, relay or namespace and of the budget that it
+// belongs to. It waits for the budget. It returns false if the share is used up, or if the budget does not
 // allow the review before ctx ends.
 func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	who, budget, name := i.Name(), r.known, budgetKnown
-	if i.Node != "" {
+	held, most, burst := r.shares, rate.Limit(reviewsOfOne), reviewsOfOneBurst
+	switch {
+	case i.isOther():
+		who, _, _ = strings.Cut(strings.TrimPrefix(i.User, serviceAccountPrefix), ":")
+		budget, name = r.others, budgetOthers
+		held, most, burst = r.namespaces, reviewsOfNamespace, reviewsOfNamespaceBurst
+	case i.Node != "":
 		who = i.Node
 		if !r.knownNode(i.Node) {
 			budget, name = r.unknown, budgetUnknown
 		}
 	}
-	share, ok := r.shares.Get(who)
+	share, ok := held.Get(who)
 	if !ok {
-		share = rate.NewLimiter(reviewsOfOne, reviewsOfOneBurst)
-		if before, ok, _ := r.shares.PeekOrAdd(who, share); ok {
+		share = rate.NewLimiter(most, burst)
+		if before, ok, _ := held.PeekOrAdd(who, share); ok {
 			share = before
 		}
 	}
@@ -247,6 +327,7 @@ func (r *tokenReviewer) invalid(why string) verdict {
 }
 
 // judge returns the verdict on the claims of a token, as the token or the API server states them.
+// The identity has no role if the ServiceAccount is neither an agent's nor a relay's.
 func (r *tokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
 		return r.invalid("it is for another audience")
@@ -254,11 +335,6 @@ func (r *tokenReviewer) judge(user string, audiences []string, node, pod string)
 	account := func(n types.NamespacedName) bool { return user == serviceAccountPrefix+n.Namespace+":"+n.Name }
 	agent, relay := slices.ContainsFunc(r.options.Agents, account), slices.ContainsFunc(r.options.Relays, account)
 	switch {
-	case !agent && !relay:
-		return verdict{reason: reasonServiceAccount, code: codes.PermissionDenied, refusal: fmt.Sprintf(
-			"%.300q is not the ServiceAccount of an agent or relay: to admit it, start the server with "+
-				"--agent-service-account or --relay-service-account set to %.300q",
-			user, strings.Replace(strings.TrimPrefix(user, serviceAccountPrefix), ":", "/", 1))}
 	case agent && !relay && node == "":
 		return verdict{reason: reasonUnboundToken, code: codes.PermissionDenied, refusal: fmt.Sprintf(
 			"the token of %s names no node: use the projected token of a Pod, which Kubernetes 1.32 and later bind "+

@@ -33,6 +33,9 @@ import (
 
 const audience = "slicecast"
 
+// stream is the request of agents and relays.
+var stream = access{verb: "post", path: pb.DistributionService_Stream_FullMethodName}
+
 // account is a ServiceAccount with a Pod on a node, in the real API server.
 type account struct {
 	t         *testing.T
@@ -135,9 +138,13 @@ func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*tokenRev
 	if err != nil {
 		panic(err)
 	}
+	access, err := kube.AccessReviews(cluster.AdminConfig())
+	if err != nil {
+		panic(err)
+	}
 	reviews := &countingReviews{ask: ask, read: read}
 	return newTokenReviewer(TokenOptions{
-		Review: reviews.review, Get: reviews.get, Audience: audience,
+		Review: reviews.review, Access: access, Get: reviews.get, Audience: audience,
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
 	}, func(string) bool { return false }, newReviewsCounter(nil)), reviews
@@ -148,7 +155,7 @@ func TestIdentityExpires(t *testing.T) {
 	namespace := cluster.Namespace(t)
 	reviewer, _ := newReviewer(namespace)
 	token := newAccount(t, namespace, "agent", "token-until").token(audience, true)
-	v, err := reviewer.review(t.Context(), token)
+	v, err := reviewer.review(t.Context(), token, stream)
 	require.NoError(t, err)
 	claims, err := reviewer.keys.verify(t.Context(), token)
 	require.NoError(t, err)
@@ -184,8 +191,8 @@ func TestTokens(t *testing.T) {
 		{"as an observer", agent.token(audience, true), "", codes.PermissionDenied, reasonObserver, "not allowed to observe"},
 		{"bound to no Pod", agent.token(audience, false), "token-a", codes.PermissionDenied, reasonUnboundToken, "names no node"},
 		{"for another audience", agent.token("somebody", true), "token-a", codes.Unauthenticated, reasonToken, `audience "slicecast"`},
-		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonServiceAccount,
-			`--relay-service-account set to "` + namespace + `/other"`},
+		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonAccess,
+			`does not allow it to post "/slicecast.v1.DistributionService/Stream"`},
 		{"invented", "nonsense", "token-a", codes.Unauthenticated, reasonToken, "not valid"},
 		{"with another signature", forged(agent.token(audience, true)), "token-a", codes.Unauthenticated, reasonToken, "signature"},
 	} {
@@ -203,7 +210,7 @@ func TestTokens(t *testing.T) {
 			require.NotContains(t, f.logs.String(), test.token, "tokens are never logged")
 		})
 	}
-	require.EqualValues(t, 3, reviews.count.Load(), "only of those that pass")
+	require.EqualValues(t, 4, reviews.count.Load(), "only of those that pass")
 }
 
 // TestRelayTokens checks that a relay's token only allows a relay, whatever node it runs on, and
@@ -216,7 +223,7 @@ func TestRelayTokens(t *testing.T) {
 	for _, bound := range []bool{true, false} {
 		token, conn := relay.token(audience, bound), f.dial(f.ca.ClientTLS())
 		require.NoError(t, f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_RELAY, ""))
-		v, err := reviewer.review(t.Context(), token)
+		v, err := reviewer.review(t.Context(), token, stream)
 		require.NoError(t, err)
 		// The relays of a ServiceAccount are distinguished by their Pods.
 		require.Equal(t, bound, strings.HasSuffix(v.identity.Name(), "/"+relay.pod.Name))
@@ -324,7 +331,7 @@ func TestDeletedPod(t *testing.T) {
 	require.NoError(t, cluster.Client().CoreV1().Pods(namespace).Delete(t.Context(), agent.pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64),
 	}))
-	v, err := reviewer.review(t.Context(), token)
+	v, err := reviewer.review(t.Context(), token, stream)
 	require.NoError(t, err)
 	require.Equal(t, codes.Unauthenticated, v.code)
 	require.Contains(t, v.refusal, "its Pod, Node or ServiceAccount may be gone")
@@ -342,7 +349,7 @@ func TestKeyRotation(t *testing.T) {
 	agent := newAccountOf(t, cluster, namespace, "agent", "rotation-a")
 	review := func(token string) verdict {
 		t.Helper()
-		v, err := reviewer.review(t.Context(), token)
+		v, err := reviewer.review(t.Context(), token, stream)
 		require.NoError(t, err)
 		return v
 	}
@@ -374,7 +381,7 @@ func TestKeyRotation(t *testing.T) {
 	// While the API server is down, a token is neither accepted nor rejected.
 	another = agent.token(audience, true)
 	require.NoError(t, cluster.APIServer.Kill())
-	_, err := reviewer.review(t.Context(), another)
+	_, err := reviewer.review(t.Context(), another, stream)
 	require.ErrorContains(t, err, "create a TokenReview")
 	require.Contains(t, review(forged(another)).refusal, "signature")
 	require.NoError(t, cluster.APIServer.Start(t.Context()))

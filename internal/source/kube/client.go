@@ -9,6 +9,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -29,6 +30,7 @@ var codecs = func() serializer.CodecFactory {
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, authenticationv1.AddToScheme,
+		authorizationv1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}
@@ -129,6 +131,19 @@ func TokenReviews(config *rest.Config) (func(context.Context, *authenticationv1.
 	return func(ctx context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 		var answer authenticationv1.TokenReview
 		return &answer, client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(&answer)
+	}, nil
+}
+
+// AccessReviews returns a function that asks the API server with one request whether a user may do
+// something.
+func AccessReviews(config *rest.Config) (func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error), error) {
+	client, err := newClient(config, authorizationv1.SchemeGroupVersion, nil)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, review *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
+		var answer authorizationv1.SubjectAccessReview
+		return &answer, client.Post().Resource("subjectaccessreviews").Body(review).Do(ctx).Into(&answer)
 	}, nil
 }
 
