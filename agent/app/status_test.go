@@ -90,7 +90,7 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--status-socket=" + missing, missing + ": no such file or directory; use the path that the agent was started with"},
 		{"--status-socket=" + dead, "no answer from " + dead},
-		{"-o yaml", "use table or json"},
+		{"-o wide", "use table, json or yaml"},
 	} {
 		_, err := runStatus(t, strings.Fields(c.args)...)
 		require.ErrorContains(t, err, c.says, c.args)

@@ -26,31 +26,54 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
 )
 
 // interval is the time between two requests with --watch.
 const interval = 2 * time.Second
 
-// askTimeout bounds one request, including the connection.
+// askTimeout bounds one request of the commands that ask one process, including the connection.
 const askTimeout = 10 * time.Second
 
-// Options are the flags about output.
+// These are the output formats.
+const table, wide, jsonFormat, yamlFormat = "table", "wide", "json", "yaml"
+
+// Options are the flags about output, and what the command supports of them.
 type Options struct {
-	// Output is "table" or "json".
+	// Output is an output format.
 	Output string
 	Watch  bool
+
+	// Wide means that the report has more columns in the format wide.
+	Wide bool
+	// AskTimeout bounds one request; 0 means 10 s.
+	AskTimeout time.Duration
+}
+
+// Formats returns the output formats of the command.
+func (o *Options) Formats() []string {
+	if o.Wide {
+		return []string{table, wide, jsonFormat, yamlFormat}
+	}
+	return []string{table, jsonFormat, yamlFormat}
+}
+
+// formats names the output formats in a sentence.
+func (o *Options) formats() string {
+	all := o.Formats()
+	return strings.Join(all[:len(all)-1], ", ") + " or " + all[len(all)-1]
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&o.Output, "output", "o", "table", "Output format: table or json.")
+	fs.StringVarP(&o.Output, "output", "o", table, "Output format: "+o.formats()+".")
 	fs.BoolVarP(&o.Watch, "watch", "w", false, "Show the state every 2 s until interrupted.")
 }
 
 // Validate returns an error if a flag is wrong.
 func (o *Options) Validate() error {
-	if o.Output != "table" && o.Output != "json" {
-		return fmt.Errorf("--output is %q: use table or json", o.Output)
+	if !slices.Contains(o.Formats(), o.Output) {
+		return fmt.Errorf("--output is %q: use %s", o.Output, o.formats())
 	}
 	return nil
 }
@@ -72,12 +95,21 @@ type Report interface {
 	Print(out *Page)
 }
 
-// Field is a message, or a list of messages, in a JSON object.
+// Field is a message, a list of messages, or any other value, in a JSON object.
 type Field struct {
 	Name string
-	// Message is the value. If it is nil, List is the value.
+	// Message is the value. If it is nil, Value is the value and, if that is nil, too, List.
 	Message proto.Message
+	Value   any
 	List    []proto.Message
+}
+
+// Message is a message in a value that is encoded as JSON. Its fields that are zero are included.
+type Message struct{ proto.Message }
+
+// MarshalJSON implements json.Marshaler.
+func (m Message) MarshalJSON() ([]byte, error) {
+	return protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m.Message)
 }
 
 // Run requests the report and prints it. With Watch, it repeats that until ctx ends, and then
@@ -113,16 +145,23 @@ func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Conte
 }
 
 func (o *Options) render(ctx context.Context, ask func(context.Context) (Report, error)) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.AskTimeout, askTimeout))
 	defer cancel()
 	r, err := ask(ctx)
 	if err != nil {
 		return nil, plain(err)
 	}
-	if o.Output == "json" {
+	switch o.Output {
+	case jsonFormat:
 		return encode(r.Fields())
+	case yamlFormat:
+		text, err := encode(r.Fields())
+		if err != nil {
+			return nil, err
+		}
+		return yaml.JSONToYAML(text)
 	}
-	p := &Page{}
+	p := &Page{Wide: o.Output == wide}
 	r.Print(p)
 	p.end()
 	return p.text.Bytes(), p.err
@@ -172,22 +211,24 @@ func frame(text []byte, lines int, first bool) []byte {
 func encode(fields []Field) ([]byte, error) {
 	var parts [][]byte
 	for _, f := range fields {
-		messages, format := f.List, "%q:[%s]"
-		if f.Message != nil {
-			messages, format = []proto.Message{f.Message}, "%q:%s"
-		}
-		var values [][]byte
-		for _, m := range messages {
-			v, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-			if err != nil {
-				return nil, fmt.Errorf("JSON of %s: %w", f.Name, err)
+		value := f.Value
+		switch {
+		case f.Message != nil:
+			value = Message{f.Message}
+		case value == nil:
+			list := make([]Message, 0, len(f.List)) // an empty list is not null
+			for _, m := range f.List {
+				list = append(list, Message{m})
 			}
-			values = append(values, v)
+			value = list
 		}
-		parts = append(parts, fmt.Appendf(nil, format, f.Name, bytes.Join(values, []byte(","))))
+		text, err := json.Marshal(value)
+		if err != nil {
+			return nil, fmt.Errorf("JSON of %s: %w", f.Name, err)
+		}
+		parts = append(parts, fmt.Appendf(nil, "%q:%s", f.Name, text))
 	}
 	var out bytes.Buffer
-	// Indenting also removes the random spaces that protojson inserts.
 	if err := json.Indent(&out, fmt.Appendf(nil, "{%s}", bytes.Join(parts, []byte(","))), "", "  "); err != nil {
 		return nil, fmt.Errorf("JSON: %w", err)
 	}
@@ -197,6 +238,9 @@ func encode(fields []Field) ([]byte, error) {
 
 // Page is a text that consists of tables.
 type Page struct {
+	// Wide means that tables have more columns.
+	Wide bool
+
 	text bytes.Buffer
 	tabs *tabwriter.Writer
 	err  error

@@ -79,6 +79,44 @@ func TestJSON(t *testing.T) {
 	require.JSONEq(t, "[]", string(got["none"]))
 }
 
+func TestYAML(t *testing.T) {
+	var out bytes.Buffer
+	o := Options{Output: "yaml"}
+	require.NoError(t, o.Run(t.Context(), &out, func(context.Context) (Report, error) { return values{}, nil }))
+	require.Equal(t, `
+value:
+  key:
+    kind: OBJECT_KIND_UNSPECIFIED
+    name: web
+    namespace: default
+  pod: server-1
+`, "\n"+out.String())
+}
+
+// values is a report of a value that contains a message. It has a column only if there is room.
+type values struct{}
+
+func (values) Fields() []Field {
+	return []Field{{Name: "value", Value: map[string]any{"pod": "server-1", "key": Message{keys.keys[0]}}}}
+}
+
+func (values) Print(p *Page) {
+	cells := []string{"server-1"}
+	if p.Wide {
+		cells = append(cells, "10.0.0.1")
+	}
+	p.Row(cells...)
+}
+
+func TestWide(t *testing.T) {
+	for output, want := range map[string]string{"table": "server-1\n", "wide": "server-1  10.0.0.1\n"} {
+		var out bytes.Buffer
+		o := Options{Output: output, Wide: true}
+		require.NoError(t, o.Run(t.Context(), &out, func(context.Context) (Report, error) { return values{}, nil }))
+		require.Equal(t, want, out.String())
+	}
+}
+
 func TestJSONErrors(t *testing.T) {
 	bad := []proto.Message{&pb.ObjectKey{Name: "\xff"}}
 	for _, f := range []Field{{Name: "x", Message: bad[0]}, {Name: "x", List: bad}} {
@@ -92,9 +130,11 @@ func TestFlags(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	require.NoError(t, o.Validate())
-	require.NoError(t, fs.Parse([]string{"-o", "yaml", "-w"}))
+	require.NoError(t, fs.Parse([]string{"-o", "wide", "-w"}))
 	require.True(t, o.Watch)
-	require.ErrorContains(t, o.Validate(), "use table or json")
+	require.ErrorContains(t, o.Validate(), "use table, json or yaml")
+	o.Wide = true
+	require.NoError(t, o.Validate())
 }
 
 func TestRunReturnsTheFirstError(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/slicecast/slicecast/internal/show"
@@ -90,13 +89,13 @@ func (r *statusReport) printServer(out *show.Page) {
 		size.GetServices(), size.GetSlices(), size.GetEndpoints(), size.GetShards(), s.GetEpoch()))
 	var streams []string
 	for _, c := range s.GetStreams() {
-		streams = append(streams, plural(kindName(c.GetKind()), c.GetCount()))
+		streams = append(streams, show.Plural(show.KindName(c.GetKind()), c.GetCount()))
 	}
 	out.Row("Streams", fmt.Sprintf("%s; %s served",
-		cmp.Or(strings.Join(streams, ", "), "none"), plural("node", s.GetNodes())))
+		cmp.Or(strings.Join(streams, ", "), "none"), show.Plural("node", s.GetNodes())))
 	var warnings []string
 	for _, w := range s.GetWarnings() {
-		warnings = append(warnings, fmt.Sprintf("%s on %s", wire.WarningName(w.GetWarning()), plural("node", w.GetNodes())))
+		warnings = append(warnings, fmt.Sprintf("%s on %s", wire.WarningName(w.GetWarning()), show.Plural("node", w.GetNodes())))
 	}
 	if len(warnings) > 0 {
 		out.Row("Warnings", strings.Join(warnings, ", "))
@@ -127,15 +126,6 @@ func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	return text
 }
 
-func plural(word string, n uint32) string {
-	if n != 1 {
-		word += "s"
-	}
-	return fmt.Sprint(n, " ", word)
-}
-
-func kindName(k pb.ClientKind) string { return strings.ToLower(enumName(k, "CLIENT_KIND_")) }
-
 func (r *statusReport) printConvergences(out *show.Page) {
 	s := r.status
 	if len(s.GetConvergences()) == 0 {
@@ -155,24 +145,8 @@ func (r *statusReport) printConvergences(out *show.Page) {
 	for _, c := range list {
 		out.Row(r.since(c.GetPublishTime()), fmt.Sprint(c.GetShard()), fmt.Sprint(c.GetSequence()),
 			fmt.Sprint(c.GetNodes()), fmt.Sprint(c.GetLacking()),
-			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()), lastNodes(c.GetLast()))
+			show.Span(c.GetTimeToHalf()), show.Span(c.GetTimeToMost()), show.Span(c.GetTimeToAll()), show.LastNodes(c.GetLast()))
 	}
-}
-
-func lastNodes(nodes []*pb.NodeTime) string {
-	var out []string
-	for _, n := range nodes {
-		out = append(out, fmt.Sprintf("%s (%s)", n.GetNodeName(), cmp.Or(span(n.GetTime()), "lacks it")))
-	}
-	return strings.Join(out, ", ")
-}
-
-// span returns an empty string if the time is not known yet.
-func span(d *durationpb.Duration) string {
-	if d == nil {
-		return ""
-	}
-	return show.Age(d.AsDuration())
 }
 
 func (r *statusReport) printAgents(out *show.Page) {
@@ -180,7 +154,7 @@ func (r *statusReport) printAgents(out *show.Page) {
 		out.Title("The server has no Service %s: check its name. If it was removed, these clients still have it",
 			r.gone)
 	}
-	out.Title("%s", plural("client", uint32(len(r.agents))))
+	out.Title("%s", show.Plural("client", len(r.agents)))
 	if len(r.agents) == 0 {
 		return
 	}
@@ -190,8 +164,8 @@ func (r *statusReport) printAgents(out *show.Page) {
 		if a.GetLagSequences() > 0 {
 			behind = fmt.Sprint(a.GetLagSequences())
 		}
-		out.Row(a.GetNodeName(), agentKind(a), agentState(a), span(a.GetLag()), behind, r.since(a.GetSince()), a.GetAddress(),
-			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), fmt.Sprint(len(a.GetErrors())), r.lastError(a))
+		out.Row(a.GetNodeName(), show.Kind(a), show.State(a), show.Span(a.GetLag()), behind, r.since(a.GetSince()), a.GetAddress(),
+			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), fmt.Sprint(len(a.GetErrors())), show.LastError(a, r.status.GetTime().AsTime()))
 	}
 }
 
@@ -211,39 +185,6 @@ func (r *statusReport) printWarnings(out *show.Page) {
 	}
 }
 
-func agentKind(a *pb.AgentStatus) string {
-	if a.GetKind() == pb.ClientKind_CLIENT_KIND_RELAY {
-		return fmt.Sprintf("relay of %d", a.GetNodes())
-	}
-	return kindName(a.GetKind())
-}
-
-func agentState(a *pb.AgentStatus) string {
-	switch {
-	case !a.GetSynced():
-		return "syncing" // the initial state is being sent
-	case a.GetKind() == pb.ClientKind_CLIENT_KIND_OBSERVER:
-		return "synced"
-	case !a.GetProgrammed():
-		return "programming" // it has not acknowledged its initial state
-	case a.GetLagSequences() > 0:
-		return "behind"
-	}
-	return "programmed"
-}
-
-func (r *statusReport) lastError(a *pb.AgentStatus) string {
-	e := a.GetLastError()
-	if e == nil {
-		return ""
-	}
-	text := fmt.Sprintf("%s ago, %s: %s", r.since(e.GetTime()), e.GetObject(), e.GetReason())
-	if e.GetNodeName() != "" {
-		text = e.GetNodeName() + ", " + text
-	}
-	return text
-}
-
 func (r *statusReport) printShards(out *show.Page) {
 	out.Title("Shards")
 	out.Row("SHARD", "SEQUENCE", "DIGEST", "OBJECTS")
@@ -260,7 +201,7 @@ func (r *statusReport) printService(out *show.Page) {
 		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" does not exist, but slices of it do")
 	} else {
 		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %s",
-			s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), show.Hash(s.GetVersion())))
+			s.GetNamespace(), s.GetName(), show.EnumName(s.GetType(), "SERVICE_TYPE_"), show.Hash(s.GetVersion())))
 		addresses := slices.Concat(s.GetClusterIps(), s.GetExternalIps())
 		for _, i := range s.GetLoadBalancerIngress() {
 			addresses = append(addresses, i.GetIp())
@@ -293,7 +234,7 @@ func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
 		changed = fmt.Sprintf(", changed %s ago", r.since(timestamppb.New(time.UnixMilli(ms))))
 	}
 	out.Title("EndpointSlice %s/%s, %s, ports %s, version %s%s",
-		s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
+		s.GetNamespace(), s.GetName(), show.EnumName(s.GetAddressType(), "ADDRESS_TYPE_"),
 		strings.Join(ports, ", "), show.Hash(s.GetVersion()), changed)
 	if len(s.GetEndpoints()) == 0 {
 		out.Row("no endpoints")
@@ -308,11 +249,9 @@ func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
 }
 
 func portName(name string, port uint32, protocol pb.Protocol) string {
-	text := fmt.Sprintf("%d/%s", port, enumName(protocol, "PROTOCOL_"))
+	text := fmt.Sprintf("%d/%s", port, show.EnumName(protocol, "PROTOCOL_"))
 	if name != "" {
 		text = name + " " + text
 	}
 	return text
 }
-
-func enumName(e fmt.Stringer, prefix string) string { return strings.TrimPrefix(e.String(), prefix) }

@@ -214,7 +214,7 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 		{"--debug-socket=x --service=web", `--service is "web": use namespace/name`},
 		{"--debug-socket=x --lacks=a/b/c", `--lacks is "a/b/c": use namespace/name`},
 		{"--debug-socket=x --service=a/b --behind", "remove --lacks, --node, --behind and --errors"},
-		{"--debug-socket=x -o yaml", "use table or json"},
+		{"--debug-socket=x -o wide", "use table, json or yaml"},
 	} {
 		_, err := runStatus(t, strings.Fields(c.args)...)
 		require.ErrorContains(t, err, c.says, c.args)
