@@ -118,6 +118,10 @@ func convergence(c fanout.Convergence) *pb.Convergence {
 		Nodes: uint32(c.Nodes), Lacking: uint32(c.Nodes - c.Programmed),
 		TimeToHalf: duration(c.Times[0]), TimeToMost: duration(c.Times[1]), TimeToAll: duration(c.Times[2]),
 	}
+	out.MoreServices, out.ResourceVersions = c.Changed.More, wire.ResourceVersionsToProto(c.Changed.ResourceVersions)
+	for _, s := range c.Changed.Services {
+		out.Services = append(out.Services, &pb.ServiceName{Namespace: s.Namespace, Name: s.Name})
+	}
 	for _, n := range c.Last {
 		out.Last = append(out.Last, &pb.NodeTime{NodeName: n.Node, Time: duration(n.Time)})
 	}

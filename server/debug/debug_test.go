@@ -268,6 +268,10 @@ func TestConvergences(t *testing.T) {
 	require.Nil(t, s.GetOldestOpenConvergence())
 	done := s.GetConvergences()[0]
 	require.Zero(t, done.GetLacking())
+	require.Equal(t, "service-0", done.GetServices()[0].GetName())
+	require.Len(t, done.GetServices(), 1)
+	require.False(t, done.GetMoreServices())
+	require.Equal(t, uint64(11), done.GetResourceVersions().GetSlices())
 	require.Positive(t, done.GetTimeToAll().AsDuration())
 	require.Len(t, done.GetLast(), 2)
 	require.Equal(t, done.GetTimeToAll().AsDuration(), done.GetLast()[0].GetTime().AsDuration())

@@ -2,10 +2,13 @@ package fanout
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // shares are the shares of nodes whose times are measured, in percent, and their values of the
@@ -25,8 +28,9 @@ const (
 	maxOpen, maxAllOpen = 256, 8192
 	// keptResults is how many Updates that all nodes have are remembered.
 	keptResults = 64
-	// keptNodes is how many of an Update's last nodes are named.
-	keptNodes = 3
+	// keptNodes is how many of an Update's last nodes are named, and keptServices how many of the
+	// Services that it changes.
+	keptNodes, keptServices = 3, 3
 )
 
 // lateAcks is how long after a publish an ack may still arrive from one of the first nodes. Agents
@@ -76,6 +80,7 @@ type Convergence struct {
 	Shard     uint32
 	Sequence  uint64
 	Published time.Time
+	Changed   Changed
 	// Nodes is the number of nodes that were connected when the Update was published, without those
 	// that left before they had it. Programmed is how many of them have it.
 	Nodes, Programmed int
@@ -93,6 +98,57 @@ type NodeTime struct {
 	Time time.Duration
 }
 
+// Changed says what an Update changes.
+type Changed struct {
+	// Services has keptServices entries at most. More means that the Update changes further ones.
+	Services []model.ServiceKey
+	More     bool
+	// ResourceVersions are those of the Update.
+	ResourceVersions model.ResourceVersions
+}
+
+// changedBy returns what an Update changes. Its cost does not depend on the size of the Update.
+func changedBy(u *model.Update) Changed {
+	c := Changed{ResourceVersions: u.ResourceVersions}
+	for key := range changedServices(u) {
+		switch {
+		case slices.Contains(c.Services, key):
+		case len(c.Services) == keptServices:
+			c.More = true
+			return c
+		default:
+			c.Services = append(c.Services, key)
+		}
+	}
+	return c
+}
+
+// changedServices returns the Service of each object that an Update names.
+func changedServices(u *model.Update) iter.Seq[model.ServiceKey] {
+	return func(yield func(model.ServiceKey) bool) {
+		for _, s := range u.Services {
+			if !yield(model.ServiceKey{Namespace: s.Namespace, Name: s.Name}) {
+				return
+			}
+		}
+		for _, s := range u.Slices {
+			if !yield(model.ServiceKey{Namespace: s.Namespace, Name: s.Service}) {
+				return
+			}
+		}
+		for _, d := range u.Deltas {
+			if !yield(model.ServiceKey{Namespace: d.Namespace, Name: d.Service}) {
+				return
+			}
+		}
+		for _, d := range u.Left {
+			if !yield(d.Service) {
+				return
+			}
+		}
+	}
+}
+
 type shardConvergence struct {
 	mu    sync.Mutex // guards the fields below and the members' entries for the shard
 	nodes int        // connected nodes
@@ -104,6 +160,7 @@ type shardConvergence struct {
 type openUpdate struct {
 	sequence          uint64
 	published         time.Time
+	changed           Changed
 	nodes, programmed int
 	times             sketch
 	slowest           []NodeTime // nodes that have the Update, slowest first
@@ -143,13 +200,13 @@ func newConvergence(shards uint32, m *metrics, done func(shard uint32, c complet
 }
 
 // published adds an Update. It must be called before any client can have the Update.
-func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
+func (c *convergence) published(shard uint32, sequence uint64, at time.Time, changed Changed) {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	s.last = sequence
 	nobody := s.nodes == 0
 	if !nobody {
-		s.open = append(s.open, &openUpdate{sequence: sequence, published: at, nodes: s.nodes})
+		s.open = append(s.open, &openUpdate{sequence: sequence, published: at, changed: changed, nodes: s.nodes})
 		if len(s.open) > c.most {
 			c.observe(s.open[0])
 			s.open = slices.Delete(s.open, 0, 1)
@@ -342,7 +399,8 @@ func (p *openUpdate) time(share int) time.Duration {
 
 func (p *openUpdate) result(shard uint32) Convergence {
 	r := Convergence{
-		Shard: shard, Sequence: p.sequence, Published: p.published, Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest,
+		Shard: shard, Sequence: p.sequence, Published: p.published, Changed: p.changed,
+		Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest,
 	}
 	for i := range r.Times {
 		r.Times[i] = p.time(i)

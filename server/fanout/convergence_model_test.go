@@ -103,7 +103,7 @@ func (f *fleetModel) publish() {
 		}
 	}
 	f.all = append(f.all, p)
-	f.root.published(0, p.sequence, p.at)
+	f.root.published(0, p.sequence, p.at, Changed{})
 }
 
 // program lets a node's kernel catch up to a sequence.
@@ -175,7 +175,7 @@ func (r *relayModel) feed(to uint64, changes bool) {
 		r.sequence++
 		r.reached = append(r.reached, to)
 		r.marks.updated(0, r.sequence, positions[0])
-		r.own.published(0, r.sequence, time.Now())
+		r.own.published(0, r.sequence, time.Now(), Changed{})
 	} else {
 		r.reached[r.sequence] = to
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -71,7 +72,7 @@ func BenchmarkAck(b *testing.B) {
 			sequence := uint64(0)
 			round := func() {
 				sequence++
-				c.published(0, sequence, at)
+				c.published(0, sequence, at, Changed{})
 				for _, m := range members {
 					c.ack(m, 0, sequence, at, "")
 				}
@@ -96,7 +97,7 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 	for range 10 {
 		members = append(members, c.joinAgent(fmt.Sprint("node-", len(members))))
 	}
-	c.published(0, 1, time.Now())
+	c.published(0, 1, time.Now(), Changed{})
 	for range 20 { // agents that reconnect, while all ten nodes wait for their kernels
 		c.resize(c.joinAgent("passing"), 0)
 	}
@@ -119,7 +120,7 @@ func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 	direct := c.joinAgent("direct")
 	relay := c.joinRelay("relay")
 	c.resize(relay, 100)
-	c.published(0, 1, time.Now())
+	c.published(0, 1, time.Now(), Changed{})
 	c.resize(relay, 0) // its stream breaks
 	relay = c.joinRelay("relay")
 	c.resize(relay, 100) // its first Ack, with its number of nodes only
@@ -136,7 +137,7 @@ func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil), nil)
 	slow, quick := c.joinAgent("slow"), c.joinAgent("quick")
 	at := func(us int) time.Time { return time.Time{}.Add(time.Duration(us) * time.Microsecond) }
-	c.published(0, 1, at(0))
+	c.published(0, 1, at(0), Changed{})
 	c.ack(slow, 0, 1, at(3300), "")
 	require.Equal(t, [3]time.Duration{3300 * time.Microsecond}, c.latest()[0].Times, "half of the nodes had it then, or before")
 	c.ack(quick, 0, 1, at(1500), "")
@@ -170,9 +171,9 @@ func TestAStuckNode(t *testing.T) {
 		nodes = append(nodes, c.joinAgent(fmt.Sprintf("node-%03d", i)))
 	}
 	now := time.Now()
-	c.published(0, 1, now)
-	c.published(0, 2, now.Add(lateAcks))
-	c.published(1, 1, now.Add(-lateAcks))
+	c.published(0, 1, now, Changed{})
+	c.published(0, 2, now.Add(lateAcks), Changed{})
+	c.published(1, 1, now.Add(-lateAcks), Changed{})
 	c.ack(nodes[0], 1, 1, now, "")
 	for i, n := range nodes[:199] {
 		c.ack(n, 0, 2, now.Add(lateAcks+time.Duration(i)*time.Millisecond), "")
@@ -197,14 +198,14 @@ func TestAStuckNode(t *testing.T) {
 	require.Zero(t, open[0].Last[0].Time)
 	require.Equal(t, []NodeTime{{"node-198", 198 * time.Millisecond}, {"node-197", 197 * time.Millisecond}}, open[0].Last[1:])
 	for sequence := uint64(3); sequence <= maxOpen+1; sequence++ {
-		c.published(0, sequence, now)
+		c.published(0, sequence, now, Changed{})
 		for _, n := range nodes[:3] {
 			c.resize(n, 0) // they have what was published before
 		}
 	}
 	require.Equal(t, []uint64{2, 2, 1}, observed())
-	c.published(0, maxOpen+2, now)
-	c.published(0, maxOpen+3, now)
+	c.published(0, maxOpen+2, now, Changed{})
+	c.published(0, maxOpen+3, now, Changed{})
 	require.Equal(t, []uint64{3, 3, 1}, observed(), "what is given up on counts as far as it is known")
 	c.ack(nodes[199], 0, maxOpen+3, now, "")
 	require.Equal(t, []uint64{3, 3, 1}, observed(), "the others lack the rest")
@@ -220,9 +221,9 @@ func TestNodesThatWereLast(t *testing.T) {
 	}
 	relay := c.joinRelay("relay")
 	at := time.Now()
-	c.published(1, 1, at) // the relay has no nodes for it
+	c.published(1, 1, at, Changed{}) // the relay has no nodes for it
 	c.resize(relay, 10)
-	c.published(1, 2, at)
+	c.published(1, 2, at, Changed{})
 	latest := func(sequence uint64) Convergence {
 		all := c.latest()
 		return all[slices.IndexFunc(all, func(c Convergence) bool { return c.Sequence == sequence })]
@@ -274,4 +275,29 @@ func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
 	require.Equal(t, "relay "+p.session.peer, results[0].Last[0].Node, "it is too long for a name")
 	require.Len(t, results[1].Last[0].Node, maxNodeName)
 	require.Equal(t, codes.InvalidArgument, status.Code(ack(maxRelayNodes+1, "")))
+}
+
+// TestWhatAnUpdateChanges checks that convergences say which Services an Update concerns, whatever it
+// changes of them, and how far it brings the shard.
+func TestWhatAnUpdateChanges(t *testing.T) {
+	of := func(name string) model.ServiceKey { return model.ServiceKey{Namespace: "default", Name: name} }
+	u := &model.Update{
+		Services:         []*model.Service{{Namespace: "default", Name: "a"}},
+		Slices:           []*model.Slice{{Namespace: "default", Name: "a-1", Service: "a"}},
+		Deltas:           []*model.SliceDelta{{Namespace: "default", Name: "b-1", Service: "b"}},
+		Left:             []model.Departure{{Service: of("c")}},
+		ResourceVersions: model.ResourceVersions{Services: 5, Slices: 7},
+	}
+	want := Changed{Services: []model.ServiceKey{of("a"), of("b"), of("c")}, ResourceVersions: u.ResourceVersions}
+	require.Equal(t, want, changedBy(u))
+	u.Left = append(u.Left, model.Departure{Service: of("d")})
+	want.More = true
+	require.Equal(t, want, changedBy(u))
+
+	c := newConvergence(1, newMetrics(nil), nil)
+	member := c.joinAgent("node")
+	c.published(0, 1, time.Now(), want)
+	require.Equal(t, want, c.latest()[0].Changed)
+	c.ack(member, 0, 1, time.Now(), "")
+	require.Equal(t, want, c.latest()[0].Changed, "also once all nodes have it")
 }

@@ -257,13 +257,13 @@ func (h *Hub) publish() {
 // know an Update before a client can acknowledge it.
 func (h *Hub) publishStore(start time.Time) store.Publication {
 	if h.upward == nil {
-		return h.store.Publish(func(u *model.Update) { h.convergence.published(u.Shard, u.To, start) })
+		return h.store.Publish(func(u *model.Update) { h.convergence.published(u.Shard, u.To, start, changedBy(u)) })
 	}
 	positions := h.upward.before()
 	defer h.upward.after(positions)
 	return h.store.Publish(func(u *model.Update) {
 		h.upward.updated(u.Shard, u.To, positions[u.Shard])
-		h.convergence.published(u.Shard, u.To, start)
+		h.convergence.published(u.Shard, u.To, start, changedBy(u))
 	})
 }
 

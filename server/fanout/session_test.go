@@ -270,13 +270,13 @@ func TestConvergence(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil), func(_ uint32, to completed) { done = append(done, to.sequence) })
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	c.published(0, 1, at(0))
+	c.published(0, 1, at(0), Changed{})
 	require.Equal(t, []uint64{1}, done, "nobody has to have it")
 
 	a, b, relay := c.joinAgent("a"), c.joinAgent("b"), c.joinRelay("relay")
 	c.resize(relay, 2)
-	c.published(0, 2, at(0))
-	c.published(0, 3, at(10))
+	c.published(0, 2, at(0), Changed{})
+	c.published(0, 3, at(10), Changed{})
 	c.ack(a, 0, 2, at(5), "")
 	c.ack(b, 0, 3, at(15), "")
 	open := c.latest()
@@ -305,7 +305,7 @@ func TestConvergence(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, done)
 
 	for n := range 2 * maxOpen {
-		c.published(0, uint64(4+n), at(50))
+		c.published(0, uint64(4+n), at(50), Changed{})
 	}
 	require.Len(t, c.shards[0].open, maxOpen)
 	c.resize(b, 0)

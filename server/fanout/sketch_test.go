@@ -83,7 +83,7 @@ func TestMemoryOfOpenUpdates(t *testing.T) {
 			for sequence := uint64(1); sequence <= maxOpen+1; sequence++ {
 				c.resize(relay, int(sequence)) // the relay's weights are bounded, too
 				for shard := range shards {
-					c.published(shard, sequence, now)
+					c.published(shard, sequence, now, Changed{})
 					c.ack(quick, shard, sequence, now, "")
 				}
 			}

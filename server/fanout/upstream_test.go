@@ -400,7 +400,7 @@ func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	a, b, stuck := c.joinAgent("a"), c.joinAgent("b"), c.joinAgent("stuck")
 	publish := func(sequence, upstream uint64) {
 		m.updated(0, sequence, model.Position{Epoch: 1, Sequence: upstream})
-		c.published(0, sequence, at(0))
+		c.published(0, sequence, at(0), Changed{})
 	}
 	publish(1, 10)
 	publish(2, 20)

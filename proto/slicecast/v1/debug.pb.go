@@ -523,9 +523,17 @@ type Convergence struct {
 	// The last nodes, at most three: first some that lack the publish, and then those that took
 	// longest, slowest first. If some nodes of a relay lack the publish, the relay's address stands
 	// for them. The relay's own status names its nodes.
-	Last          []*NodeTime `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Last []*NodeTime `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`
+	// The Services of which the publish changed something, at most three.
+	Services []*ServiceName `protobuf:"bytes,10,rep,name=services,proto3" json:"services,omitempty"`
+	// The publish changed more Services than these.
+	MoreServices bool `protobuf:"varint,11,opt,name=more_services,json=moreServices,proto3" json:"more_services,omitempty"`
+	// The resource versions up to which the publish brought the shard, for the kinds of objects that
+	// it changed; absent if the source has none. Servers of one API server have the same change at
+	// the same resource versions, or together with later changes.
+	ResourceVersions *ResourceVersions `protobuf:"bytes,12,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Convergence) Reset() {
@@ -617,6 +625,27 @@ func (x *Convergence) GetTimeToAll() *durationpb.Duration {
 func (x *Convergence) GetLast() []*NodeTime {
 	if x != nil {
 		return x.Last
+	}
+	return nil
+}
+
+func (x *Convergence) GetServices() []*ServiceName {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Convergence) GetMoreServices() bool {
+	if x != nil {
+		return x.MoreServices
+	}
+	return false
+}
+
+func (x *Convergence) GetResourceVersions() *ResourceVersions {
+	if x != nil {
+		return x.ResourceVersions
 	}
 	return nil
 }
@@ -2060,7 +2089,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\tendpoints\x18\x04 \x01(\rR\tendpoints\"Q\n" +
 	"\vStreamCount\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\x8f\x03\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xb8\x04\n" +
 	"\vConvergence\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12=\n" +
@@ -2072,7 +2101,11 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\ftime_to_most\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"timeToMost\x129\n" +
 	"\vtime_to_all\x18\b \x01(\v2\x19.google.protobuf.DurationR\ttimeToAll\x12*\n" +
-	"\x04last\x18\t \x03(\v2\x16.slicecast.v1.NodeTimeR\x04last\"V\n" +
+	"\x04last\x18\t \x03(\v2\x16.slicecast.v1.NodeTimeR\x04last\x125\n" +
+	"\bservices\x18\n" +
+	" \x03(\v2\x19.slicecast.v1.ServiceNameR\bservices\x12#\n" +
+	"\rmore_services\x18\v \x01(\bR\fmoreServices\x12K\n" +
+	"\x11resource_versions\x18\f \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"V\n" +
 	"\bNodeTime\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12-\n" +
 	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x86\x02\n" +
@@ -2269,57 +2302,59 @@ var file_slicecast_v1_debug_proto_depIdxs = []int32{
 	29, // 15: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
 	29, // 16: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
 	7,  // 17: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
-	29, // 18: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
-	21, // 19: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	24, // 20: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 21: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	30, // 22: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	11, // 23: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	28, // 24: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	24, // 25: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 26: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	13, // 27: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	13, // 28: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	12, // 29: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
-	26, // 30: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
-	24, // 31: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
-	24, // 32: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	16, // 33: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	27, // 34: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	30, // 35: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	31, // 36: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	32, // 37: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	24, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	24, // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	21, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	24, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	27, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	4,  // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	22, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	24, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	29, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	23, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	24, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	12, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
-	24, // 51: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	30, // 52: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	24, // 53: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 54: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	9,  // 55: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	14, // 56: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	17, // 57: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	19, // 58: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 59: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	10, // 60: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	15, // 61: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	18, // 62: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	20, // 63: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	59, // [59:64] is the sub-list for method output_type
-	54, // [54:59] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	30, // 18: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
+	27, // 19: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	29, // 20: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	21, // 21: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	24, // 22: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 23: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	30, // 24: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	11, // 25: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	28, // 26: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	24, // 27: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 28: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	13, // 29: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	13, // 30: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	12, // 31: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
+	26, // 32: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
+	24, // 33: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
+	24, // 34: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	16, // 35: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	27, // 36: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	30, // 37: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	31, // 38: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	32, // 39: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	24, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	21, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	27, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	4,  // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	22, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	24, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	29, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	23, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	24, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	12, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
+	24, // 53: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	30, // 54: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	24, // 55: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 56: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	9,  // 57: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	14, // 58: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	17, // 59: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	19, // 60: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 61: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	10, // 62: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	15, // 63: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	18, // 64: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	20, // 65: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	61, // [61:66] is the sub-list for method output_type
+	56, // [56:61] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }
