@@ -12,6 +12,8 @@ help: ## list the targets
 build: ## build the commands into bin/
 	mkdir -p bin
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
+	go build -o bin/kubectl-slicecast ./deploy/kubectl-slicecast
+	install deploy/kubectl-slicecast/kubectl_complete-slicecast bin/
 
 .PHONY: generate
 generate: ## generate the Go code of the wire API, next to its .proto files, the manifests in deploy/kubernetes, docs/metrics.md, docs/conformance.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes

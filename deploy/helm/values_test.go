@@ -17,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -64,6 +65,7 @@ func TestWrongValues(t *testing.T) {
 		{"agent.capabilities={SYS_ADMIN}", "at '/agent/capabilities/0': value must be one of"},
 		{"agent.maxUnavailable=0%", "at '/agent/maxUnavailable'"},
 		{"agent.maxUnavailable=0", "at '/agent/maxUnavailable'"},
+		{"kubectl.users[0].kind=Team", "at '/kubectl/users/0"},
 		{"cleanup.agents=1", "at '/cleanup/agents': got number, want boolean"},
 		{"cleanup.doneImage=registry.k8s.io/pause", "at '/cleanup/doneImage'"},
 	} {
@@ -100,6 +102,7 @@ image: {registry: registry.example.com/team, tag: v9@sha256:abc, pullPolicy: Alw
 namespaces: {servers: up, agents: down, create: false}
 certificates: {secret: own}
 networkPolicies: {metricsFrom: [{namespaceSelector: {matchLabels: {team: monitoring}}}]}
+kubectl: {users: [{kind: Group, name: sre, apiGroup: rbac.authorization.k8s.io}]}
 server:
   {image: s, replicas: 5, extraArgs: [--tombstones=7], nodeSelector: {a: b}, tolerations: [{key: t}], podAnnotations: {note: "1"},
    resources: {limits: {memory: 8Gi}}, affinity: {podAntiAffinity: {}}}
@@ -174,7 +177,15 @@ func TestValuesReachTheRest(t *testing.T) {
 	}
 	for _, o := range render(t, "--set=networkPolicies.enabled=false") {
 		require.NotEqual(t, "NetworkPolicy", o.GetKind())
+		require.False(t, o.GetName() == "slicecast-kubectl" && strings.HasSuffix(o.GetKind(), "Binding"), "there are no users")
 	}
+	want := []rbacv1.Subject{{Kind: "Group", Name: "sre", APIGroup: rbacv1.GroupName}}
+	var inServers rbacv1.RoleBinding
+	convert(t, find(t, objects, "RoleBinding", "up", "slicecast-kubectl"), &inServers)
+	require.Equal(t, want, inServers.Subjects)
+	var everywhere rbacv1.ClusterRoleBinding
+	convert(t, find(t, objects, "ClusterRoleBinding", "", "slicecast-kubectl"), &everywhere)
+	require.Equal(t, want, everywhere.Subjects)
 }
 
 // TestChangedSettingsReplacePods requires that Pods of both workloads are replaced when something

@@ -1,0 +1,242 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// The labels by which Pods are found, which the chart sets.
+const (
+	partOfSlicecast = "app.kubernetes.io/part-of=slicecast"
+	componentLabel  = "app.kubernetes.io/component"
+	componentServer = "server"
+	componentRelay  = "relay"
+	componentAgent  = "agent"
+)
+
+// These are the namespaces of the chart. They are where Pods are looked for if the user may not
+// list the Pods of all namespaces.
+const defaultServers, defaultAgents = "slicecast-system", "slicecast-agents"
+
+// serverNameAnnotation on a server's Pod is the name in the server's certificate, if the Pod has no
+// --server-service.
+const serverNameAnnotation = "slicecast.io/server-name"
+
+// caConfigMap is the name of the ConfigMap with the CAs of a namespace's servers, if these have no
+// --ca-config-map.
+const caConfigMap = "slicecast-ca"
+
+// Server is the Pod of a server or relay.
+type Server struct {
+	types.NamespacedName
+
+	UID types.UID
+	// Node is the name of the Pod's node.
+	Node string
+	// Addresses are the Pod's IP addresses.
+	Addresses []string
+	// Relay means that the server is configured to be fed by other servers.
+	Relay bool
+	// AgentNamespaces are those of the ServiceAccounts of its agents.
+	AgentNamespaces []string
+	// ServiceAccount is the name of the Pod's ServiceAccount.
+	ServiceAccount string
+
+	// missing is why the server cannot be asked; nil if there is no known reason.
+	missing error
+	// port is that of gRPC, serverName the name in the server's certificate, ca the ConfigMap with
+	// its CAs, and audience that of its tokens.
+	port                 int
+	serverName, audience string
+	ca                   types.NamespacedName
+	plaintext            bool
+}
+
+// Agent is the Pod of an agent.
+type Agent struct {
+	types.NamespacedName
+
+	// Node is the name of the node that the agent programs.
+	Node string
+	// Running means that the Pod's containers run.
+	Running bool
+}
+
+// Servers returns the servers and relays of the cluster, sorted by name.
+func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
+	namespaces := []string{f.options.Namespace}
+	selector := fmt.Sprintf("%s,%s in (%s,%s)", partOfSlicecast, componentLabel, componentServer, componentRelay)
+	pods, err := f.pods(ctx, selector, namespaces)
+	if apierrors.IsForbidden(err) && f.options.Namespace == "" {
+		namespaces = []string{defaultServers}
+		pods, err = f.pods(ctx, selector, namespaces)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the servers: %w; docs/kubectl.md says which rights are needed. If the servers are not "+
+			"in %s, set --namespace", err, defaultServers)
+	}
+	var servers []*Server
+	for i := range pods {
+		servers = append(servers, newServer(&pods[i]))
+	}
+	if len(servers) == 0 {
+		where := "any namespace"
+		if namespaces[0] != "" {
+			where = "the namespace " + namespaces[0]
+		}
+		return nil, fmt.Errorf("%w: there is no Pod with the labels %s in %s; check --context and --namespace",
+			ErrNoServers, selector, where)
+	}
+	return servers, nil
+}
+
+// Agents returns the Pods of the agents, sorted by name. They are in the namespaces that the servers
+// accept agents from.
+func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error) {
+	var namespaces []string
+	for _, s := range servers {
+		namespaces = append(namespaces, s.AgentNamespaces...)
+	}
+	slices.Sort(namespaces)
+	if namespaces = slices.Compact(namespaces); len(namespaces) == 0 {
+		namespaces = []string{defaultAgents}
+	}
+	pods, err := f.pods(ctx, fmt.Sprintf("%s,%s=%s", partOfSlicecast, componentLabel, componentAgent), namespaces)
+	if err != nil {
+		return nil, fmt.Errorf("find the agents: %w; docs/kubectl.md says which rights are needed", err)
+	}
+	var agents []*Agent
+	for i := range pods {
+		pod := &pods[i]
+		agents = append(agents, &Agent{
+			NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Node: pod.Spec.NodeName,
+			Running: pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil,
+		})
+	}
+	return agents, nil
+}
+
+// pods lists the Pods with these labels in some namespaces, sorted by name, without those that have
+// ended. The empty namespace stands for all.
+func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) (pods []corev1.Pod, err error) {
+	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
+	defer cancel()
+	for _, namespace := range namespaces {
+		list, err := f.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return nil, err
+		}
+		pods = append(pods, list.Items...)
+	}
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+	})
+	slices.SortFunc(pods, func(a, b corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods, nil
+}
+
+// serverFlags are the flags of a server that say how to reach it.
+type serverFlags struct {
+	source, service, address, audience string
+	caConfigMaps, agents               []string
+	plaintext                          bool
+}
+
+func parseFlags(args []string) (f serverFlags, err error) {
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true
+	fs.Usage = func() {}
+	fs.StringVar(&f.source, "source", "kube", "")
+	fs.StringVar(&f.service, "server-service", "", "")
+	fs.StringVar(&f.address, "bind-address", ":8472", "")
+	fs.StringVar(&f.audience, "token-audience", "", "")
+	fs.StringArrayVar(&f.caConfigMaps, "ca-config-map", nil, "")
+	fs.StringArrayVar(&f.agents, "agent-service-account", nil, "")
+	fs.BoolVar(&f.plaintext, "insecure-plaintext", false, "")
+	return f, fs.Parse(args)
+}
+
+// container returns the container with a port named grpc or, if there is none, the first one.
+func container(pod *corev1.Pod) *corev1.Container {
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		if slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "grpc" }) {
+			return c
+		}
+	}
+	return &pod.Spec.Containers[0]
+}
+
+// newServer returns the server in a Pod. The Pod's command line says how to reach it.
+func newServer(pod *corev1.Pod) *Server {
+	s := &Server{
+		NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, UID: pod.UID, Node: pod.Spec.NodeName,
+		ServiceAccount: pod.Spec.ServiceAccountName,
+	}
+	for _, ip := range pod.Status.PodIPs {
+		s.Addresses = append(s.Addresses, ip.IP)
+	}
+	c := container(pod)
+	flags, err := parseFlags(slices.Concat(c.Command, c.Args))
+	if err != nil {
+		s.missing = fmt.Errorf("the Pod's command line: %w", err)
+		return s
+	}
+	s.Relay, s.plaintext = flags.source == "upstream", flags.plaintext
+	for _, account := range flags.agents {
+		namespace, _, _ := strings.Cut(account, "/")
+		s.AgentNamespaces = append(s.AgentNamespaces, namespace)
+	}
+	s.audience = cmp.Or(flags.audience, "slicecast")
+	if s.Relay {
+		s.audience = cmp.Or(flags.audience, "slicecast-relay")
+	}
+	s.serverName = pod.Annotations[serverNameAnnotation]
+	if key, ok := model.ParseServiceKey(flags.service); ok {
+		s.serverName = cmp.Or(s.serverName, key.Name+"."+key.Namespace+".svc")
+	}
+	s.ca = types.NamespacedName{Namespace: pod.Namespace, Name: caConfigMap}
+	for i, name := range flags.caConfigMaps {
+		key, ok := model.ParseServiceKey(name) // ConfigMaps are named in the same way
+		if ok && (i == 0 || key.Namespace == pod.Namespace) {
+			s.ca = types.NamespacedName(key)
+		}
+	}
+	s.missing = s.reachable(pod, flags.address)
+	return s
+}
+
+// reachable sets the port, and returns why the server cannot be reached, or nil.
+func (s *Server) reachable(pod *corev1.Pod, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		s.port, err = strconv.Atoi(port)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("the Pod's --bind-address: %w", err)
+	case pod.DeletionTimestamp != nil:
+		return errTerminating
+	case pod.Status.Phase != corev1.PodRunning:
+		return fmt.Errorf("the Pod is %s", cmp.Or(string(pod.Status.Phase), "Pending"))
+	case !s.plaintext && s.serverName == "":
+		return fmt.Errorf("the name in its certificate is unknown: start it with --server-service, or set the Pod's annotation %s",
+			serverNameAnnotation)
+	}
+	return nil
+}

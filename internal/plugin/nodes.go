@@ -1,0 +1,338 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+func newNodesCommand(o *options) *cobra.Command {
+	out := &show.Options{Wide: true}
+	var behind, withErrors bool
+	c := &cobra.Command{
+		Use:   "nodes [NODE...]",
+		Short: "Show how far each node is, and which are not connected",
+		Long: `nodes shows the agents of all servers and relays. A node whose agent's Pod runs, but follows no server that was asked,
+is not connected: the servers know nothing of it, and it keeps the rules that it has.`,
+		Example: `  kubectl slicecast nodes
+  kubectl slicecast nodes --behind --watch
+  kubectl slicecast nodes --errors -o wide
+  kubectl slicecast nodes node-1 node-2 -o json`,
+		ValidArgsFunction: func(c *cobra.Command, done []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return o.complete(c, func(ctx context.Context, f *fleet.Fleet) ([]string, error) {
+				r, err := askNodes(ctx, f)
+				if err != nil {
+					return nil, err
+				}
+				return slices.DeleteFunc(r.names(), func(name string) bool { return slices.Contains(done, name) }), nil
+			})
+		},
+		RunE: func(c *cobra.Command, names []string) error {
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) {
+				r, err := askNodes(ctx, f)
+				if err != nil {
+					return nil, err
+				}
+				r.choose(names, behind, withErrors)
+				return r, nil
+			})
+		},
+	}
+	addOutputFlags(c, out)
+	c.Flags().BoolVar(&behind, "behind", false, "Show only nodes that are not connected, or have not programmed the latest state.")
+	c.Flags().BoolVar(&withErrors, "errors", false, "Show only nodes that cannot program something, or that have a warning.")
+	return c
+}
+
+// The states of nodes of which no server that was asked knows anything.
+const (
+	notConnected = "not connected"
+	// unknown means that one of the servers that did not answer may know the node.
+	unknown = "unknown"
+)
+
+// nodesReport is the report of nodes.
+type nodesReport struct {
+	servers
+	nodes []node
+	// relays are those whose nodes are not in nodes, because they did not answer.
+	relays []node
+	// missing are names that were asked for, of which there is no node.
+	missing []string
+	// wrong means that one of the nodes is behind or in trouble.
+	wrong bool
+}
+
+// node is a node, or a relay that stands for some.
+type node struct {
+	// Node is empty for a relay.
+	Node string `json:"node"`
+	// State is what show.State says, notConnected or unknown.
+	State string `json:"state"`
+	// Server is the server or relay that the agent follows.
+	Server string `json:"server,omitempty"`
+	// Agent is what that server knows of the agent; nil if there is none.
+	Agent *show.Message `json:"agent,omitempty"`
+
+	agent *pb.AgentStatus
+	now   time.Time // by the server's clock
+}
+
+// agents is what a server knows of its clients.
+type agents struct {
+	status  *pb.GetStatusResponse
+	clients []*pb.AgentStatus
+}
+
+// listAgents asks a server for its clients.
+func listAgents(ctx context.Context, conn *grpc.ClientConn, request *pb.ListAgentsRequest) (out agents, err error) {
+	client := pb.NewDebugServiceClient(conn)
+	if out.status, err = client.GetStatus(ctx, &pb.GetStatusRequest{}); err != nil {
+		return out, err
+	}
+	stream, err := client.ListAgents(ctx, request)
+	for err == nil {
+		var a *pb.ListAgentsResponse
+		if a, err = stream.Recv(); err == nil {
+			out.clients = append(out.clients, a.GetAgent())
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return out, err
+}
+
+// askNodes returns all nodes of the fleet.
+func askNodes(ctx context.Context, f *fleet.Fleet) (*nodesReport, error) {
+	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (agents, error) {
+		return listAgents(ctx, conn, &pb.ListAgentsRequest{})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nodesOf(ctx, f, answers, all)
+}
+
+// nodesOf returns the nodes in the answers of servers, and those of the other agents' Pods.
+func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents], all servers) (*nodesReport, error) {
+	var found []*fleet.Server
+	for _, a := range answers {
+		found = append(found, a.Server)
+	}
+	pods, err := f.Agents(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	r := merge(answers, all)
+	r.addPods(pods)
+	return r, nil
+}
+
+// merge merges the answers of servers and relays.
+func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
+	r := &nodesReport{servers: all}
+	newest := make(map[string]node)
+	for _, a := range answers {
+		if a.Err != nil {
+			continue
+		}
+		for _, c := range a.Value.clients {
+			n := node{
+				Node: c.GetNodeName(), State: show.State(c), Server: a.Server.String(), Agent: &show.Message{Message: c},
+				agent: c, now: a.Value.status.GetTime().AsTime(),
+			}
+			switch c.GetKind() {
+			case pb.ClientKind_CLIENT_KIND_AGENT:
+				// While an agent moves to another server, the earlier one may not have noticed it.
+				before, ok := newest[n.Node]
+				if !ok || age(n) < age(before) {
+					newest[n.Node] = n
+				}
+			case pb.ClientKind_CLIENT_KIND_RELAY:
+				if !answered(answers, c) {
+					r.relays = append(r.relays, n)
+				}
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(newest)) {
+		r.nodes = append(r.nodes, newest[name])
+	}
+	return r
+}
+
+// age returns for how long a client has been connected.
+func age(n node) time.Duration { return n.now.Sub(n.agent.GetSince().AsTime()) }
+
+// answered reports whether a relay that is a client of another server has answered itself.
+func answered(answers []fleet.Answer[agents], relay *pb.AgentStatus) bool {
+	host, _, err := net.SplitHostPort(relay.GetAddress())
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(answers, func(a fleet.Answer[agents]) bool {
+		return a.Err == nil && a.Value.status.GetUpstream() != nil && slices.Contains(a.Server.Addresses, host)
+	})
+}
+
+// addPods adds the nodes with running agents of which no server knows.
+func (r *nodesReport) addPods(pods []*fleet.Agent) {
+	state := notConnected
+	if r.silent() > 0 || len(r.relays) > 0 {
+		state = unknown
+	}
+	known := make(map[string]bool, len(r.nodes))
+	for _, n := range r.nodes {
+		known[n.Node] = true
+	}
+	for _, p := range pods {
+		if p.Running && !known[p.Node] {
+			known[p.Node] = true
+			r.nodes = append(r.nodes, node{Node: p.Node, State: state})
+		}
+	}
+	slices.SortFunc(r.nodes, func(a, b node) int { return cmp.Compare(a.Node, b.Node) })
+}
+
+// behind reports whether a node lacks something, as far as is known.
+func (n node) behind() bool { return n.State != "programmed" }
+
+// inTrouble reports whether a node cannot program something, or has a warning.
+func (n node) inTrouble() bool { return len(n.agent.GetErrors())+len(n.agent.GetWarnings()) > 0 }
+
+// choose leaves the nodes with these names, if there are any, that are behind or in trouble, if that
+// is asked for. The exit code is about the nodes that are left.
+func (r *nodesReport) choose(names []string, behind, withErrors bool) {
+	for _, name := range names {
+		if !slices.ContainsFunc(r.nodes, func(n node) bool { return n.Node == name }) {
+			r.missing = append(r.missing, name)
+		}
+	}
+	leave := func(n node) bool {
+		return len(names) > 0 && !slices.Contains(names, n.Node) || behind && !n.behind() || withErrors && !n.inTrouble()
+	}
+	r.nodes, r.relays = slices.DeleteFunc(r.nodes, leave), slices.DeleteFunc(r.relays, func(n node) bool {
+		return behind && !n.behind() || withErrors && !n.inTrouble()
+	})
+	r.wrong = len(r.missing) > 0 || slices.ContainsFunc(slices.Concat(r.nodes, r.relays), func(n node) bool {
+		return n.behind() || n.inTrouble()
+	})
+}
+
+// names returns the names of the nodes.
+func (r *nodesReport) names() (out []string) {
+	for _, n := range r.nodes {
+		out = append(out, n.Node)
+	}
+	return out
+}
+
+// code implements report. A relay that did not answer makes the answer incomplete.
+func (r *nodesReport) code() int {
+	if len(r.relays) > 0 {
+		return incomplete
+	}
+	return r.servers.code(r.wrong)
+}
+
+// Fields implements show.Report.
+func (r *nodesReport) Fields() []show.Field {
+	return []show.Field{
+		{Name: "nodes", Value: nonNil(r.nodes)}, {Name: "relaysNotAsked", Value: nonNil(r.relays)},
+		{Name: "missing", Value: nonNil(r.missing)}, {Name: "servers", Value: r.servers},
+	}
+}
+
+// Print implements show.Report.
+func (r *nodesReport) Print(out *show.Page) {
+	out.Title("%s", show.Plural("node", len(r.nodes)))
+	if len(r.nodes) > 0 {
+		printNodes(out, r.nodes)
+	}
+	if len(r.missing) > 0 {
+		out.Title("No such node: %s", strings.Join(r.missing, ", "))
+	}
+	r.printRelays(out)
+	printWarnings(out, slices.Concat(r.nodes, r.relays))
+	r.servers.print(out)
+}
+
+// printRelays names the relays whose nodes are missing.
+func (r *nodesReport) printRelays(out *show.Page) {
+	if len(r.relays) == 0 {
+		return
+	}
+	out.Title("Relays that were not asked, and whose nodes are not shown: %d", len(r.relays))
+	out.Row("ADDRESS", "NODES", "STATE", "LAG", "BEHIND", "SERVER", "LAST ERROR")
+	for _, n := range r.relays {
+		out.Row(n.agent.GetAddress(), fmt.Sprint(n.agent.GetNodes()), n.State, show.Span(n.agent.GetLag()), lag(n.agent),
+			n.Server, show.LastError(n.agent, n.now))
+	}
+}
+
+func printNodes(out *show.Page, nodes []node) {
+	header := []string{"NODE", "STATE", "LAG", "BEHIND", "SERVER", "SINCE", "PROGRAMMER", "VERSION", "ERRORS", "LAST ERROR"}
+	if out.Wide {
+		header = append(header, "ADDRESS", "SENT", "WARNINGS")
+	}
+	out.Row(header...)
+	for _, n := range nodes {
+		a := n.agent
+		if a == nil {
+			out.Row(append([]string{n.Node, n.State}, make([]string, len(header)-2)...)...)
+			continue
+		}
+		cells := []string{
+			n.Node, n.State, show.Span(a.GetLag()), lag(a), n.Server, show.Age(age(n)), a.GetProgrammer(), a.GetClientVersion(),
+			fmt.Sprint(len(a.GetErrors())), show.LastError(a, n.now),
+		}
+		if out.Wide {
+			var warnings []string
+			for _, w := range a.GetWarnings() {
+				warnings = append(warnings, wire.WarningName(w.GetWarning()))
+			}
+			cells = append(cells, a.GetAddress(), show.Bytes(a.GetSentBytes()), strings.Join(warnings, ","))
+		}
+		out.Row(cells...)
+	}
+}
+
+// lag returns how many publishes a client lacks; empty if there are none.
+func lag(a *pb.AgentStatus) string {
+	if a.GetLagSequences() == 0 {
+		return ""
+	}
+	return fmt.Sprint(a.GetLagSequences())
+}
+
+// printWarnings prints what should be mended on nodes.
+func printWarnings(out *show.Page, nodes []node) {
+	titled := false
+	for _, n := range nodes {
+		for _, w := range n.agent.GetWarnings() {
+			if !titled {
+				out.Title("Warnings")
+				out.Row("NODE", "WARNING", "SINCE", "REASON")
+				titled = true
+			}
+			out.Row(cmp.Or(w.GetNodeName(), n.Node), wire.WarningName(w.GetWarning()),
+				show.Age(n.now.Sub(w.GetTime().AsTime())), w.GetReason())
+		}
+	}
+}

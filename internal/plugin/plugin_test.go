@@ -1,0 +1,328 @@
+// These tests prove what the commands show of several servers, relays and agents, that nothing that
+// was not asked is left out in silence, and that the rights of the manifests suffice for it.
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+func TestStatus(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.server("server-2")
+	r := e.eventually(fine, []string{"slicecast-system/server-1", "slicecast-system/server-2", "serving"}, "status")
+	require.Empty(t, r.errors)
+	require.Contains(t, e.eventually(fine, nil, "status", "-o", "wide").out, "127.0.0.1")
+
+	var status struct {
+		Servers []struct {
+			Namespace, Name, Node string
+			Relay                 bool
+			Status                struct {
+				Source struct{ Synced bool }
+				Epoch  string
+			}
+		}
+		Problems []problem
+	}
+	r = e.eventually(fine, nil, "status", "-o", "json")
+	require.NoError(t, json.Unmarshal([]byte(r.out), &status))
+	require.Len(t, status.Servers, 2)
+	require.Equal(t, "server-1", status.Servers[0].Name)
+	require.Equal(t, "node-0", status.Servers[0].Node)
+	require.True(t, status.Servers[0].Status.Source.Synced)
+	require.NotEqual(t, status.Servers[0].Status.Epoch, status.Servers[1].Status.Epoch)
+	require.NotNil(t, status.Problems)
+	require.Contains(t, e.run("status", "-o", "yaml").out, "\n  name: server-2\n")
+}
+
+// TestWhatIsNotAskedIsNamed checks a server of each kind that cannot be asked, beside one that can.
+func TestWhatIsNotAskedIsNamed(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.eventually(fine, nil, "status")
+	e.pod(serverNamespace, "pending", "slicecast-server", "server", "", serverArgs(), corev1.PodPending)
+	e.pod(serverNamespace, "refusing", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
+	e.pod(serverNamespace, "silent", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
+	e.kubelet.Serve(serverNamespace, "silent", 8472, e.silent())
+	e.pod(serverNamespace, "nameless", "slicecast-server", "server", "node-0", []string{"--source=kube"}, corev1.PodRunning)
+	e.pod(serverNamespace, "ended", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodFailed)
+
+	r := e.run("status", "--timeout=2s")
+	require.Equal(t, incomplete, r.code, r.out)
+	require.Contains(t, r.out, "slicecast-system/server-1  server  serving")
+	require.Contains(t, r.out, "Not asked: 4 of 5 servers")
+	for pod, reason := range map[string]string{
+		"pending": "the Pod is Pending", "refusing": "failed to connect to slicecast-system/refusing:8472",
+		"silent": "no answer within 2s (--timeout)", "nameless": "set the Pod's annotation slicecast.io/server-name",
+	} {
+		require.Regexp(t, "\nslicecast-system/"+pod+` +[^\n]*`+strings.NewReplacer("(", `\(`, ")", `\)`).Replace(reason), r.out)
+	}
+	require.NotContains(t, r.out, "ended")
+	r = e.run("status", "--timeout=2s", "-o", "json")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, `"error": "the Pod is Pending"`)
+	for _, args := range [][]string{{"nodes"}, {"changes"}, {"lacks", "default/kubernetes"}} {
+		r := e.run(append(args, "--timeout=2s")...)
+		require.Equal(t, incomplete, r.code, r.out)
+		require.Contains(t, r.out, "Not asked: 4 of 5 servers")
+	}
+}
+
+// TestInterrupt checks that Ctrl-C ends everything at once.
+func TestInterrupt(t *testing.T) {
+	e := newEnvironment(t)
+	e.pod(serverNamespace, "silent", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
+	e.server("server-1") // it publishes the CAs
+	e.caFile(serverNamespace, "slicecast-ca")
+	accepted := make(chan struct{})
+	e.kubelet.Serve(serverNamespace, "silent", 8472, e.signalling(accepted))
+	ctx, interrupt := context.WithCancel(t.Context())
+	go func() {
+		<-accepted
+		interrupt()
+	}()
+	began := time.Now()
+	r := runAs(ctx, e.kubeconfig, "status", "--timeout=5m")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.errors, "context canceled")
+	require.Less(t, time.Since(began), patience)
+}
+
+// TestRights checks that whoever lacks a right is told which.
+func TestRights(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.eventually(fine, nil, "status")
+	nobody := plane.Kubeconfig(t, plane.ConfigFor("nobody"))
+	r := runAs(t.Context(), nobody, "status")
+	require.Equal(t, incomplete, r.code)
+	require.Empty(t, r.out)
+	require.Contains(t, r.errors, `User "nobody" cannot list resource "pods"`)
+	require.Contains(t, r.errors, "docs/kubectl.md")
+
+	// A token of another ServiceAccount is refused by the server.
+	r = e.run("status", "--service-account=default")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, `cannot create resource "serviceaccounts/token"`)
+	accounts := plane.Client().CoreV1().ServiceAccounts(serverNamespace)
+	_, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, accounts.Delete(t.Context(), "other", metav1.DeleteOptions{})) }()
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	r = runAs(t.Context(), admin, "status", "--service-account=missing")
+	require.Contains(t, r.out, `serviceaccounts "missing" not found; upgrade the chart`)
+	r = runAs(t.Context(), admin, "status", "--service-account=other")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, `the API server does not allow it to post "/slicecast.v1.DebugService/GetStatus"`)
+}
+
+func TestNoServers(t *testing.T) {
+	e := newEnvironment(t)
+	r := e.run("status")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.errors, "no servers: there is no Pod with the labels")
+	for args, says := range map[string]string{
+		"status --timeout=0s": "--timeout is 0s", "status -o xml": "use table, wide, json or yaml",
+		"lacks web": "use NAMESPACE/SERVICE", "status --context=none": "context", "no-such-command": "--help",
+	} {
+		r := e.run(strings.Fields(args)...)
+		require.Equal(t, incomplete, r.code, args)
+		require.Contains(t, r.errors, says, args)
+	}
+}
+
+func TestNodes(t *testing.T) {
+	e := newEnvironment(t)
+	first, second := e.server("server-1"), e.server("server-2")
+	e.agent("node-a", first)
+	b := e.agent("node-b", second)
+	e.agentPod("node-c")
+
+	r := e.eventually(wrong, []string{"node-a  programmed", "node-b  programmed", "node-c  not connected"}, "nodes")
+	require.Contains(t, r.out, "3 nodes\n")
+	require.Regexp(t, `node-a +programmed .*slicecast-system/server-1`, r.out)
+	require.Regexp(t, `node-b +programmed .*slicecast-system/server-2`, r.out)
+	require.Equal(t, fine, e.run("nodes", "node-a", "node-b").code)
+	r = e.run("nodes", "node-a", "node-z")
+	require.Equal(t, wrong, r.code)
+	require.Contains(t, r.out, "No such node: node-z")
+	r = e.run("nodes", "--behind")
+	require.NotContains(t, r.out, "node-a")
+	require.Contains(t, r.out, "node-c")
+	require.Equal(t, fine, e.run("nodes", "--errors").code)
+
+	// node-b moves to the other server, which is the newer one of its two streams for a moment.
+	pod, err := plane.Client().CoreV1().Pods(agentNamespace).Get(t.Context(), "agent-node-b", metav1.GetOptions{})
+	require.NoError(t, err)
+	e.connect(pod, first, "slicecast", e.caFile(agentNamespace, "slicecast-ca"), "slicecast-server.slicecast-system.svc")
+	r = e.eventually(fine, []string{"1 node\n"}, "nodes", "node-b")
+	require.Contains(t, r.out, "server-1")
+	b.stop()
+
+	// Of a node that follows a server that cannot be asked, nobody knows.
+	e.pod(serverNamespace, "refusing", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
+	r = e.run("nodes")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, "node-c  unknown")
+}
+
+func TestChangesAndLacks(t *testing.T) {
+	e := newEnvironment(t)
+	first, second := e.server("server-1"), e.server("server-2")
+	e.agent("node-a", first)
+	b := e.agent("node-b", second)
+	e.eventually(fine, nil, "nodes", "node-a", "node-b")
+	b.stuck.Store(true)
+	e.service("web")
+
+	// Both servers have published the slice, and one node lacks it.
+	r := e.eventually(fine, []string{"default/web", "node-b (lacks it)"}, "changes")
+	require.Regexp(t, `default/web +2 +1 `, r.out)
+	r = e.eventually(wrong, []string{"The servers have the Service default/web with 1 endpoint", "node-b"}, "lacks", "default/web")
+	require.Contains(t, r.out, "Nodes that lack it, or may lack it: 1")
+	require.NotContains(t, r.out, "node-a")
+	var changes struct {
+		Changes []struct {
+			Services   []string
+			Nodes      int
+			AllSeconds *float64
+			Servers    []struct{ Server string }
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(e.run("changes", "-o", "json").out), &changes))
+	require.NotEmpty(t, changes.Changes)
+	require.Equal(t, []string{"default/web"}, changes.Changes[0].Services)
+	require.Nil(t, changes.Changes[0].AllSeconds)
+	require.Len(t, changes.Changes[0].Servers, 2)
+
+	r = e.run("lacks", "default/none")
+	require.Equal(t, wrong, r.code)
+	require.Contains(t, r.out, "The servers have no Service default/none")
+
+	// A new stream has everything.
+	b.stop()
+	pod, err := plane.Client().CoreV1().Pods(agentNamespace).Get(t.Context(), "agent-node-b", metav1.GetOptions{})
+	require.NoError(t, err)
+	e.connect(pod, second, "slicecast", e.caFile(agentNamespace, "slicecast-ca"), "slicecast-server.slicecast-system.svc")
+	e.eventually(fine, []string{"0 nodes lack it"}, "lacks", "default/web")
+}
+
+func TestWatch(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.eventually(fine, nil, "status")
+	ctx, interrupt := context.WithTimeout(t.Context(), 5*time.Second)
+	defer interrupt()
+	r := runAs(ctx, e.kubeconfig, "status", "--watch")
+	require.Equal(t, fine, r.code, r.errors)
+	require.GreaterOrEqual(t, strings.Count(r.out, "slicecast-system/server-1"), 2)
+}
+
+func TestCompletion(t *testing.T) {
+	e := newEnvironment(t)
+	address := e.server("server-1")
+	e.agent("node-a", address)
+	e.eventually(fine, nil, "nodes", "node-a")
+	complete := func(args ...string) string {
+		return e.run(append([]string{"__complete", "--kubeconfig=" + e.kubeconfig}, args...)...).out
+	}
+	require.Contains(t, complete("nodes", ""), "node-a\n")
+	require.NotContains(t, complete("nodes", "node-a", ""), "node-a\n")
+	require.Contains(t, complete("lacks", ""), "default/kubernetes\n")
+	require.Contains(t, complete("status", "-o", ""), "yaml\n")
+}
+
+// TestRelays checks that the nodes of a relay are its own, and that a relay that cannot be asked
+// stands for them.
+func TestRelays(t *testing.T) {
+	e := newEnvironment(t)
+	root := e.server("server-1")
+	ca := e.caFile(serverNamespace, "slicecast-ca")
+	accounts := plane.Client().CoreV1().ServiceAccounts(serverNamespace)
+	_, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "relay"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, accounts.Delete(t.Context(), "relay", metav1.DeleteOptions{})) }()
+	holder := e.pod(serverNamespace, "holder", "relay", "none", "node-0", nil, corev1.PodRunning)
+	tokenFile := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(tokenFile, []byte(e.token(holder, "slicecast")), 0o600))
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	relay := e.serverWith("relay-1", admin,
+		"--source=upstream", "--upstream-servers="+root, "--upstream-server-name=slicecast-server.slicecast-system.svc",
+		"--upstream-ca-file="+ca, "--upstream-token-file="+tokenFile, "--server-service="+serverNamespace+"/slicecast-relay",
+		"--tls-secret="+serverNamespace+"/relay-tls", "--ca-config-map="+serverNamespace+"/relay-ca",
+		"--agent-service-account="+agentNamespace+"/slicecast-agent", "--drain-window=10ms", "--shutdown-grace-period=5s")
+	e.connect(e.agentPod("node-a"), relay, "slicecast-relay", e.caFile(serverNamespace, "relay-ca"), "slicecast-relay.slicecast-system.svc")
+	asAdmin := func(code int, prints string, args ...string) (r result) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			r = runAs(t.Context(), admin, args...)
+			return r.code == code && strings.Contains(r.out, prints)
+		}, patience, tick, "%v", &r)
+		return r
+	}
+	r := asAdmin(fine, "node-a  programmed", "nodes", "node-a")
+	require.Contains(t, r.out, "slicecast-system/relay-1")
+	require.NotContains(t, r.out, "Relays that were not asked")
+	require.Regexp(t, `slicecast-system/relay-1 +relay +serving`, asAdmin(fine, "", "status").out)
+	// A change counts the nodes that the server knew of when it published the change.
+	knows := regexp.MustCompile(`server-1 +server +serving +\S+ +\S+ +\d+ +\d+ +1 +1 `)
+	require.Eventually(t, func() bool { return knows.MatchString(runAs(t.Context(), admin, "status").out) }, patience, tick)
+	e.service("behind-relay")
+	r = asAdmin(fine, "default/behind-relay", "changes", "-o", "wide")
+	require.Contains(t, r.out, "slicecast-system/server-1")
+	require.NotContains(t, r.out, "slicecast-system/relay-1", "the server counts its nodes")
+
+	e.kubelet.Serve(serverNamespace, "relay-1", 8472, "")
+	r = asAdmin(incomplete, "Relays that were not asked, and whose nodes are not shown: 1", "nodes")
+	require.Contains(t, r.out, "node-a  unknown")
+}
+
+// TestWithoutWebSockets checks that an API server, or a proxy before it, need not have WebSockets.
+func TestWithoutWebSockets(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.eventually(fine, nil, "status")
+	admin := plane.AdminConfig()
+	admin.NextProtos = []string{"http/1.1"} // HTTP/2 has no upgrades
+	transport, err := rest.TransportFor(admin)
+	require.NoError(t, err)
+	target, err := url.Parse(admin.Host)
+	require.NoError(t, err)
+	var refused, upgraded atomic.Int32
+	proxy := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch strings.ToLower(r.Header.Get("Upgrade")) {
+		case "websocket":
+			refused.Add(1)
+			http.Error(w, "no WebSockets here", http.StatusBadRequest)
+			return
+		case "spdy/3.1":
+			upgraded.Add(1)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	r := runAs(t.Context(), plane.Kubeconfig(t, &rest.Config{Host: front.URL}), "status")
+	require.Equal(t, fine, r.code, r.out+r.errors)
+	require.Contains(t, r.out, "slicecast-system/server-1  server  serving")
+	require.EqualValues(t, 1, refused.Load())
+	require.EqualValues(t, 1, upgraded.Load())
+}
