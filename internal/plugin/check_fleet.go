@@ -1,0 +1,275 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// certificateMargin is how long before its end a certificate has to be renewed. Servers with
+// certificates of their own renew them 30 days before.
+const certificateMargin = 14 * 24 * time.Hour
+
+// checkFleet checks the servers, relays and agents that run.
+func checkFleet(ctx context.Context, f *fleet.Fleet, cluster *cluster, out *checks) error {
+	out.begin("servers", "docs/kubectl.md#status")
+	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (agents, error) {
+		return listAgents(ctx, conn, &pb.ListAgentsRequest{})
+	})
+	switch {
+	case errors.Is(err, fleet.ErrNoServers):
+		out.bad(failed, "", err.Error(), "install Slicecast, or check a cluster before that with --pre")
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case err != nil:
+		out.unknown("", err)
+		return nil
+	}
+	for _, a := range answers {
+		checkServer(a, out)
+	}
+	checkCertificates(f, answers, out)
+	checkServerClocks(answers, cluster, out)
+	nodes, err := nodesOf(ctx, f, answers, all)
+	if err != nil {
+		out.begin("nodes", "docs/kubectl.md#nodes")
+		out.unknown("", err)
+		return nil
+	}
+	checkConnections(nodes, cluster, out)
+	checkVersions(answers, nodes, out)
+	cluster.checkServersRights(ctx, answers, out)
+	cluster.checkProxies(ctx, out, true)
+	return nil
+}
+
+func checkServer(a fleet.Answer[agents], out *checks) {
+	name := a.Server.String()
+	if a.Err != nil {
+		out.bad(notChecked, name, a.Err.Error(), "look at the Pod: kubectl -n "+a.Server.Namespace+" describe pod "+a.Server.Name)
+		return
+	}
+	all := problems(a.Value.status)
+	for _, text := range all {
+		out.bad(failed, name, text, "look which nodes it is about: kubectl slicecast nodes --behind, and --errors")
+	}
+	if len(all) == 0 {
+		out.ok(name, "%s, %s", serverState(a.Value.status), show.Plural("node", a.Value.status.GetNodes()))
+	}
+}
+
+func checkCertificates(f *fleet.Fleet, answers []fleet.Answer[agents], out *checks) {
+	out.begin("certificates", "docs/configuration.md#certificates")
+	for _, a := range answers {
+		chain := f.Chain(a.Server)
+		if a.Err != nil || len(chain) == 0 {
+			continue // it was not reached, or has no TLS
+		}
+		end := chain[0].NotAfter
+		for _, c := range chain {
+			if c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
+		if left := time.Until(end); left < certificateMargin {
+			out.bad(failed, a.Server.String(), fmt.Sprintf("its certificate, or the CA of it, ends in %s", show.Age(left)),
+				"renew it; the log of a server with --tls-secret says why it does not do so")
+			continue
+		}
+		out.ok(a.Server.String(), "until %s", end.Format(time.RFC3339))
+	}
+}
+
+// checkServerClocks compares the servers' clocks with that of the API server.
+func checkServerClocks(answers []fleet.Answer[agents], cluster *cluster, out *checks) {
+	if cluster.aheadErr != nil {
+		return // checkClocks has said so
+	}
+	out.begin("clock", "docs/kubectl.md#clocks")
+	for _, a := range answers {
+		if a.Err != nil {
+			continue
+		}
+		// The answer was made somewhere between these, and the API server's clock has whole seconds.
+		uncertain := a.Received.Sub(a.Sent) + time.Second
+		ahead := a.Value.status.GetTime().AsTime().Sub(a.Sent.Add(cluster.ahead))
+		if ahead.Abs() > maxClockDifference+uncertain {
+			out.bad(failed, a.Server.String(), fmt.Sprintf("its clock differs from the API server's by %s", show.Age(ahead)),
+				"let its node follow a time server (chrony, systemd-timesyncd)")
+			continue
+		}
+		out.ok(a.Server.String(), "within %v of the API server's", maxClockDifference)
+	}
+}
+
+// checkConnections checks that each node has an agent that is connected and in no trouble.
+func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
+	out.begin("nodes", "docs/kubectl.md#nodes")
+	held := make(map[string]bool)
+	for _, n := range nodes.nodes {
+		held[n.Node] = true
+		switch n.State {
+		case notConnected:
+			out.bad(failed, n.Node, "its agent follows no server, and keeps the rules that it has",
+				"look at the log of its agent, the Pod on that node in the agents' namespace")
+		case unknown:
+			out.bad(notChecked, n.Node, "its agent may follow a server that was not asked", "make all servers reachable")
+		default:
+			out.ok(n.Node, "%s, %s", n.State, n.agent.GetProgrammer())
+		}
+		for _, e := range n.agent.GetErrors() {
+			out.bad(failed, n.Node, fmt.Sprintf("it cannot program %s: %s", e.GetObject(), e.GetReason()), "kubectl slicecast nodes --errors shows since when")
+		}
+		for _, w := range n.agent.GetWarnings() {
+			out.bad(failed, n.Node, fmt.Sprintf("%s: %s", wire.WarningName(w.GetWarning()), w.GetReason()), "see the page about this warning")
+		}
+	}
+	for _, r := range nodes.relays {
+		out.bad(notChecked, "relay at "+r.agent.GetAddress(), fmt.Sprintf("%s of it were not checked", show.Plural("node", r.agent.GetNodes())),
+			"ask the relay itself; it runs in no Pod of this cluster, or did not answer")
+	}
+	for i := range cluster.nodes {
+		if n := &cluster.nodes[i]; !held[n.Name] && n.Status.NodeInfo.OperatingSystem == "linux" && len(nodes.relays) == 0 {
+			out.bad(warning, n.Name, "the node has no agent", "nothing if another proxy serves it; otherwise see agent.nodeSelector and agent.tolerations")
+		}
+	}
+	checkProgrammers(nodes, out)
+}
+
+// checkProgrammers looks for nodes that are programmed otherwise than most.
+func checkProgrammers(nodes *nodesReport, out *checks) {
+	out.begin("programmer", "docs/configuration.md#programmers")
+	by := make(map[string][]string)
+	for _, n := range nodes.nodes {
+		if p := n.agent.GetProgrammer(); p != "" {
+			by[p] = append(by[p], n.Node)
+		}
+	}
+	most := ""
+	for _, p := range slices.Sorted(maps.Keys(by)) {
+		if len(by[p]) > len(by[most]) {
+			most = p
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(by)) {
+		if p == most {
+			out.ok("", "%s on %s", p, show.Plural("node", len(by[p])))
+			continue
+		}
+		for _, name := range by[p] {
+			out.bad(warning, name, fmt.Sprintf("it is programmed with %s, and most nodes with %s", p, most),
+				"slicecast-agent status, run in the agent's Pod, says why: its kernel or image may lack something")
+		}
+	}
+}
+
+// checkVersions checks that all parts are of the same version, or one minor version apart.
+func checkVersions(answers []fleet.Answer[agents], nodes *nodesReport, out *checks) {
+	out.begin("versions", "deploy/README.md#upgrade-and-downgrade")
+	parts := map[string][]string{daemon.Version(): {"this command"}}
+	for _, a := range answers {
+		if a.Err == nil {
+			v := a.Value.status.GetServerVersion()
+			parts[v] = append(parts[v], a.Server.String())
+		}
+	}
+	for _, n := range nodes.nodes {
+		if v := n.agent.GetClientVersion(); v != "" {
+			parts[v] = append(parts[v], n.Node)
+		}
+	}
+	all := slices.Sorted(maps.Keys(parts))
+	if len(all) == 1 {
+		out.ok("", "everything is %s", all[0])
+		return
+	}
+	result, do := warning, "upgrade what is older, unless that is under way"
+	var minors []uint
+	for _, text := range all {
+		v, err := version.ParseSemantic(text)
+		if err != nil {
+			minors = nil
+			break
+		}
+		minors = append(minors, v.Major()*1000+v.Minor())
+	}
+	if len(minors) > 0 && slices.Max(minors)-slices.Min(minors) > 1 {
+		result, do = failed, "upgrade step by step: versions work together if they are at most one minor version apart"
+	}
+	for _, v := range all {
+		out.bad(result, subjectsText(parts[v]), "the version is "+v, do)
+	}
+}
+
+// serverRights are what servers need to ask the API server for.
+var serverRights = []authorizationv1.SubjectAccessReviewSpec{
+	resource("list", "", "services"), resource("watch", "", "services"), resource("list", "", "nodes"), resource("watch", "", "nodes"),
+	resource("list", "discovery.k8s.io", "endpointslices"), resource("watch", "discovery.k8s.io", "endpointslices"),
+	resource("list", "networking.k8s.io", "servicecidrs"), resource("create", "authentication.k8s.io", "tokenreviews"),
+	resource("create", "authorization.k8s.io", "subjectaccessreviews"),
+	{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/openid/v1/jwks"}},
+}
+
+func resource(verb, group, resource string) authorizationv1.SubjectAccessReviewSpec {
+	return authorizationv1.SubjectAccessReviewSpec{
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource},
+	}
+}
+
+// checkServersRights checks the rights of the servers' ServiceAccounts. A relay needs fewer, and is
+// not checked.
+func (c *cluster) checkServersRights(ctx context.Context, answers []fleet.Answer[agents], out *checks) {
+	out.begin("RBAC", "deploy/README.md#upgrade-and-downgrade")
+	accounts := make(map[types.NamespacedName]bool)
+	for _, a := range answers {
+		if !a.Server.Relay {
+			accounts[types.NamespacedName{Namespace: a.Server.Namespace, Name: a.Server.ServiceAccount}] = true
+		}
+	}
+	for account := range accounts {
+		var lacks []string
+		for _, spec := range serverRights {
+			spec.User = "system:serviceaccount:" + account.Namespace + ":" + account.Name
+			spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + account.Namespace, "system:authenticated"}
+			answer, err := c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+			if err != nil {
+				out.unknown(account.String(), err)
+				return
+			}
+			if !answer.Status.Allowed {
+				lacks = append(lacks, rightText(spec))
+			}
+		}
+		if len(lacks) > 0 {
+			out.bad(failed, account.String(), "the servers' ServiceAccount may not "+strings.Join(lacks, ", "),
+				"upgrade the chart, or apply its ClusterRole slicecast-server")
+			continue
+		}
+		out.ok(account.String(), "the servers' ServiceAccount has its rights")
+	}
+}
+
+func rightText(spec authorizationv1.SubjectAccessReviewSpec) string {
+	if a := spec.NonResourceAttributes; a != nil {
+		return a.Verb + " " + a.Path
+	}
+	a := spec.ResourceAttributes
+	return a.Verb + " " + strings.TrimSuffix(a.Resource+"."+a.Group, ".")
+}

@@ -1,0 +1,113 @@
+// These tests prove that check finds what is wrong with a cluster, an installation and the rights of
+// whoever asks, and that what it says to read exists.
+package plugin
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestCheckBefore(t *testing.T) {
+	e := newEnvironment(t)
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	r := runAs(t.Context(), admin, "check", "--pre", "-o", "wide")
+	require.Equal(t, wrong, r.code, r.out+r.errors)
+	require.Regexp(t, `API version +- +Kubernetes v1\.`, r.out)
+	require.Regexp(t, `kernel +node-0 +Linux 6.12.1, amd64`, r.out)
+	require.Regexp(t, `RBAC +- +you may create`, r.out)
+	require.Contains(t, r.out, "FAILED: pod ranges: nothing says which addresses pods have")
+	require.Contains(t, r.out, "set podCIDRs to the ranges of all pods")
+
+	// What is wrong is found, with what to do.
+	e.nodeWith("old", corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64", KernelVersion: "4.19.0-27-amd64"})
+	e.nodeWith("mainframe", corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "s390x", KernelVersion: "6.1.0"})
+	e.lease("old", time.Now().Add(time.Minute))
+	e.lease("mainframe", time.Now().Add(-150*time.Second))
+	config := plane.Client().CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	_, err := config.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm-config"},
+		Data:       map[string]string{"ClusterConfiguration": "networking:\n  podSubnet: 10.244.0.0/16\n"},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	defer func() {
+		require.NoError(t, config.Delete(context.Background(), "kubeadm-config", metav1.DeleteOptions{}))
+	}()
+	e.hostPod("kube-proxy-1", "old", 10256, map[string]string{"k8s-app": "kube-proxy"})
+	e.hostPod("other", "old", 8475, nil)
+	e.pod(agentNamespace, "outside", "default", "none", "node-0", nil, corev1.PodRunning)
+	r = runAs(t.Context(), admin, "check", "--pre")
+	require.Equal(t, wrong, r.code, r.out+r.errors)
+	for _, text := range []string{
+		"WARNING: kernel: old: Linux 4.19.0-27-amd64 is older than what nftables needs",
+		"FAILED: kernel: mainframe: there are no images for s390x",
+		"FAILED: clock: old: its clock is ",
+		"FAILED: clock: mainframe: the node is ready, but its Lease is 2m",
+		"FAILED: pod ranges: slicecast-agents/outside: pods have addresses outside of what the chart would use (podSubnet of kubeadm-config)",
+		"FAILED: ports: slicecast-agents/other: the port 8475 of its node is taken",
+		"WARNING: other proxies: old: a kube-proxy runs",
+		"https://github.com/slicecast/slicecast/blob/main/deploy/README.md#ports",
+	} {
+		require.Contains(t, r.out, text)
+	}
+
+	r = runAs(t.Context(), plane.Kubeconfig(t, plane.ConfigFor("nobody")), "check", "--pre")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, "FAILED: RBAC: you may not create namespaces")
+	require.Contains(t, r.out, `NOT CHECKED: kernel: nodes is forbidden: User "nobody"`)
+}
+
+func TestCheck(t *testing.T) {
+	e := newEnvironment(t)
+	r := e.run("check")
+	require.Equal(t, wrong, r.code, r.errors)
+	require.Contains(t, r.out, "FAILED: servers: no servers")
+
+	address := e.server("server-1")
+	a := e.agent("node-a", address)
+	e.hostPod("agent-node-0", "node-0", 8475, nil) // not an agent that counts
+	r = e.eventually(fine, []string{"1 warning"}, "check", "-o", "wide")
+	require.Contains(t, r.out, "WARNING: nodes: node-0: the node has no agent")
+	for _, text := range []string{
+		`certificates +slicecast-system/server-1 +until 20`, `clock +slicecast-system/server-1 +within`, `nodes +node-a +programmed, nftables`,
+		`programmer +- +nftables on 1 node`, `versions +- +everything is devel`, `RBAC +slicecast-system/slicecast-server +the servers' ServiceAccount has its rights`,
+		`other proxies +- +there is none`, `token issuer +- +the API server publishes the keys of https://`,
+	} {
+		require.Regexp(t, text, r.out)
+	}
+
+	a.nack("default/web", "no such table")
+	e.eventually(wrong, []string{"FAILED: nodes: node-a: it cannot program Service default/web: no such table"}, "check")
+	a.stop()
+	e.eventually(wrong, []string{"FAILED: nodes: node-a: its agent follows no server"}, "check")
+	e.pod(serverNamespace, "pending", "slicecast-server", "server", "", serverArgs(), corev1.PodPending)
+	e.eventually(incomplete, []string{"NOT CHECKED: servers: slicecast-system/pending: the Pod is Pending"}, "check")
+}
+
+// TestLinks checks that each page and heading that check names exists.
+func TestLinks(t *testing.T) {
+	for _, file := range []string{"check_cluster.go", "check_fleet.go"} {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		links := regexp.MustCompile(`\.begin\("[^"]+", "([^"#]+)#([^"]+)"\)`).FindAllStringSubmatch(string(source), -1)
+		require.NotEmpty(t, links)
+		for _, link := range links {
+			page, err := os.ReadFile(filepath.Join("../..", link[1]))
+			require.NoError(t, err)
+			var anchors []string
+			for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(string(page), -1) {
+				kept := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+				anchors = append(anchors, strings.ReplaceAll(kept, " ", "-"))
+			}
+			require.Contains(t, anchors, link[2], link[1])
+		}
+	}
+}
