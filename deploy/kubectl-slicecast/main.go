@@ -1,5 +1,5 @@
-// Command kubectl-slicecast shows what all servers of a cluster know of its nodes. It is a plugin of
-// kubectl, and also works by itself.
+// Command kubectl-slicecast shows what all servers of a cluster know of its nodes. It is a plugin
+// of kubectl, and also works by itself.
 package main
 
 import (

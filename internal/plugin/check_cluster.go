@@ -320,8 +320,8 @@ func (c *cluster) checkPorts(out *checks) {
 	}
 }
 
-// isKubeProxy reports whether a Pod is a kube-proxy, by the label of kubeadm and of the manifests of
-// Kubernetes.
+// isKubeProxy reports whether a Pod is a kube-proxy, by the label of kubeadm and of the manifests
+// of Kubernetes.
 func isKubeProxy(p *corev1.Pod) bool {
 	return p.Labels["k8s-app"] == "kube-proxy" || p.Labels["component"] == "kube-proxy"
 }

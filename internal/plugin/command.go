@@ -48,7 +48,8 @@ func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 // Main runs the command of this process's arguments until it ends or a signal ends it. It returns
 // the exit code.
 func Main() int {
-	kube.RouteLogs(slog.New(slog.DiscardHandler)) // client-go's own log would be in the middle of the output
+	// client-go's own log would be in the middle of the output.
+	kube.RouteLogs(slog.New(slog.DiscardHandler))
 	ctx, stop := daemon.SignalContext(context.Background())
 	defer stop()
 	root := NewCommand()

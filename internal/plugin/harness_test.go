@@ -334,7 +334,8 @@ func (e *environment) connect(pod *corev1.Pod, address, audience, ca, serverName
 				positions = append(positions, &pb.ShardPosition{Shard: u.GetShard(), Sequence: u.GetSequence()})
 			}
 			if len(positions) > 0 {
-				_ = a.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}}) // Recv fails, too
+				// If it fails, so does Recv.
+				_ = a.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}})
 			}
 		}
 	}()

@@ -216,8 +216,8 @@ func (n node) behind() bool { return n.State != "programmed" }
 // inTrouble reports whether a node cannot program something, or has a warning.
 func (n node) inTrouble() bool { return len(n.agent.GetErrors())+len(n.agent.GetWarnings()) > 0 }
 
-// choose leaves the nodes with these names, if there are any, that are behind or in trouble, if that
-// is asked for. The exit code is about the nodes that are left.
+// choose leaves the nodes with these names, if there are any, that are behind or in trouble, if
+// that is asked for. The exit code is about the nodes that are left.
 func (r *nodesReport) choose(names []string, behind, withErrors bool) {
 	for _, name := range names {
 		if !slices.ContainsFunc(r.nodes, func(n node) bool { return n.Node == name }) {

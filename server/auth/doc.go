@@ -29,7 +29,7 @@
 // Strangers with invented tokens cannot keep nodes out. The server first checks a token by itself,
 // with the keys that the API server publishes. It only asks the API server about tokens that pass.
 // A compromised node may have many such tokens, so each node and relay has its own share of the
-// reviews. Nodes whose Node exists have a budget that other callers cannot use up. Whoever may create
-// Pods can have valid tokens of other ServiceAccounts, so these have a budget of their own, of which
-// each namespace has a share.
+// reviews. Nodes whose Node exists have a budget that other callers cannot use up. Whoever may
+// create Pods can have valid tokens of other ServiceAccounts, so these have a budget of their own,
+// of which each namespace has a share.
 package auth

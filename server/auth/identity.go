@@ -46,8 +46,8 @@ func (i Identity) Name() string {
 	return i.User + "/" + i.Pod
 }
 
-// isOther reports whether the caller has no role, as a ServiceAccount that is neither an agent's nor
-// a relay's. The API server decides what it may do.
+// isOther reports whether the caller has no role, as a ServiceAccount that is neither an agent's
+// nor a relay's. The API server decides what it may do.
 func (i Identity) isOther() bool { return i.Node == "" && !i.Relay && !i.Observer && !i.Operator }
 
 type identityKey struct{}

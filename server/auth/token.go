@@ -289,9 +289,9 @@ func (r *tokenReviewer) check(ctx context.Context, token string) (claims, verdic
 	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name, c.Kubernetes.Pod.Name), nil
 }
 
-// claimReview claims one review of the share of a node, relay or namespace and of the budget that it
-// belongs to. It waits for the budget. It returns false if the share is used up, or if the budget does not
-// allow the review before ctx ends.
+// claimReview claims one review of the share of a node, relay or namespace and of the budget that
+// it belongs to. It waits for the budget. It returns false if the share is used up, or if the
+// budget does not allow the review before ctx ends.
 func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	who, budget, name := i.Name(), r.known, budgetKnown
 	held, most, burst := r.shares, rate.Limit(reviewsOfOne), reviewsOfOneBurst

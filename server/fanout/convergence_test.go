@@ -277,8 +277,8 @@ func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(ack(maxRelayNodes+1, "")))
 }
 
-// TestWhatAnUpdateChanges checks that convergences say which Services an Update concerns, whatever it
-// changes of them, and how far it brings the shard.
+// TestWhatAnUpdateChanges checks that convergences say which Services an Update concerns, whatever
+// it changes of them, and how far it brings the shard.
 func TestWhatAnUpdateChanges(t *testing.T) {
 	of := func(name string) model.ServiceKey { return model.ServiceKey{Namespace: "default", Name: name} }
 	u := &model.Update{

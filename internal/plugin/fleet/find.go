@@ -103,8 +103,8 @@ func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
 	return servers, nil
 }
 
-// Agents returns the Pods of the agents, sorted by name. They are in the namespaces that the servers
-// accept agents from.
+// Agents returns the Pods of the agents, sorted by name. They are in the namespaces that the
+// servers accept agents from.
 func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error) {
 	var namespaces []string
 	for _, s := range servers {
