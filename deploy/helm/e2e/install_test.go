@@ -1,6 +1,7 @@
 // This test proves that the commands of the README install Slicecast by Helm as a cluster's only
-// Service proxy, that an observer sees it, and that the commands for uninstalling it leave nothing.
-// The cluster has kubelets and containers, and tells the chart everything that it needs.
+// Service proxy, that an observer sees it and kubectl slicecast finds nothing wrong with it, and that
+// the commands for uninstalling it leave nothing. The cluster has kubelets and containers, and tells
+// the chart everything that it needs.
 package e2e
 
 import (
@@ -26,6 +27,7 @@ func alone(t *testing.T) {
 	i.rollout(agents, "daemonset/slicecast-agent")
 	i.requireService()
 	i.requireStatus()
+	i.requirePlugin()
 	i.requireObserver()
 
 	// A cleaner takes the place of each agent.
