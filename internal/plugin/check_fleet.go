@@ -49,9 +49,7 @@ func checkFleet(ctx context.Context, f *fleet.Fleet, cluster *cluster, out *chec
 	checkServerClocks(answers, cluster, out)
 	nodes, err := nodesOf(ctx, f, answers, all)
 	if err != nil {
-		out.begin("nodes", "docs/kubectl.md#nodes")
-		out.unknown("", err)
-		return nil
+		return err
 	}
 	checkConnections(nodes, cluster, out)
 	checkVersions(answers, nodes, out)
@@ -122,6 +120,9 @@ func checkServerClocks(answers []fleet.Answer[agents], cluster *cluster, out *ch
 // checkConnections checks that each node has an agent that is connected and in no trouble.
 func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 	out.begin("nodes", "docs/kubectl.md#nodes")
+	if nodes.agents != "" {
+		out.unknown("", errors.New(nodes.agents))
+	}
 	held := make(map[string]bool)
 	for _, n := range nodes.nodes {
 		held[n.Node] = true

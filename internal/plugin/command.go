@@ -39,11 +39,11 @@ const (
 // completionTimeout is how long the shell may wait for names.
 const completionTimeout = 3 * time.Second
 
-// exitCode is an error that the output has shown already.
-type exitCode int
+// exitError is an error that the output has shown already.
+type exitError int
 
 // Error implements error.
-func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+func (c exitError) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
 // Main runs the command of this process's arguments until it ends or a signal ends it. It returns
 // the exit code.
@@ -59,7 +59,7 @@ func Main() int {
 
 // Code prints the error of a command, unless its output has shown it, and returns the exit code.
 func Code(root *cobra.Command, err error) int {
-	if code, ok := errors.AsType[exitCode](err); ok {
+	if code, ok := errors.AsType[exitError](err); ok {
 		return int(code)
 	}
 	if err != nil {
@@ -155,7 +155,7 @@ func (o *options) run(c *cobra.Command, out *show.Options, ask func(context.Cont
 		return r, nil
 	})
 	if err == nil && last != nil && last.code() != fine {
-		err = exitCode(last.code())
+		err = exitError(last.code())
 	}
 	return err
 }

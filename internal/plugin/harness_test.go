@@ -439,8 +439,8 @@ func (e *environment) silent() string {
 	return l.Addr().String()
 }
 
-// signalling is silent, and closes accepted with the first connection.
-func (e *environment) signalling(accepted chan struct{}) string {
+// signaling is silent, and closes accepted with the first connection.
+func (e *environment) signaling(accepted chan struct{}) string {
 	e.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(e, err)

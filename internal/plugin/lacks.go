@@ -154,12 +154,7 @@ func (r *lacksReport) differ() bool {
 }
 
 // code implements report.
-func (r *lacksReport) code() int {
-	if len(r.relays) > 0 {
-		return incomplete
-	}
-	return r.servers.code(len(r.nodes) > 0 || !r.exists() || r.differ())
-}
+func (r *lacksReport) code() int { return r.codeOf(len(r.nodes) > 0 || !r.exists() || r.differ()) }
 
 // Fields implements show.Report.
 func (r *lacksReport) Fields() []show.Field {
@@ -177,7 +172,7 @@ func (r *lacksReport) Print(out *show.Page) {
 		out.Title("Nodes that lack it, or may lack it: %d", len(r.nodes))
 		printNodes(out, r.nodes)
 	}
-	r.printRelays(out)
+	r.printUnknown(out)
 	r.servers.print(out)
 }
 

@@ -72,6 +72,9 @@ type nodesReport struct {
 	nodes []node
 	// relays are those whose nodes are not in nodes, because they did not answer.
 	relays []node
+	// agents is why the Pods of the agents are not known, and so which nodes are not connected; empty
+	// if they are known.
+	agents string
 	// missing are names that were asked for, of which there is no node.
 	missing []string
 	// wrong means that one of the nodes is behind or in trouble.
@@ -135,11 +138,14 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 	for _, a := range answers {
 		found = append(found, a.Server)
 	}
-	pods, err := f.Agents(ctx, found)
-	if err != nil {
-		return nil, err
-	}
 	r := merge(answers, all)
+	pods, err := f.Agents(ctx, found)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		r.agents = err.Error()
+	}
 	r.addPods(pods)
 	return r, nil
 }
@@ -243,19 +249,23 @@ func (r *nodesReport) names() (out []string) {
 	return out
 }
 
-// code implements report. A relay that did not answer makes the answer incomplete.
-func (r *nodesReport) code() int {
-	if len(r.relays) > 0 {
+// code implements report.
+func (r *nodesReport) code() int { return r.codeOf(r.wrong) }
+
+// codeOf returns the exit code, where isWrong says that something in the answers is. A relay that
+// did not answer, and agents that are not known, make the answers incomplete.
+func (r *nodesReport) codeOf(isWrong bool) int {
+	if len(r.relays) > 0 || r.agents != "" {
 		return incomplete
 	}
-	return r.servers.code(r.wrong)
+	return r.servers.code(isWrong)
 }
 
 // Fields implements show.Report.
 func (r *nodesReport) Fields() []show.Field {
 	return []show.Field{
 		{Name: "nodes", Value: nonNil(r.nodes)}, {Name: "relaysNotAsked", Value: nonNil(r.relays)},
-		{Name: "missing", Value: nonNil(r.missing)}, {Name: "servers", Value: r.servers},
+		{Name: "missing", Value: nonNil(r.missing)}, {Name: "agentsNotListed", Value: r.agents}, {Name: "servers", Value: r.servers},
 	}
 }
 
@@ -268,13 +278,16 @@ func (r *nodesReport) Print(out *show.Page) {
 	if len(r.missing) > 0 {
 		out.Title("No such node: %s", strings.Join(r.missing, ", "))
 	}
-	r.printRelays(out)
+	r.printUnknown(out)
 	printWarnings(out, slices.Concat(r.nodes, r.relays))
 	r.servers.print(out)
 }
 
-// printRelays names the relays whose nodes are missing.
-func (r *nodesReport) printRelays(out *show.Page) {
+// printUnknown says which nodes may be missing: those of relays, and those that are not connected.
+func (r *nodesReport) printUnknown(out *show.Page) {
+	if r.agents != "" {
+		out.Title("Nodes that are not connected are not shown: %s", r.agents)
+	}
 	if len(r.relays) == 0 {
 		return
 	}

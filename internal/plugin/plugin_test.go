@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
@@ -93,7 +94,7 @@ func TestInterrupt(t *testing.T) {
 	e.server("server-1") // it publishes the CAs
 	e.caFile(serverNamespace, "slicecast-ca")
 	accepted := make(chan struct{})
-	e.kubelet.Serve(serverNamespace, "silent", 8472, e.signalling(accepted))
+	e.kubelet.Serve(serverNamespace, "silent", 8472, e.signaling(accepted))
 	ctx, interrupt := context.WithCancel(t.Context())
 	go func() {
 		<-accepted
@@ -132,6 +133,40 @@ func TestRights(t *testing.T) {
 	r = runAs(t.Context(), admin, "status", "--service-account=other")
 	require.Equal(t, incomplete, r.code)
 	require.Contains(t, r.out, `the API server does not allow it to post "/slicecast.v1.DebugService/GetStatus"`)
+}
+
+// TestRightsOfTheServersNamespace checks a user who may not list Pods elsewhere.
+func TestRightsOfTheServersNamespace(t *testing.T) {
+	e := newEnvironment(t)
+	e.agent("node-a", e.server("server-1"))
+	e.eventually(fine, nil, "status")
+	rbac := plane.Client().RbacV1()
+	bind := func(role string, rules ...rbacv1.PolicyRule) {
+		if rules != nil {
+			_, err := rbac.Roles(serverNamespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: role}, Rules: rules}, metav1.CreateOptions{})
+			require.NoError(t, err)
+			t.Cleanup(func() {
+				require.NoError(t, rbac.Roles(serverNamespace).Delete(context.Background(), role, metav1.DeleteOptions{}))
+			})
+		}
+		name := "narrow-" + role
+		_, err := rbac.RoleBindings(serverNamespace).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "narrow"}},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			require.NoError(t, rbac.RoleBindings(serverNamespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
+		})
+	}
+	bind("slicecast-kubectl")
+	bind("pods", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}})
+	narrow := plane.Kubeconfig(t, plane.ConfigFor("narrow"))
+	require.Eventually(t, func() bool { return runAs(t.Context(), narrow, "status").code == fine }, patience, tick)
+	r := runAs(t.Context(), narrow, "nodes")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, "node-a  programmed")
+	require.Contains(t, r.out, "Nodes that are not connected are not shown: find the agents: pods is forbidden")
 }
 
 func TestNoServers(t *testing.T) {
