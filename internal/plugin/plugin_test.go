@@ -260,6 +260,23 @@ func TestChangesAndLacks(t *testing.T) {
 	e.eventually(fine, []string{"0 nodes lack it"}, "lacks", "default/web")
 }
 
+// TestAgents checks that agents that cannot be asked are named. The stand-in for the kubelet runs no
+// commands; deploy/helm/e2e asks agents in a cluster with kubelets.
+func TestAgents(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.pod(agentNamespace, "agent-0", "slicecast-agent", "agent", "node-0", nil, corev1.PodRunning)
+	r := e.run("agent", "node-0", "node-z")
+	require.Equal(t, incomplete, r.code, r.errors)
+	require.Regexp(t, `node-0 was not asked: .* cannot (get|create) resource "pods/exec"`, r.out)
+	require.Contains(t, r.out, "node-z was not asked: no Pod of an agent runs on the node")
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	r = runAs(t.Context(), admin, "agent", "node-0", "-o", "json")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, `"error": "run slicecast-agent in the Pod: `)
+	require.Contains(t, e.run("__complete", "--kubeconfig="+e.kubeconfig, "agent", "").out, "node-0\n")
+}
+
 func TestWatch(t *testing.T) {
 	e := newEnvironment(t)
 	e.server("server-1")

@@ -11,13 +11,14 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// requirePlugin requires that kubectl slicecast reaches all servers, and that all nodes are
-// connected and nothing is wrong.
+// requirePlugin requires that kubectl slicecast reaches all servers and agents, and that all
+// nodes are connected and nothing is wrong.
 func (i install) requirePlugin() {
 	i.Helper()
 	for command, shows := range map[string]string{
 		"status": "serving", "nodes node-1 node-2": "2 nodes\n", "lacks default/kubernetes": "0 nodes lack it",
 		"changes": "", "check -o wide": "kernel",
+		"agent node-1 node-2": "nftables: ", "agent node-2 -o json": `"nodeName": "node-2"`,
 	} {
 		testenv.Eventually(i.T, patience, func() error {
 			var out bytes.Buffer

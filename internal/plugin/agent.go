@@ -1,0 +1,149 @@
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/show"
+)
+
+// parallelAgents is how many agents are asked at the same time.
+const parallelAgents = 16
+
+func newAgentCommand(o *options) *cobra.Command {
+	out := &show.Options{}
+	c := &cobra.Command{
+		Use:   "agent NODE...",
+		Short: "Show what the agents of nodes say themselves",
+		Long: `agent runs "slicecast-agent status" in the Pods of agents. It shows what no server knows: which server an agent
+follows or why it follows none, and what its kernel holds. It needs the right to pods/exec in the agents' namespace.`,
+		Example: `  kubectl slicecast agent node-1
+  kubectl slicecast agent node-1 node-2 -o json`,
+		Args: cobra.MinimumNArgs(1),
+		ValidArgsFunction: func(c *cobra.Command, done []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return o.complete(c, func(ctx context.Context, f *fleet.Fleet) (names []string, err error) {
+				pods, err := agentPods(ctx, f)
+				for _, p := range pods {
+					if !slices.Contains(done, p.Node) {
+						names = append(names, p.Node)
+					}
+				}
+				return names, err
+			})
+		},
+		RunE: func(c *cobra.Command, nodes []string) error {
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) {
+				return askAgents(ctx, f, nodes, o, out.Output)
+			})
+		},
+	}
+	addOutputFlags(c, out)
+	return c
+}
+
+// agentReport is the report of agent.
+type agentReport struct{ agents []agentStatus }
+
+// agentStatus is what an agent says.
+type agentStatus struct {
+	Node string `json:"node"`
+	Pod  string `json:"pod,omitempty"`
+	// Error is why the agent was not asked, or did not answer.
+	Error string `json:"error,omitempty"`
+	// Answer is what "slicecast-agent status -o json" prints.
+	Answer json.RawMessage `json:"answer,omitempty"`
+
+	text string // what it prints for people
+}
+
+// agentPods returns the Pods of the agents.
+func agentPods(ctx context.Context, f *fleet.Fleet) ([]*fleet.Agent, error) {
+	servers, err := f.Servers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return f.Agents(ctx, servers)
+}
+
+func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, output string) (*agentReport, error) {
+	pods, err := agentPods(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	r := &agentReport{agents: make([]agentStatus, len(nodes))}
+	var all errgroup.Group
+	all.SetLimit(parallelAgents)
+	for i, node := range nodes {
+		a := &r.agents[i]
+		a.Node = node
+		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == node && p.Running })
+		if at < 0 {
+			a.Error = "no Pod of an agent runs on the node"
+			continue
+		}
+		a.Pod = pods[at].String()
+		all.Go(func() error {
+			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %v (--timeout)", o.timeout))
+			defer cancel()
+			if err := a.ask(ctx, f, pods[at], output); err != nil {
+				a.Error = err.Error()
+			}
+			return nil
+		})
+	}
+	_ = all.Wait() // the errors are in the report
+	return r, ctx.Err()
+}
+
+func (a *agentStatus) ask(ctx context.Context, f *fleet.Fleet, pod *fleet.Agent, output string) error {
+	if output == "table" {
+		text, err := f.Run(ctx, pod, "slicecast-agent", "status")
+		a.text = string(text)
+		return err
+	}
+	text, err := f.Run(ctx, pod, "slicecast-agent", "status", "--output=json")
+	switch {
+	case err != nil:
+		return err
+	case !json.Valid(text):
+		return fmt.Errorf("the agent has not printed JSON, but %.100q", text)
+	}
+	a.Answer = text
+	return nil
+}
+
+// code implements report.
+func (r *agentReport) code() int {
+	if slices.ContainsFunc(r.agents, func(a agentStatus) bool { return a.Error != "" }) {
+		return incomplete
+	}
+	return fine
+}
+
+// Fields implements show.Report.
+func (r *agentReport) Fields() []show.Field { return []show.Field{{Name: "agents", Value: r.agents}} }
+
+// Print implements show.Report.
+func (r *agentReport) Print(out *show.Page) {
+	for _, a := range r.agents {
+		if a.Error != "" {
+			out.Title("%s was not asked: %s", a.Node, a.Error)
+			continue
+		}
+		out.Title("%s, by %s", a.Node, a.Pod)
+		for line := range strings.Lines(a.text) {
+			if line = strings.TrimRight(line, "\n"); line == "" {
+				out.Title("") // begins the next table
+				continue
+			}
+			out.Row(line)
+		}
+	}
+}
