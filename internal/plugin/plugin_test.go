@@ -260,8 +260,8 @@ func TestChangesAndLacks(t *testing.T) {
 	e.eventually(fine, []string{"0 nodes lack it"}, "lacks", "default/web")
 }
 
-// TestAgents checks that agents that cannot be asked are named. The stand-in for the kubelet runs no
-// commands; deploy/helm/e2e asks agents in a cluster with kubelets.
+// TestAgents checks that agents that cannot be asked are named. The stand-in for the kubelet runs
+// no commands; deploy/helm/e2e asks agents in a cluster with kubelets.
 func TestAgents(t *testing.T) {
 	e := newEnvironment(t)
 	e.server("server-1")

@@ -32,8 +32,8 @@ func (l *limited) Write(p []byte) (int, error) {
 }
 
 // Run runs a command in the first container of an agent's Pod, and returns what it prints. Unlike
-// asking servers, this needs the right to pods/exec. With it, one can do anything that the agent can
-// do, so it is for administrators.
+// asking servers, this needs the right to pods/exec. With it, one can do anything that the agent
+// can do, so it is for administrators.
 func (f *Fleet) Run(ctx context.Context, a *Agent, command ...string) ([]byte, error) {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(a.Namespace).Name(a.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()

@@ -110,7 +110,7 @@ func (f *forwarding) accept(stream httpstream.Stream, replied <-chan struct{}) e
 		<-replied
 		defer failure.Close()
 		if err := f.copy(stream); err != nil {
-			fmt.Fprintf(failure, "%v", err)
+			_, _ = fmt.Fprint(failure, err) // it fails if the client is gone
 		}
 	}()
 	return nil
