@@ -46,7 +46,7 @@ var mutations = []mutation{
 	},
 	{
 		"a failed Apply is taken for a success", "agent/reconcile/reconcile.go",
-		"\t\tif len(out) == 0 {\n\t\t\tfor _, c := range changes {\n", "\t\tif true {\n\t\t\tfor _, c := range changes {\n",
+		"\t\tif len(out) == 0 {\n\t\t\tfor _, c := range changes {\n", "\t\tif len(out) >= 0 {\n\t\t\tfor _, c := range changes {\n",
 		[]string{"./agent/reconcile"},
 	},
 	// The client's cache.
