@@ -89,12 +89,30 @@ func apiServerGone(t *testing.T) {
 	w.requireOnly(w.Nodes[0], slicecasts)
 	w.requireOnly(w.Nodes[1], kubeProxys)
 	l := w.load()
-	require.NoError(t, w.ControlPlane.APIServer.Kill())
+	w.stopAPIServer()
 	w.during(churnInterval, l.requireSome)
-	require.NoError(t, w.ControlPlane.APIServer.Start(t.Context()))
+	w.startAPIServer()
 	w.requireFollowsSlices()
 	require.NoError(t, w.AwaitNodes(t.Context()))
 	l.requireNoFailure(fmt.Sprintf("API server gone for %s", *outage))
+}
+
+// stopAPIServer kills the API server, and then the controllers and the scheduler. Real clusters run
+// these two with leader election, so they end by themselves when they cannot renew their leases.
+// Controllers that lived through the outage would take all nodes for dead, because no node has
+// renewed its lease meanwhile.
+func (w *walk) stopAPIServer() {
+	w.t.Helper()
+	for _, process := range []*controlplane.Process{w.ControlPlane.APIServer, w.ControlPlane.ControllerManager, w.ControlPlane.Scheduler} {
+		require.NoError(w.t, process.Kill())
+	}
+}
+
+func (w *walk) startAPIServer() {
+	w.t.Helper()
+	for _, process := range []*controlplane.Process{w.ControlPlane.APIServer, w.ControlPlane.ControllerManager, w.ControlPlane.Scheduler} {
+		require.NoError(w.t, process.Start(w.t.Context()))
+	}
 }
 
 // followTime is how soon Slicecast must program a new Service once its slices have endpoints. The
@@ -352,7 +370,7 @@ func rebootsAlone(t *testing.T) {
 	ways := w.clients.ways(t, w.Cluster, "web")
 	w.kubectl("--namespace=kube-system", "scale", "deployment/coredns", "--replicas=0")
 	w.scaleServers(0)
-	require.NoError(t, w.ControlPlane.APIServer.Kill())
+	w.stopAPIServer()
 	require.NoError(t, node.Stop())
 	require.NoError(t, node.Start(t.Context()))
 	require.Empty(t, w.rules(node, slicecasts))
@@ -373,7 +391,7 @@ func rebootsAlone(t *testing.T) {
 	w.logf("%s serves from its checkpoint after %s", node.Name, time.Since(began).Round(time.Millisecond))
 	l.requireSome()
 
-	require.NoError(t, w.ControlPlane.APIServer.Start(t.Context()))
+	w.startAPIServer()
 	w.onNode(node, "sh", "-c", "kill $(cat /run/agent.pid)")
 	require.NoError(t, agent.Wait())
 	w.scaleServers(2)
