@@ -37,10 +37,13 @@ type verbosity struct {
 	given string
 }
 
+// String implements pflag.Value.
 func (v *verbosity) String() string { return v.given }
 
+// Type implements pflag.Value.
 func (v *verbosity) Type() string { return "int" }
 
+// Set implements pflag.Value.
 func (v *verbosity) Set(value string) error {
 	n, err := strconv.ParseUint(value, 10, 31)
 	if err != nil {

@@ -1,5 +1,5 @@
-// These tests prove that the API server's clock is known as well as its answers tell it, and that it
-// is never late because they have whole seconds only.
+// These tests prove that the API server's clock is known as well as its answers tell it, and that
+// it is never late because they have whole seconds only.
 package kube
 
 import (
@@ -12,7 +12,7 @@ import (
 
 func TestClock(t *testing.T) {
 	second := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	at := func(d time.Duration) time.Time { return second.Add(d) }
+	at := second.Add
 	type answer struct{ sent, date, received time.Time }
 	for name, test := range map[string]struct {
 		answers []answer
