@@ -1,6 +1,6 @@
 // This test proves that the commands of the README install Slicecast by Helm as a cluster's only
-// Service proxy, that an observer sees it and kubectl slicecast finds nothing wrong with it, and that
-// the commands for uninstalling it leave nothing. The cluster has kubelets and containers, and tells
+// Service proxy, and that those for uninstalling it leave nothing. In between, an observer and
+// kubectl slicecast find everything in order. The cluster has kubelets and containers, and tells
 // the chart everything that it needs.
 package e2e
 

@@ -89,8 +89,8 @@ type serverClock struct {
 	nanoseconds atomic.Int64 // by how much the server's clock is ahead
 }
 
-// observe takes account of an answer: when its request was sent, the time in it, and when it was
-// there. That time has lost its fraction of a second (RFC 9110, section 5.6.7), and was read at any
+// observe considers an answer: when its request was sent, the time in it, and when it was there.
+// That time has lost its fraction of a second (RFC 9110, section 5.6.7), and was read at any
 // moment between the two others. So an answer tells the difference only within bounds, and the
 // clock changes no more than those demand. Otherwise it would be up to a second late, and a
 // certificate made a moment ago would not be valid yet.
