@@ -58,8 +58,8 @@ var mutations = []mutation{
 	},
 	{
 		"a removed object is not reported to the reader", "agent/client/cache/apply.go",
-		"\t\t\tw.pending.services[o.ServiceKey()] = struct{}{}\n\t\t}\n\t}\n\tfor _, service := range u.Services {\n",
-		"\t\t\t_ = o\n\t\t}\n\t}\n\tfor _, service := range u.Services {\n",
+		"\t\t\tw.pending.services[o.ServiceKey()] = struct{}{}\n\t\t\tw.countLocked(key)\n",
+		"\t\t\tw.countLocked(key)\n",
 		[]string{"./agent/client/cache"},
 	},
 	{

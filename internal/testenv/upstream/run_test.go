@@ -58,6 +58,23 @@ func TestReadReport(t *testing.T) {
 		"  failed: [sig-network] panics\n  failed: [SynchronizedAfterSuite]", Summary(results))
 }
 
+func TestOutcomes(t *testing.T) {
+	all := outcomes{}
+	all.add([]Result{
+		{Name: "[sig-network] a", Outcome: passed}, {Name: "[sig-network] b", Outcome: failed},
+		{Name: "[sig-network] c", Outcome: skipped, Message: "needs six nodes"}, {Name: "[SynchronizedAfterSuite]", Outcome: failed},
+	})
+	all.add([]Result{
+		{Name: "[sig-network] a", Outcome: skipped}, {Name: "[sig-network] b", Outcome: passed}, {Name: "[sig-network] c", Outcome: passed},
+	})
+	all.add([]Result{{Name: "[sig-network] c", Outcome: failed}})
+	require.Equal(t, outcomes{
+		"[sig-network] a": {Name: "[sig-network] a", Outcome: passed},
+		"[sig-network] b": {Name: "[sig-network] b", Outcome: passed},
+		"[sig-network] c": {Name: "[sig-network] c", Outcome: failed},
+	}, all)
+}
+
 // TestExplained requires a reason for each outcome in the folder results that is not passed, and an
 // outcome for each reason.
 func TestExplained(t *testing.T) {
