@@ -37,8 +37,9 @@ func cleanupAll(ctx context.Context, run runner) error {
 // connections, as it does for this package's Programmer. Rules elsewhere cannot accept what a base
 // chain of iptables drops. Retire logs that it keeps the chain.
 func Retire(ctx context.Context, options Options) error {
-	if !mayBeLeft() && !mayDrop() {
-		return removeCounters()
+	left := mayBeLeft()
+	if !left && !mayDrop() {
+		return nil
 	}
 	mark := cmp.Or(options.MasqueradeMark, programmer.DefaultMasqueradeMark)
 	var kept []string
@@ -59,7 +60,10 @@ func Retire(ctx context.Context, options Options) error {
 		log.Error("The policy of iptables' FORWARD chain is DROP, and there are no iptables commands to accept " +
 			"forwarded traffic of Services; install them, or accept the traffic by other rules")
 	}
-	return errors.Join(err, removeCounters())
+	if left {
+		err = errors.Join(err, removeCounters())
+	}
+	return err
 }
 
 // eachProgram calls each with the name of every program that may exist.

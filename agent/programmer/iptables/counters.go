@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -24,16 +24,43 @@ const (
 // counted returns the match that counts every packet that it sees.
 func counted(counter string) string { return "-m nfacct --nfacct-name " + counter }
 
-// supportsCounters reports whether the programs and the kernel have the match nfacct. It changes
-// nothing.
-func (t *tool) supportsCounters(ctx context.Context) bool {
-	input := fmt.Sprintf("*filter\n:%s - [0:0]\n-A %s %s\nCOMMIT\n", checkChain, checkChain, counted(invalidCounter))
-	args := []string{"--test", "--noflush"}
-	if t.modern() {
-		args = append(args, "--wait", strconv.Itoa(lockSeconds))
+// support is what is known of the match nfacct.
+type support int
+
+const (
+	unknown support = iota
+	supported
+	unsupported
+)
+
+// chooseCounters decides whether rules count packets, with counters that exist. Rules that the
+// kernel holds prove that it can. Otherwise it writes a rule with the match, because
+// iptables-restore --test does not ask the kernel.
+func (f *kernelFamily) chooseCounters(ctx context.Context) {
+	if !f.counters {
+		return
 	}
-	_, err := t.run(ctx, []byte(input), t.name+"-restore", args...)
-	return err == nil
+	if f.support == unknown && f.held.counted {
+		f.support = supported
+	}
+	if f.support == unknown {
+		var rules [tables]bytes.Buffer
+		fmt.Fprintf(&rules[filter], "-A %s %s\n", checkChain, counted(invalidCounter))
+		switch err := f.tool.try(ctx, &rules); {
+		case err == nil:
+			f.support = supported
+		case errors.As(err, new(*rejectedError)):
+			f.support = unsupported
+			f.log.Info("The kernel or iptables lacks the match nfacct, some metrics of packets are missing",
+				"family", f.family, "err", err)
+		default:
+			f.log.Debug("Cannot try counters of packets, trying again later", "family", f.family, "err", err)
+		}
+	}
+	f.counters = f.support == supported
+	if f.counters && f.metrics != nil {
+		f.metrics.counted.Store(true)
+	}
 }
 
 // withCounters calls use with a socket for counters.
@@ -56,6 +83,9 @@ func removeCounters() error { return withCounters((*netlink.Socket).RemoveCounte
 // names. They have no values unless a Programmer has them.
 type Metrics struct {
 	rules, written *prometheus.GaugeVec
+	// counted is set once a Programmer has created counters. Without it the kernel is not asked for
+	// them, because it would load a module to answer.
+	counted atomic.Bool
 }
 
 // NewMetrics returns Metrics and registers them. Those that the kernel counts are read in the
@@ -75,10 +105,10 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 	if r != nil {
 		r.MustRegister(
-			newPackets(invalidCounter, "ct_state_invalid_dropped_packets_total",
+			m.newPackets(invalidCounter, "ct_state_invalid_dropped_packets_total",
 				"Number of packets dropped because conntrack finds them invalid. With --programmer=iptables, if the kernel "+
 					"and iptables have the match nfacct."),
-			newPackets(localhostCounter, "localhost_nodeports_accepted_packets_total",
+			m.newPackets(localhostCounter, "localhost_nodeports_accepted_packets_total",
 				"Number of connections accepted to NodePorts on loopback addresses, by their first packet. With "+
 					"--programmer=iptables, if the kernel and iptables have the match nfacct."),
 		)
@@ -100,12 +130,13 @@ func (m *Metrics) wrote(f *kernelFamily, x *transaction) {
 
 // packets is a metric of a counter in the kernel. It has no value while there is no such counter.
 type packets struct {
+	metrics *Metrics
 	counter string
 	desc    *prometheus.Desc
 }
 
-func newPackets(counter, name, help string) *packets {
-	return &packets{counter, prometheus.NewDesc("kubeproxy_iptables_"+name, help, nil, nil)}
+func (m *Metrics) newPackets(counter, name, help string) *packets {
+	return &packets{m, counter, prometheus.NewDesc("kubeproxy_iptables_"+name, help, nil, nil)}
 }
 
 // Kind returns the type of the metric, for the page of metrics.
@@ -116,6 +147,9 @@ func (p *packets) Describe(to chan<- *prometheus.Desc) { to <- p.desc }
 
 // Collect implements prometheus.Collector.
 func (p *packets) Collect(to chan<- prometheus.Metric) {
+	if !p.metrics.counted.Load() {
+		return
+	}
 	s, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return

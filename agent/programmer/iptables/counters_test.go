@@ -5,9 +5,11 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,8 +82,9 @@ func sendInvalid(t *testing.T, from *testenv.Host, to netip.Addr) {
 
 func TestCounters(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
-		c := newCluster(t, Options{Variant: variant})
-		invalid, localhost := newPackets(invalidCounter, "a", ""), newPackets(localhostCounter, "b", "")
+		m := NewMetrics(nil)
+		c := newCluster(t, Options{Variant: variant, Metrics: m})
+		invalid, localhost := m.newPackets(invalidCounter, "a", ""), m.newPackets(localhostCounter, "b", "")
 		requireAbsent := func() {
 			t.Helper()
 			for _, p := range []*packets{invalid, localhost} {
@@ -171,32 +174,67 @@ func TestRulesAreCounted(t *testing.T) {
 	})
 }
 
-// TestKernelsWithoutCounters asserts that everything is programmed without counters if iptables
-// lacks the match, or if the kernel refuses to create counters.
+// TestKernelsWithoutCounters asserts that everything is programmed without counters if iptables or
+// the kernel lacks the match, or for as long as nobody could be asked.
 func TestKernelsWithoutCounters(t *testing.T) {
-	c := newCluster(t, Options{Variant: NFT})
-	c.state.Node.LocalhostNodePorts = true
-	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-		if strings.Contains(string(stdin), "nfacct") {
-			return nil, &commandError{name: name, exit: fmt.Errorf("exit status 2"), said: "Couldn't load match `nfacct'"}
-		}
-		return runCommand(ctx, stdin, name, args...)
-	}
-	require.NoError(t, c.a.Do(func() error {
-		p, err := newProgrammer(Options{Variant: NFT}, run)
-		if err != nil {
-			return err
-		}
-		return p.Replace(t.Context(), c.state)
-	}))
-	rules := c.inHost.rules(t, model.IPv4, NFT)
-	require.NotContains(t, rules, "nfacct")
-	require.Contains(t, rules, "-A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP")
-	require.Equal(t, "1", strings.TrimSpace(readSysctl(t, c.a.Host, programmer.RouteLocalnet)))
+	for name, test := range map[string]struct {
+		refuses func(args []string) bool
+		exit    string
+		says    string
+		again   bool // the next Replace asks again
+	}{
+		"iptables lacks the match": {func([]string) bool { return true }, "exit status 2", "Couldn't load match `nfacct'", false},
+		// A kernel without xt_nfacct refuses only what is written, not what is tried.
+		"the kernel lacks the match": {
+			func(args []string) bool { return !slices.Contains(args, "--test") }, "exit status 4",
+			"iptables-nft-restore: line 2: RULE_APPEND failed (No such file or directory): rule in chain " + checkChain, false,
+		},
+		"the lock is held": {
+			func([]string) bool { return true }, "exit status 4",
+			"Another app is currently holding the xtables lock. Perhaps you want to use the -w option?", true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{Variant: NFT})
+			c.state.Node.LocalhostNodePorts = true
+			refusals, over := 0, false
+			run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+				if !over && strings.Contains(string(stdin), "nfacct") && test.refuses(args) {
+					refusals++
+					return nil, &commandError{name: name, exit: errors.New(test.exit), said: test.says}
+				}
+				return runCommand(ctx, stdin, name, args...)
+			}
+			var p *Programmer
+			replace := func() {
+				t.Helper()
+				require.NoError(t, c.a.Do(func() (err error) { return p.Replace(t.Context(), c.state) }))
+			}
+			require.NoError(t, c.a.Do(func() (err error) {
+				p, err = newProgrammer(Options{Variant: NFT}, run)
+				return err
+			}))
+			replace()
+			require.Equal(t, 2, refusals, "one for each IP family")
+			rules := c.inHost.rules(t, model.IPv4, NFT)
+			require.NotContains(t, rules, "nfacct")
+			require.NotContains(t, rules, checkChain)
+			require.Contains(t, rules, "-A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP")
+			require.Equal(t, "1", strings.TrimSpace(readSysctl(t, c.a.Host, programmer.RouteLocalnet)))
 
-	// With the match, the same node gets the counters at the next start.
-	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-	require.Contains(t, c.inHost.rules(t, model.IPv4, NFT), "-m nfacct --nfacct-name  "+invalidCounter+" -j DROP")
+			over = true
+			replace()
+			const with = "-m nfacct --nfacct-name  " + invalidCounter + " -j DROP"
+			if test.again {
+				require.Contains(t, c.inHost.rules(t, model.IPv4, NFT), with)
+			} else {
+				require.NotContains(t, c.inHost.rules(t, model.IPv4, NFT), "nfacct")
+			}
+			// With the match, the same node gets the counters at the next start at the latest.
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			require.Contains(t, c.inHost.rules(t, model.IPv4, NFT), with)
+		})
+	}
 }
 
 func readSysctl(t *testing.T, host *testenv.Host, name string) (value string) {

@@ -41,8 +41,7 @@ type kernelFamily struct {
 	tool    *tool
 	log     *slog.Logger
 	metrics *Metrics // nil means none
-	// countable means that the programs and the kernel have what counters need.
-	countable bool
+	support support
 
 	// held is what the kernel holds. nil means that this is not known, and that a Replace must come
 	// next.
@@ -255,6 +254,7 @@ func (f *kernelFamily) replace(ctx context.Context, state view.State) error {
 		if err := f.load(ctx); err != nil {
 			return err
 		}
+		f.chooseCounters(ctx)
 		if err := f.hook(); err != nil {
 			return err
 		}
@@ -494,16 +494,7 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 	for _, port := range ports {
 		f.checkRules(&rules, f.plan(port))
 	}
-	var try, undo bytes.Buffer
-	for t := range tables {
-		fmt.Fprintf(&try, "*%v\n:%s - [0:0]\n%sCOMMIT\n", t, checkChain, rules[t].Bytes())
-		fmt.Fprintf(&undo, "*%v\n:%s - [0:0]\n-X %s\nCOMMIT\n", t, checkChain, checkChain)
-	}
-	tried := f.tool.restore(ctx, try.Bytes())
-	if err := f.tool.restore(ctx, undo.Bytes()); err != nil {
-		return err
-	}
-	return tried
+	return f.tool.try(ctx, &rules)
 }
 
 // references matches the ends of rules that lead to chains of this package. No comment contains

@@ -105,7 +105,6 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			metrics: options.Metrics,
 			refused: map[view.ServicePortID]bool{},
 		}
-		p.families[family].countable = t.supportsCounters(context.Background())
 		log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
@@ -146,19 +145,15 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
-// addCounters creates the counters in the kernel, if it has such. A counter that others have
-// removed was not in use.
+// addCounters creates the counters in the kernel, if it has such. A counter that others have removed
+// was not in use.
 func (p *Programmer) addCounters() {
-	var err error
-	countable := func(f *kernelFamily) bool { return f.countable }
-	if slices.ContainsFunc(slices.Collect(maps.Values(p.families)), countable) {
-		err = addCounters()
-	}
+	err := addCounters()
 	if err != nil {
 		p.log.Debug("Cannot create counters of packets, the metrics of them are missing", "err", err)
 	}
 	for _, f := range p.families {
-		f.counters = f.countable && err == nil
+		f.counters = err == nil
 	}
 }
 

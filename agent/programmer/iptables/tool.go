@@ -90,6 +90,21 @@ func (t *tool) saved(ctx context.Context) (saved, error) {
 	return s, nil
 }
 
+// try writes rules of checkChain and removes them again. The error is a rejectedError only if the
+// rules were refused.
+func (t *tool) try(ctx context.Context, rules *[tables]bytes.Buffer) error {
+	var try, undo bytes.Buffer
+	for table := range tables {
+		fmt.Fprintf(&try, "*%v\n:%s - [0:0]\n%sCOMMIT\n", table, checkChain, rules[table].Bytes())
+		fmt.Fprintf(&undo, "*%v\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, checkChain, checkChain)
+	}
+	tried := t.restore(ctx, try.Bytes())
+	if err := t.restore(ctx, undo.Bytes()); err != nil {
+		return fmt.Errorf("remove the chain %s: %s", checkChain, err.Error())
+	}
+	return tried
+}
+
 // restore changes the chains that the input declares, if it is not empty. Each table changes at
 // once. The error is a rejectedError if the input was refused.
 func (t *tool) restore(ctx context.Context, input []byte) error {

@@ -190,6 +190,8 @@ type saved struct {
 	hooks []hook
 	// drops means that the policy of FORWARD is DROP.
 	drops bool
+	// counted means that a rule counts packets.
+	counted bool
 }
 
 // parseSave parses the output of iptables-save for one or several tables, and ignores what does not
@@ -232,6 +234,7 @@ func (s *saved) parse(output []byte) {
 			if h := hashes[string(chain)]; h != nil {
 				_, _ = h.Write(unspaced(line))
 				counts[string(chain)]++
+				s.counted = s.counted || bytes.Contains(line, []byte(" --nfacct-name "))
 			} else if bytes.Contains(line, []byte(" -j "+prefix)) || bytes.Contains(line, []byte(" -g "+prefix)) {
 				s.hooks = append(s.hooks, hook{current, strings.TrimSpace(string(line))})
 			}
