@@ -202,6 +202,28 @@ func TestSyncMetrics(t *testing.T) {
 	}
 }
 
+// TestTimestampOfWhatIsComplete asserts that a family with a refused Service port does not count as
+// programmed, as kube-proxy's timestamp stands still while a sync fails.
+func TestTimestampOfWhatIsComplete(t *testing.T) {
+	const name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+	r := prometheus.NewRegistry()
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1, "b": 1})
+		n.sync()
+		at := float64(time.Now().Unix())
+		n.pass(time.Minute)
+		n.kernel.broken["a"], n.kernel.lasting = true, true
+		n.write(map[string]int{"a": 2, "b": 2})
+		later := float64(time.Now().Unix())
+		require.Greater(t, later, at)
+		require.Equal(t, map[string]float64{"IPv4": at, "IPv6": later}, values(t, r, name), "Service a is IPv4")
+		delete(n.kernel.broken, "a")
+		n.pass(time.Minute)
+		n.write(map[string]int{"a": 3})
+		require.Equal(t, float64(time.Now().Unix()), values(t, r, name)["IPv4"])
+	}, inMode("nftables", r))
+}
+
 // TestPendingChanges asserts that changes count as pending until a step takes them.
 func TestPendingChanges(t *testing.T) {
 	r := prometheus.NewRegistry()

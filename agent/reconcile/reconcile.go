@@ -308,8 +308,12 @@ func (r *Reconciler) step(ctx context.Context) {
 
 // record records for kube-proxy's metrics what the kernel holds after a step.
 func (r *Reconciler) record(changes []view.Change, replaced bool) {
+	incomplete := make(map[model.Family]bool)
+	for id := range r.failed {
+		incomplete[id.Family] = true
+	}
 	for _, family := range r.families {
-		if r.out[family] == nil {
+		if r.out[family] == nil && !incomplete[family] {
 			r.kubeProxy.lastTimestamp.WithLabelValues(family.String()).SetToCurrentTime()
 		}
 	}
