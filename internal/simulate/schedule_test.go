@@ -269,15 +269,15 @@ func (n *node) restart(s step) string {
 		d.put(nil)
 		how = "and starts without a checkpoint"
 	case 1, 2:
+		how = "and starts with an old checkpoint, if there is one"
 		if len(kept) > 0 {
 			d.put(pick(kept, s.c))
-			how = "and starts with an old checkpoint"
 		}
 	case 3:
+		how = "and starts with a torn checkpoint, if there is one"
 		if len(kept) > 0 {
 			b := pick(kept, s.c)
 			d.put(b[:int(s.c>>4)%(len(b)+1)])
-			how = "and starts with a torn checkpoint"
 		}
 	}
 	n.start()

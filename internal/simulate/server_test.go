@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,7 +99,9 @@ func (s *server) start() {
 			l.transport.CloseIdleConnections()
 		}
 	})
+	w.mu.Lock()
 	w.registries = append(w.registries, l.registry)
+	w.mu.Unlock()
 	s.life = l
 }
 
@@ -125,7 +128,10 @@ func (s *server) stop() {
 
 // gaveUp returns how often servers have served a client that had seen newer state.
 func (w *world) gaveUp() (sum float64) {
-	for _, r := range w.registries {
+	w.mu.Lock()
+	registries := slices.Clone(w.registries)
+	w.mu.Unlock()
+	for _, r := range registries {
 		families, err := r.Gather()
 		if err != nil {
 			w.violated("metrics: %v", err)

@@ -40,7 +40,6 @@ type world struct {
 
 	convergence convergence
 	graves      sync.WaitGroup // what was killed or stopped, until it has ended
-	registries  []*prometheus.Registry
 	backups     []*saved
 	// gaveUpBefore is what gaveUp returned after the last quiet time.
 	gaveUpBefore float64
@@ -51,7 +50,8 @@ type world struct {
 	// state has. The cluster's mutex guards it.
 	excused bool
 
-	mu           sync.Mutex // guards the fields below
+	mu           sync.Mutex             // guards the fields below
+	registries   []*prometheus.Registry // of all servers that have run
 	observations []string
 	digest       uint64 // a hash of all observations
 	violation    string // the first one; empty while there is none

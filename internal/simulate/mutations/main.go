@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -49,6 +50,10 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 	if err := copyTree(ctx, tree, copied); err != nil {
 		return err
 	}
+	// A test that fails without a bug would seem to catch all of them.
+	if by, err := (mutation{tests: packages(only)}).notices(ctx, copied, steps, simulation); err != nil || by != "" {
+		return errors.Join(err, fmt.Errorf("without a bug: %s", by))
+	}
 	missed := 0
 	for i, m := range mutations {
 		if !strings.Contains(m.name, only) {
@@ -79,15 +84,16 @@ func copyTree(ctx context.Context, from, to string) error {
 		return fmt.Errorf("git ls-files: %w", err)
 	}
 	for _, name := range strings.Split(strings.TrimRight(string(list), "\x00"), "\x00") {
-		b, err := os.ReadFile(filepath.Join(from, name))
+		info, err := os.Stat(filepath.Join(from, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // removed, and not committed yet
 		}
-		if err == nil {
+		b, readErr := os.ReadFile(filepath.Join(from, name))
+		if err = errors.Join(err, readErr); err == nil {
 			err = os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755)
 		}
 		if err == nil {
-			err = os.WriteFile(filepath.Join(to, name), b, 0o644)
+			err = os.WriteFile(filepath.Join(to, name), b, info.Mode().Perm()) // tests run scripts
 		}
 		if err != nil {
 			return err
@@ -119,6 +125,22 @@ func (m mutation) try(ctx context.Context, copied string, steps int, simulation 
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.WriteFile(path, before, 0o644)) }()
+	return m.notices(ctx, copied, steps, simulation)
+}
+
+// packages returns the packages with tests for mutations whose names contain a text.
+func packages(only string) (all []string) {
+	for _, m := range mutations {
+		if strings.Contains(m.name, only) {
+			all = append(all, m.tests...)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// notices returns what fails in the copy: the simulation or a test. It is empty if nothing does.
+func (m mutation) notices(ctx context.Context, copied string, steps int, simulation bool) (by string, err error) {
 	if simulation {
 		out, failed := test(ctx, copied, "-run", "^TestSimulate$", "./internal/simulate",
 			fmt.Sprint("-simulate.steps=", steps), "-simulate.shrink=0s")
@@ -126,12 +148,12 @@ func (m mutation) try(ctx context.Context, copied string, steps int, simulation 
 			return "", fmt.Errorf("it does not compile:\n%s", out)
 		}
 		if failed {
-			return "simulation: " + reason(out), nil
+			return "simulation: " + reason(out), ctx.Err()
 		}
 	}
 	for _, p := range m.tests {
 		if out, failed := test(ctx, copied, "-race", p); failed {
-			return p + ": " + reason(out), nil
+			return p + ": " + reason(out), ctx.Err()
 		}
 	}
 	return "", ctx.Err()
