@@ -48,8 +48,8 @@ type localPolicy struct {
 	family model.Family
 }
 
-// newKubeProxyMetrics returns the metrics and registers them. Those that only one of kube-proxy's
-// modes has get values only if mode is the name of that mode.
+// newKubeProxyMetrics returns the metrics and registers them. The failures that kube-proxy counts in
+// one of its modes only have values in that mode only.
 func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, families []model.Family) *kubeProxyMetrics {
 	f := promauto.With(r)
 	label := []string{"ip_family"}
@@ -74,7 +74,8 @@ func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, 
 			"Time at which the kernel last held everything of the IP family, in seconds since 1970."),
 		noLocalEndpoints: gauge("sync_proxy_rules_no_local_endpoints_total",
 			"Number of Service ports with endpoints, but with none on this node although their traffic policy "+
-				"(internal or external) is Local.", "traffic_policy"),
+				"(internal or external) is Local. Unlike with kube-proxy, a port without an address or NodePort for "+
+				"clients outside of the cluster does not count as external.", "traffic_policy"),
 		implausible: f.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "implausible_trigger_times_total",
 			Help: "Number of changes of endpoints that are missing in kubeproxy_network_programming_duration_seconds " +
