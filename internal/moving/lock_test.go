@@ -9,12 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -66,7 +68,17 @@ func TestLockThatIsHeldFromTheStart(t *testing.T) {
 	require.NoError(t, w.agent.Stop())
 	w.start("nftables", feed...)
 	require.NoError(t, w.agent.Stop())
-	// The rules of IPv6 are those that the agent wants.
+	// The rules of IPv6 are those that the agent wants, with their counters.
+	for _, counter := range regexp.MustCompile(`--nfacct-name +(\S+)`).FindAllStringSubmatch(rules, -1) {
+		require.NoError(t, w.node.Do(func() error {
+			s, err := netlink.Open(unix.NETLINK_NETFILTER)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			return s.AddCounter(counter[1])
+		}))
+	}
 	restore := w.node.Command(t.Context(), "ip6tables-legacy-restore")
 	restore.Stdin = strings.NewReader(rules)
 	require.NoError(t, restore.Run())
