@@ -144,7 +144,7 @@ func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 	}
 	for _, r := range nodes.relays {
 		out.bad(notChecked, "relay at "+r.agent.GetAddress(), fmt.Sprintf("%s of it were not checked", show.Plural("node", r.agent.GetNodes())),
-			"ask the relay itself; it runs in no Pod of this cluster, or did not answer")
+			"check with --all-namespaces if it is in another namespace, or ask the relay itself if it is in no Pod of this cluster")
 	}
 	for i := range cluster.nodes {
 		if n := &cluster.nodes[i]; !held[n.Name] && n.Status.NodeInfo.OperatingSystem == "linux" && len(nodes.relays) == 0 {

@@ -73,6 +73,7 @@ func Code(root *cobra.Command, err error) int {
 type options struct {
 	kubeconfig     string
 	overrides      clientcmd.ConfigOverrides
+	allNamespaces  bool
 	serviceAccount string
 	timeout        time.Duration
 }
@@ -99,9 +100,12 @@ be asked, or nothing at all.`,
 	fs := root.PersistentFlags()
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file.")
 	flags := clientcmd.RecommendedConfigOverrideFlags("")
-	flags.ContextOverrideFlags.Namespace.Description = "Namespace of the servers. If empty, they are looked for in all " +
-		"namespaces or, if you may not list the Pods of all, in slicecast-system."
+	flags.ContextOverrideFlags.Namespace.Default = fleet.DefaultNamespace
+	flags.ContextOverrideFlags.Namespace.Description = "Namespace of the servers and relays that are asked."
 	clientcmd.BindOverrideFlags(&o.overrides, fs, flags)
+	fs.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false,
+		"Ask the servers and relays of all namespaces. Then you trust everybody who may create Pods in one of them.")
+	root.MarkFlagsMutuallyExclusive("namespace", "all-namespaces")
 	fs.StringVar(&o.serviceAccount, "service-account", fleet.DefaultServiceAccount,
 		"ServiceAccount in the servers' namespace whose token the servers are shown.")
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "Maximum time to wait for each server.")
@@ -120,8 +124,15 @@ func (o *options) fleet() (*fleet.Fleet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
+	namespace := o.overrides.Context.Namespace
+	switch {
+	case o.allNamespaces:
+		namespace = ""
+	case namespace == "":
+		return nil, errors.New("--namespace is empty: set it to the namespace of the servers, or use --all-namespaces")
+	}
 	return fleet.New(fleet.Options{
-		Config: config, Namespace: o.overrides.Context.Namespace, ServiceAccount: o.serviceAccount, Timeout: o.timeout,
+		Config: config, Namespace: namespace, ServiceAccount: o.serviceAccount, Timeout: o.timeout,
 	})
 }
 

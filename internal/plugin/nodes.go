@@ -102,7 +102,14 @@ type agents struct {
 	clients []*pb.AgentStatus
 }
 
-// listAgents asks a server for its clients.
+// maxClients is how many clients one server may list. It bounds the memory of this command.
+const maxClients = 131072
+
+// errTooManyClients means that a server has listed more clients than any server has.
+var errTooManyClients = fmt.Errorf("the server lists more than %d clients, which is not believed: look at its Pod and its image", maxClients)
+
+// listAgents asks a server for its clients. It returns errTooManyClients if there are more than
+// maxClients.
 func listAgents(ctx context.Context, conn *grpc.ClientConn, request *pb.ListAgentsRequest) (out agents, err error) {
 	client := pb.NewDebugServiceClient(conn)
 	if out.status, err = client.GetStatus(ctx, &pb.GetStatusRequest{}); err != nil {
@@ -111,9 +118,13 @@ func listAgents(ctx context.Context, conn *grpc.ClientConn, request *pb.ListAgen
 	stream, err := client.ListAgents(ctx, request)
 	for err == nil {
 		var a *pb.ListAgentsResponse
-		if a, err = stream.Recv(); err == nil {
-			out.clients = append(out.clients, a.GetAgent())
+		if a, err = stream.Recv(); err != nil {
+			break
 		}
+		if len(out.clients) == maxClients {
+			return agents{}, errTooManyClients
+		}
+		out.clients = append(out.clients, a.GetAgent())
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -183,8 +194,8 @@ func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
 	return r
 }
 
-// age returns for how long a client has been connected.
-func age(n node) time.Duration { return n.now.Sub(n.agent.GetSince().AsTime()) }
+// age returns for how long a client has been connected. It is never negative.
+func age(n node) time.Duration { return max(0, n.now.Sub(n.agent.GetSince().AsTime())) }
 
 // answered reports whether a relay that is a client of another server has answered itself.
 func answered(answers []fleet.Answer[agents], relay *pb.AgentStatus) bool {
@@ -291,7 +302,8 @@ func (r *nodesReport) printUnknown(out *show.Page) {
 	if len(r.relays) == 0 {
 		return
 	}
-	out.Title("Relays that were not asked, and whose nodes are not shown: %d", len(r.relays))
+	out.Title("Relays that were not asked, and whose nodes are not shown: %d. Relays of other namespaces are asked with "+
+		"--all-namespaces", len(r.relays))
 	out.Row("ADDRESS", "NODES", "STATE", "LAG", "BEHIND", "SERVER", "LAST ERROR")
 	for _, n := range r.relays {
 		out.Row(n.agent.GetAddress(), fmt.Sprint(n.agent.GetNodes()), n.State, show.Span(n.agent.GetLag()), lag(n.agent),

@@ -169,6 +169,31 @@ func TestRightsOfTheServersNamespace(t *testing.T) {
 	require.Contains(t, r.out, "Nodes that are not connected are not shown: find the agents: pods is forbidden")
 }
 
+// TestPodsOfTenants checks that Pods of other namespaces are no servers, whatever their labels and
+// flags are, unless the user asks for those of all namespaces.
+func TestPodsOfTenants(t *testing.T) {
+	e := newEnvironment(t)
+	e.agent("node-a", e.server("server-1"))
+	tenant := plane.Namespace(t)
+	e.pod(tenant, "silent", "default", "server", "node-0", []string{"--agent-service-account=" + tenant + "/default"}, corev1.PodRunning)
+	e.pod(tenant, "trap", "default", "agent", "node-0", nil, corev1.PodRunning)
+
+	r := e.eventually(fine, []string{"node-a  programmed"}, "nodes")
+	require.NotContains(t, r.out, tenant)
+	require.NotContains(t, e.eventually(fine, nil, "status").out, tenant)
+	require.Contains(t, e.run("agent", "node-0").out, "no Pod of an agent runs on the node")
+
+	r = e.run("status", "-A", "--timeout=2s")
+	require.Equal(t, incomplete, r.code, r.out)
+	require.Contains(t, r.out, "slicecast-system/server-1")
+	require.Regexp(t, "\n"+tenant+"/silent +the name in its certificate is unknown", r.out)
+	r = e.run("status", "-n", tenant)
+	require.Equal(t, incomplete, r.code, r.out)
+	require.NotContains(t, r.out, "slicecast-system/server-1")
+	require.Contains(t, e.run("status", "-A", "-n", tenant).errors, "all-namespaces")
+	require.Contains(t, e.run("status", "--namespace=").errors, "--namespace is empty")
+}
+
 func TestNoServers(t *testing.T) {
 	e := newEnvironment(t)
 	r := e.run("status")

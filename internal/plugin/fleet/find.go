@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -27,9 +26,12 @@ const (
 	componentAgent  = "agent"
 )
 
-// These are the namespaces of the chart. They are where Pods are looked for if the user may not
-// list the Pods of all namespaces.
-const defaultServers, defaultAgents = "slicecast-system", "slicecast-agents"
+// DefaultNamespace is the servers' namespace in the chart.
+const DefaultNamespace = "slicecast-system"
+
+// defaultAgents is the agents' namespace in the chart. Agents are looked for there if no server
+// says where its agents are.
+const defaultAgents = "slicecast-agents"
 
 // serverNameAnnotation on a server's Pod is the name in the server's certificate, if the Pod has no
 // --server-service.
@@ -75,30 +77,26 @@ type Agent struct {
 	Running bool
 }
 
-// Servers returns the servers and relays of the cluster, sorted by name.
+// Servers returns the servers and relays of the Fleet's namespace, sorted by name. Whoever may
+// create Pods there decides what is a server, and with its flags, which CAs it is verified with and
+// where its agents are.
 func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
-	namespaces := []string{f.options.Namespace}
 	selector := fmt.Sprintf("%s,%s in (%s,%s)", partOfSlicecast, componentLabel, componentServer, componentRelay)
-	pods, err := f.pods(ctx, selector, namespaces)
-	if apierrors.IsForbidden(err) && f.options.Namespace == "" {
-		namespaces = []string{defaultServers}
-		pods, err = f.pods(ctx, selector, namespaces)
-	}
+	pods, err := f.pods(ctx, selector, []string{f.options.Namespace})
 	if err != nil {
-		return nil, fmt.Errorf("find the servers: %w; docs/kubectl.md says which rights are needed. If the servers are not "+
-			"in %s, set --namespace", err, defaultServers)
+		return nil, fmt.Errorf("find the servers: %w; docs/kubectl.md says which rights are needed. If the servers are in "+
+			"another namespace, set --namespace", err)
 	}
 	var servers []*Server
 	for i := range pods {
 		servers = append(servers, newServer(&pods[i]))
 	}
 	if len(servers) == 0 {
-		where := "any namespace"
-		if namespaces[0] != "" {
-			where = "the namespace " + namespaces[0]
+		where := "any namespace; check --context"
+		if f.options.Namespace != "" {
+			where = "the namespace " + f.options.Namespace + "; check --context, and set --namespace to the servers' namespace"
 		}
-		return nil, fmt.Errorf("%w: there is no Pod with the labels %s in %s; check --context and --namespace",
-			ErrNoServers, selector, where)
+		return nil, fmt.Errorf("%w: there is no Pod with the labels %s in %s", ErrNoServers, selector, where)
 	}
 	return servers, nil
 }

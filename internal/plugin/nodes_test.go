@@ -1,0 +1,69 @@
+// These tests prove how answers of servers are merged to states of nodes, and that a server cannot
+// make the command hold any number of clients.
+package plugin
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// lister is a server that lists a number of clients.
+type lister struct {
+	pb.UnimplementedDebugServiceServer
+
+	status  *pb.GetStatusResponse
+	clients int
+}
+
+func (l *lister) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
+	return l.status, nil
+}
+
+func (l *lister) ListAgents(_ *pb.ListAgentsRequest, stream grpc.ServerStreamingServer[pb.ListAgentsResponse]) error {
+	for range l.clients {
+		if err := stream.Send(&pb.ListAgentsResponse{Agent: &pb.AgentStatus{}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestClientsOfAServerAreBounded(t *testing.T) {
+	for _, n := range []int{maxClients, maxClients + 1} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		server := grpc.NewServer()
+		pb.RegisterDebugServiceServer(server, &lister{status: &pb.GetStatusResponse{}, clients: n})
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(l) }()
+		conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		require.NoError(t, err)
+		got, err := listAgents(t.Context(), conn, &pb.ListAgentsRequest{})
+		if n > maxClients {
+			require.ErrorIs(t, err, errTooManyClients)
+			require.Empty(t, got.clients)
+		} else {
+			require.NoError(t, err)
+			require.Len(t, got.clients, n)
+		}
+		require.NoError(t, conn.Close())
+		server.Stop()
+		require.NoError(t, <-served)
+	}
+}
+
+// TestAgesOfClients checks that a client that will have connected in the future is none of the past.
+func TestAgesOfClients(t *testing.T) {
+	now := time.Now()
+	require.Equal(t, time.Minute, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(-time.Minute))}}))
+	require.Zero(t, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(time.Hour))}}))
+}
