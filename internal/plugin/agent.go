@@ -31,7 +31,7 @@ follows or why it follows none, and what its kernel holds. It needs the right to
 			return o.complete(c, func(ctx context.Context, f *fleet.Fleet) (names []string, err error) {
 				pods, err := agentPods(ctx, f)
 				for _, p := range pods {
-					if !slices.Contains(done, p.Node) {
+					if p.Missing == "" && !slices.Contains(done, p.Node) {
 						names = append(names, p.Node)
 					}
 				}
@@ -83,7 +83,7 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 	for i, node := range nodes {
 		a := &r.agents[i]
 		a.Node = node
-		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == node && p.Running })
+		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == node && p.Missing == "" })
 		if at < 0 {
 			a.Error = "no Pod of an agent runs on the node"
 			continue

@@ -126,11 +126,14 @@ func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 	held := make(map[string]bool)
 	for _, n := range nodes.nodes {
 		held[n.Node] = true
-		switch n.State {
-		case notConnected:
+		switch {
+		case strings.HasPrefix(n.State, notRunning):
+			out.bad(failed, n.Node, n.State+"; the node keeps the rules that it has",
+				"look at the Pod on that node in the agents' namespace with kubectl describe")
+		case n.State == notConnected:
 			out.bad(failed, n.Node, "its agent follows no server, and keeps the rules that it has",
 				"look at the log of its agent, the Pod on that node in the agents' namespace")
-		case unknown:
+		case n.State == unknown:
 			out.bad(notChecked, n.Node, "its agent may follow a server that was not asked", "make all servers reachable")
 		default:
 			out.ok(n.Node, "%s, %s", n.State, n.agent.GetProgrammer())

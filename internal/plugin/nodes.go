@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/show"
@@ -28,7 +29,8 @@ func newNodesCommand(o *options) *cobra.Command {
 		Use:   "nodes [NODE...]",
 		Short: "Show how far each node is, and which are not connected",
 		Long: `nodes shows the agents of all servers and relays. A node whose agent's Pod runs, but follows no server that was asked,
-is not connected: the servers know nothing of it, and it keeps the rules that it has.`,
+is not connected: the servers know nothing of it, and it keeps the rules that it has. So does a node whose agent's Pod
+does not run.`,
 		Example: `  kubectl slicecast nodes
   kubectl slicecast nodes --behind --watch
   kubectl slicecast nodes --errors -o wide
@@ -64,6 +66,8 @@ const (
 	notConnected = "not connected"
 	// unknown means that one of the servers that did not answer may know the node.
 	unknown = "unknown"
+	// notRunning begins the state of a node whose agent's Pod does not run. Why it does not follows.
+	notRunning = "agent not running: "
 )
 
 // nodesReport is the report of nodes.
@@ -85,7 +89,7 @@ type nodesReport struct {
 type node struct {
 	// Node is empty for a relay.
 	Node string `json:"node"`
-	// State is what show.State says, notConnected or unknown.
+	// State is what show.State says, notConnected, unknown, or what notRunning begins.
 	State string `json:"state"`
 	// Server is the server or relay that the agent follows.
 	Server string `json:"server,omitempty"`
@@ -208,7 +212,7 @@ func answered(answers []fleet.Answer[agents], relay *pb.AgentStatus) bool {
 	})
 }
 
-// addPods adds the nodes with running agents of which no server knows.
+// addPods adds the nodes with agents' Pods of which no server knows.
 func (r *nodesReport) addPods(pods []*fleet.Agent) {
 	state := notConnected
 	if r.silent() > 0 || len(r.relays) > 0 {
@@ -218,11 +222,26 @@ func (r *nodesReport) addPods(pods []*fleet.Agent) {
 	for _, n := range r.nodes {
 		known[n.Node] = true
 	}
-	for _, p := range pods {
-		if p.Running && !known[p.Node] {
-			known[p.Node] = true
-			r.nodes = append(r.nodes, node{Node: p.Node, State: state})
+	// An agent that was evicted, or is replaced, may have a successor on its node, which counts.
+	order := func(p *fleet.Agent) int {
+		switch {
+		case p.Missing == "":
+			return 0
+		case strings.HasPrefix(p.Missing, string(corev1.PodPending)):
+			return 1
 		}
+		return 2
+	}
+	for _, p := range slices.SortedStableFunc(slices.Values(pods), func(a, b *fleet.Agent) int { return order(a) - order(b) }) {
+		if known[p.Node] {
+			continue
+		}
+		known[p.Node] = true
+		n := node{Node: p.Node, State: state}
+		if p.Missing != "" {
+			n.State = notRunning + p.Missing
+		}
+		r.nodes = append(r.nodes, n)
 	}
 	slices.SortFunc(r.nodes, func(a, b node) int { return cmp.Compare(a.Node, b.Node) })
 }

@@ -169,6 +169,41 @@ func TestRightsOfTheServersNamespace(t *testing.T) {
 	require.Contains(t, r.out, "Nodes that are not connected are not shown: find the agents: pods is forbidden")
 }
 
+// TestAgentsThatDoNotRun checks that a node whose agent's Pod does not run is behind, in whatever
+// phase the Pod is.
+func TestAgentsThatDoNotRun(t *testing.T) {
+	e := newEnvironment(t)
+	e.agent("node-a", e.server("server-1"))
+	e.eventually(fine, nil, "nodes", "node-a")
+	agent := func(name, node string, phase corev1.PodPhase) *corev1.Pod {
+		return e.pod(agentNamespace, name, "slicecast-agent", "agent", node, nil, phase)
+	}
+	// node-a has an earlier Pod, too, and node-c has a successor that is about to start.
+	agent("evicted-a", "node-a", corev1.PodFailed)
+	agent("failed-b", "node-b", corev1.PodFailed)
+	agent("failed-c", "node-c", corev1.PodFailed)
+	pending := agent("pending-c", "node-c", corev1.PodPending)
+	pending.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "agent", Image: "none", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}},
+	}}
+	_, err := plane.Client().CoreV1().Pods(agentNamespace).UpdateStatus(t.Context(), pending, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	agent("unscheduled", "", corev1.PodPending)
+
+	for _, args := range [][]string{{"nodes"}, {"nodes", "--behind"}, {"lacks", "default/kubernetes"}} {
+		r := e.run(args...)
+		require.Equal(t, wrong, r.code, r.out+r.errors)
+		require.Regexp(t, "\nnode-b +agent not running: Failed ", r.out)
+		require.Regexp(t, "\nnode-c +agent not running: Pending, ImagePullBackOff ", r.out)
+		require.Regexp(t, "(?m)(^3 nodes|^2 nodes|: 2)$", r.out)
+		require.NotContains(t, r.out, "node-a  agent not running")
+	}
+	r := e.run("check")
+	require.Equal(t, wrong, r.code, r.out)
+	require.Contains(t, r.out, "FAILED: nodes: node-b: agent not running: Failed; the node keeps")
+	require.Contains(t, r.out, "FAILED: nodes: node-c: agent not running: Pending, ImagePullBackOff; the node keeps")
+}
+
 // TestPodsOfTenants checks that Pods of other namespaces are no servers, whatever their labels and
 // flags are, unless the user asks for those of all namespaces.
 func TestPodsOfTenants(t *testing.T) {

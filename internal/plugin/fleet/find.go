@@ -73,8 +73,8 @@ type Agent struct {
 
 	// Node is the name of the node that the agent programs.
 	Node string
-	// Running means that the Pod's containers run.
-	Running bool
+	// Missing is why the Pod does not run, such as its phase; empty if it runs.
+	Missing string
 }
 
 // Servers returns the servers and relays of the Fleet's namespace, sorted by name. Whoever may
@@ -87,6 +87,9 @@ func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
 		return nil, fmt.Errorf("find the servers: %w; docs/kubectl.md says which rights are needed. If the servers are in "+
 			"another namespace, set --namespace", err)
 	}
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { // those that have ended
+		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+	})
 	var servers []*Server
 	for i := range pods {
 		servers = append(servers, newServer(&pods[i]))
@@ -101,8 +104,8 @@ func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
 	return servers, nil
 }
 
-// Agents returns the Pods of the agents, sorted by name. They are in the namespaces that the
-// servers accept agents from.
+// Agents returns the Pods of the agents that have a node, sorted by name, also those that do not
+// run. They are in the namespaces that the servers accept agents from.
 func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error) {
 	var namespaces []string
 	for _, s := range servers {
@@ -119,16 +122,41 @@ func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error)
 	var agents []*Agent
 	for i := range pods {
 		pod := &pods[i]
+		if pod.Spec.NodeName == "" {
+			continue
+		}
 		agents = append(agents, &Agent{
 			NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Node: pod.Spec.NodeName,
-			Running: pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil,
+			Missing: missing(pod),
 		})
 	}
 	return agents, nil
 }
 
-// pods lists the Pods with these labels in some namespaces, sorted by name, without those that have
-// ended. The empty namespace stands for all.
+// missing returns why a Pod does not run: that it is being deleted, or its phase and the reason for
+// that, such as "Pending, ImagePullBackOff". It is empty if the Pod runs.
+func missing(pod *corev1.Pod) string {
+	if pod.DeletionTimestamp != nil {
+		return "Terminating"
+	}
+	if pod.Status.Phase == corev1.PodRunning {
+		return ""
+	}
+	why := cmp.Or(string(pod.Status.Phase), "Pending")
+	reason := pod.Status.Reason
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if w := c.State.Waiting; w != nil {
+			reason = cmp.Or(reason, w.Reason)
+		}
+	}
+	if reason != "" {
+		why += ", " + reason
+	}
+	return why
+}
+
+// pods lists the Pods with these labels in some namespaces, sorted by name. The empty namespace
+// stands for all.
 func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) (pods []corev1.Pod, err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
 	defer cancel()
@@ -139,9 +167,6 @@ func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) 
 		}
 		pods = append(pods, list.Items...)
 	}
-	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-	})
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
