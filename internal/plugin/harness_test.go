@@ -65,12 +65,14 @@ type environment struct {
 	kubelet *kubelet.Kubelet
 	// kubeconfig is that of an operator.
 	kubeconfig string
+	// stops are functions that stop servers, by their addresses.
+	stops map[string]func()
 }
 
 // newEnvironment installs the objects of the manifests, without Pods.
 func newEnvironment(t *testing.T) *environment {
 	t.Helper()
-	e := &environment{T: t, kubelet: kubelet.Start(t, plane, "node-0"), kubeconfig: plane.Kubeconfig(t, plane.ConfigFor("jane", operators))}
+	e := &environment{T: t, stops: make(map[string]func()), kubelet: kubelet.Start(t, plane, "node-0"), kubeconfig: plane.Kubeconfig(t, plane.ConfigFor("jane", operators))}
 	for _, file := range []string{"namespace.yaml", "server-rbac.yaml", "agent-rbac.yaml", "viewer.yaml"} {
 		e.apply(file)
 	}
@@ -147,11 +149,12 @@ func (e *environment) serverWith(pod, kubeconfig string, args ...string) string 
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	e.Cleanup(func() {
+	address := s.Addresses().GRPC.String()
+	e.stops[address] = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(e, <-ended)
 	})
-	address := s.Addresses().GRPC.String()
+	e.Cleanup(e.stops[address])
 	e.pod(serverNamespace, pod, "slicecast-server", "server", "node-0", append([]string{"--bind-address=:8472"}, args...), corev1.PodRunning)
 	e.kubelet.Serve(serverNamespace, pod, 8472, address)
 	return address

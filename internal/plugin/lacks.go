@@ -107,9 +107,10 @@ func askLacks(ctx context.Context, f *fleet.Fleet, key model.ServiceKey) (*lacks
 		return nil, err
 	}
 	r := &lacksReport{nodesReport: nodes, service: key}
-	// What a server says of a client counts if the node's agent follows that server.
+	// What a server says of a client counts if the node's agent follows that server, and if that
+	// server's state is not stale.
 	has := func(n node) bool {
-		return n.agent != nil && !slices.ContainsFunc(answers, func(a fleet.Answer[lacking]) bool {
+		return n.agent != nil && n.stale == 0 && !slices.ContainsFunc(answers, func(a fleet.Answer[lacking]) bool {
 			return a.Server.String() == n.Server && slices.ContainsFunc(a.Value.lacks, func(c *pb.AgentStatus) bool {
 				return c.GetNodeName() == n.agent.GetNodeName() && c.GetAddress() == n.agent.GetAddress()
 			})

@@ -61,11 +61,15 @@ does not run.`,
 	return c
 }
 
-// The states of nodes of which no server that was asked knows anything.
+// The states of nodes that their servers do not know of.
 const (
+	// notConnected means that no server that was asked knows the node.
 	notConnected = "not connected"
 	// unknown means that one of the servers that did not answer may know the node.
 	unknown = "unknown"
+	// stale means that the agent follows a relay that follows no server, or that is fed by such a
+	// relay. The node may lack any change of the meantime.
+	stale = "stale"
 	// notRunning begins the state of a node whose agent's Pod does not run. Why it does not follows.
 	notRunning = "agent not running: "
 )
@@ -89,7 +93,7 @@ type nodesReport struct {
 type node struct {
 	// Node is empty for a relay.
 	Node string `json:"node"`
-	// State is what show.State says, notConnected, unknown, or what notRunning begins.
+	// State is what show.State says, stale, notConnected, unknown, or what notRunning begins.
 	State string `json:"state"`
 	// Server is the server or relay that the agent follows.
 	Server string `json:"server,omitempty"`
@@ -98,6 +102,8 @@ type node struct {
 
 	agent *pb.AgentStatus
 	now   time.Time // by the server's clock
+	// stale is for how long the server's state has been stale; 0 means that it is not.
+	stale time.Duration
 }
 
 // agents is what a server knows of its clients.
@@ -169,14 +175,24 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
 	r := &nodesReport{servers: all}
 	newest := make(map[string]node)
+	without := make(map[uint64]time.Duration)
+	for _, a := range answers {
+		if up := a.Value.status.GetUpstream(); a.Err == nil && up != nil && !up.GetConnected() {
+			without[a.Value.status.GetEpoch()] = max(1, since(a.Value.status, up.GetStaleSince().AsTime()))
+		}
+	}
 	for _, a := range answers {
 		if a.Err != nil {
 			continue
 		}
+		past := staleFor(a.Value.status, without)
 		for _, c := range a.Value.clients {
 			n := node{
 				Node: c.GetNodeName(), State: show.State(c), Server: a.Server.String(), Agent: &show.Message{Message: c},
-				agent: c, now: a.Value.status.GetTime().AsTime(),
+				agent: c, now: a.Value.status.GetTime().AsTime(), stale: past,
+			}
+			if past > 0 && !n.behind() {
+				n.State = stale
 			}
 			switch c.GetKind() {
 			case pb.ClientKind_CLIENT_KIND_AGENT:
@@ -196,6 +212,15 @@ func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
 		r.nodes = append(r.nodes, newest[name])
 	}
 	return r
+}
+
+// staleFor returns for how long a server's state has been stale, where without says for how long
+// relays have followed no server, by their epochs. It returns 0 if the state is not stale.
+func staleFor(s *pb.GetStatusResponse, without map[uint64]time.Duration) (longest time.Duration) {
+	for _, epoch := range append(slices.Clip(s.GetUpstream().GetPath()), s.GetEpoch()) {
+		longest = max(longest, without[epoch])
+	}
+	return longest
 }
 
 // age returns for how long a client has been connected. It is never negative.

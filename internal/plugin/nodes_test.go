@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -12,7 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -66,4 +69,34 @@ func TestAgesOfClients(t *testing.T) {
 	now := time.Now()
 	require.Equal(t, time.Minute, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(-time.Minute))}}))
 	require.Zero(t, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(time.Hour))}}))
+}
+
+// TestStaleNodes checks that no node counts as programmed behind a relay that follows no server,
+// also if there are further relays between them.
+func TestStaleNodes(t *testing.T) {
+	now := time.Now()
+	answer := func(epoch uint64, upstream *pb.UpstreamStatus, clients ...*pb.AgentStatus) fleet.Answer[agents] {
+		return fleet.Answer[agents]{
+			Server: &fleet.Server{NamespacedName: types.NamespacedName{Namespace: "relays", Name: fmt.Sprint(epoch)}},
+			Value:  agents{status: &pb.GetStatusResponse{Time: timestamppb.New(now), Epoch: epoch, Upstream: upstream}, clients: clients},
+		}
+	}
+	client := func(name string, programmed bool) *pb.AgentStatus {
+		return &pb.AgentStatus{NodeName: name, Kind: pb.ClientKind_CLIENT_KIND_AGENT, Synced: true, Programmed: programmed}
+	}
+	r := merge([]fleet.Answer[agents]{
+		answer(1, nil, client("of-server", true)),
+		answer(2, &pb.UpstreamStatus{Connected: true, Path: []uint64{1}}, client("of-relay", true)),
+		answer(3, &pb.UpstreamStatus{StaleSince: timestamppb.New(now.Add(-time.Minute))}, client("of-cut-off", true), client("new", false)),
+		answer(4, &pb.UpstreamStatus{Connected: true, Path: []uint64{1, 3}}, client("of-second-tier", true)),
+	}, nil)
+	got := make(map[string]string)
+	for _, n := range r.nodes {
+		got[n.Node] = n.State
+		require.Equal(t, n.Node == "of-server" || n.Node == "of-relay", n.stale == 0, n.Node)
+		require.Contains(t, []time.Duration{0, time.Minute}, n.stale)
+	}
+	require.Equal(t, map[string]string{
+		"of-server": "programmed", "of-relay": "programmed", "of-cut-off": stale, "new": "programming", "of-second-tier": stale,
+	}, got)
 }

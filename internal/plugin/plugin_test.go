@@ -405,6 +405,13 @@ func TestRelays(t *testing.T) {
 	e.kubelet.Serve(serverNamespace, "relay-1", 8472, "")
 	r = asAdmin(incomplete, "Relays that were not asked, and whose nodes are not shown: 1", "nodes")
 	require.Contains(t, r.out, "node-a  unknown")
+
+	// The relay itself is up, but what it serves is of the past.
+	e.kubelet.Serve(serverNamespace, "relay-1", 8472, relay)
+	e.stops[root]()
+	asAdmin(incomplete, "node-a  stale", "nodes", "--behind")
+	r = asAdmin(incomplete, "node-a  stale", "lacks", "default/behind-relay")
+	require.Contains(t, r.out, "Nodes that lack it, or may lack it: 1")
 }
 
 // TestWithoutWebSockets checks that an API server, or a proxy before it, need not have WebSockets.
