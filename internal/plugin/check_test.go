@@ -12,8 +12,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 func TestCheckBefore(t *testing.T) {
@@ -91,6 +95,38 @@ func TestCheck(t *testing.T) {
 	e.pod(serverNamespace, "pending", "slicecast-server", "server", "", serverArgs(), corev1.PodPending)
 	e.eventually(incomplete, []string{"NOT CHECKED: servers: slicecast-system/pending: the Pod is Pending"}, "check")
 }
+
+// TestNodesThatTakeLong checks that a node may be in another state than programmed for a moment
+// only.
+func TestNodesThatTakeLong(t *testing.T) {
+	now := time.Now()
+	for _, test := range []struct {
+		state   string
+		agent   *pb.AgentStatus
+		lasting func(*node, time.Duration)
+	}{
+		{"syncing", &pb.AgentStatus{}, connectedFor},
+		{"programming", &pb.AgentStatus{Synced: true}, connectedFor},
+		{"behind", &pb.AgentStatus{Synced: true, Programmed: true, LagSequences: 1}, func(n *node, d time.Duration) { n.agent.Lag = durationpb.New(d) }},
+		{stale, &pb.AgentStatus{Synced: true, Programmed: true}, func(n *node, d time.Duration) { n.stale = d }},
+	} {
+		for lasting, want := range map[time.Duration]string{slowChange: passed, slowChange + time.Second: failed} {
+			n := node{Node: "node-a", State: test.state, agent: test.agent, now: now}
+			n.agent.Since = timestamppb.New(now.Add(-time.Second))
+			test.lasting(&n, lasting)
+			out := &checks{}
+			checkConnections(&nodesReport{nodes: []node{n}}, &cluster{}, out)
+			require.Len(t, out.list, 1, test.state)
+			require.Equal(t, want, out.list[0].Result, "%s for %v", test.state, lasting)
+			require.Contains(t, out.list[0].Found, test.state)
+		}
+	}
+	programmedFor := node{Node: "node-a", State: programmed, agent: &pb.AgentStatus{Synced: true, Programmed: true}, now: now}
+	connectedFor(&programmedFor, time.Hour)
+	require.Zero(t, programmedFor.lasting())
+}
+
+func connectedFor(n *node, d time.Duration) { n.agent.Since = timestamppb.New(n.now.Add(-d)) }
 
 // TestLinks checks that each page and heading that check names exists.
 func TestLinks(t *testing.T) {

@@ -271,8 +271,24 @@ func (r *nodesReport) addPods(pods []*fleet.Agent) {
 	slices.SortFunc(r.nodes, func(a, b node) int { return cmp.Compare(a.Node, b.Node) })
 }
 
+// programmed is the state of a node that has everything.
+const programmed = "programmed"
+
+// lasting returns for how long a node that a server knows has at least not been programmed.
+func (n node) lasting() time.Duration {
+	switch {
+	case n.State == programmed:
+		return 0
+	case n.State == stale:
+		return n.stale
+	case n.agent.GetProgrammed(): // it lacks changes
+		return n.agent.GetLag().AsDuration()
+	}
+	return age(n)
+}
+
 // behind reports whether a node lacks something, as far as is known.
-func (n node) behind() bool { return n.State != "programmed" }
+func (n node) behind() bool { return n.State != programmed }
 
 // inTrouble reports whether a node cannot program something, or has a warning.
 func (n node) inTrouble() bool { return len(n.agent.GetErrors())+len(n.agent.GetWarnings()) > 0 }
