@@ -9,9 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // parallelAgents is how many agents are asked at the same time.
@@ -23,7 +26,8 @@ func newAgentCommand(o *options) *cobra.Command {
 		Use:   "agent NODE...",
 		Short: "Show what the agents of nodes say themselves",
 		Long: `agent runs "slicecast-agent status" in the Pods of agents. It shows what no server knows: which server an agent
-follows or why it follows none, and what its kernel holds. It needs the right to pods/exec in the agents' namespace.`,
+follows or why it follows none, and what its kernel holds. It needs the right to pods/exec in the agents' namespace.
+The exit code is 1 if an agent follows no server, cannot program something or has a warning.`,
 		Example: `  kubectl slicecast agent node-1
   kubectl slicecast agent node-1 node-2 -o json`,
 		Args: cobra.MinimumNArgs(1),
@@ -59,6 +63,8 @@ type agentStatus struct {
 	Error string `json:"error,omitempty"`
 	// Answer is what "slicecast-agent status -o json" prints.
 	Answer json.RawMessage `json:"answer,omitempty"`
+	// Problems are what is wrong according to the answer.
+	Problems []string `json:"problems,omitempty"`
 
 	text string // what it prints for people
 }
@@ -92,7 +98,8 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		all.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %v (--timeout)", o.timeout))
 			defer cancel()
-			if err := a.ask(ctx, f, pods[at], output); err != nil {
+			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, pods[at], command...) })
+			if err != nil {
 				a.Error = err.Error()
 			}
 			return nil
@@ -102,27 +109,57 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 	return r, ctx.Err()
 }
 
-func (a *agentStatus) ask(ctx context.Context, f *fleet.Fleet, pod *fleet.Agent, output string) error {
-	if output == "table" {
-		text, err := f.Run(ctx, pod, "slicecast-agent", "status")
-		a.text = string(text)
+// ask asks the agent with run, which runs a command in the agent's Pod and returns its output.
+func (a *agentStatus) ask(output string, run func(command ...string) ([]byte, error)) error {
+	answer, err := run("slicecast-agent", "status", "--output=json")
+	if err != nil {
 		return err
 	}
-	text, err := f.Run(ctx, pod, "slicecast-agent", "status", "--output=json")
-	switch {
-	case err != nil:
-		return err
-	case !json.Valid(text):
-		return fmt.Errorf("the agent has not printed JSON, but %.100q", text)
+	var fields struct{ Status json.RawMessage }
+	s := &pb.AgentDebugServiceGetStatusResponse{}
+	if err := json.Unmarshal(answer, &fields); err != nil || fields.Status == nil {
+		return fmt.Errorf("the agent has not printed its status as JSON, but %.100q", answer)
 	}
-	a.Answer = text
-	return nil
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(fields.Status, s); err != nil {
+		return fmt.Errorf("what the agent has printed is of another version: %w; upgrade what is older", err)
+	}
+	a.Problems = agentProblems(s)
+	if output != "table" {
+		a.Answer = answer
+		return nil
+	}
+	text, err := run("slicecast-agent", "status")
+	a.text = string(text)
+	return err
+}
+
+// agentProblems returns what is wrong according to an agent.
+func agentProblems(s *pb.AgentDebugServiceGetStatusResponse) (out []string) {
+	if s.GetSource() == "" && s.GetServer() == nil {
+		out = append(out, strings.TrimSuffix("it follows no server: "+s.GetLastError(), ": "))
+	}
+	if s.GetProgrammingTime() == nil {
+		out = append(out, "it has not programmed anything since it was started")
+	}
+	if e := s.GetProgrammingError(); e != "" {
+		out = append(out, "it cannot program its kernel: "+e)
+	}
+	for _, f := range s.GetFailures() {
+		out = append(out, fmt.Sprintf("it cannot program %s/%s: %s", f.GetService().GetNamespace(), f.GetService().GetName(), f.GetReason()))
+	}
+	for _, w := range s.GetWarnings() {
+		out = append(out, wire.WarningName(w.GetWarning())+": "+w.GetReason())
+	}
+	return out
 }
 
 // code implements report.
 func (r *agentReport) code() int {
-	if slices.ContainsFunc(r.agents, func(a agentStatus) bool { return a.Error != "" }) {
+	switch {
+	case slices.ContainsFunc(r.agents, func(a agentStatus) bool { return a.Error != "" }):
 		return incomplete
+	case slices.ContainsFunc(r.agents, func(a agentStatus) bool { return len(a.Problems) > 0 }):
+		return wrong
 	}
 	return fine
 }

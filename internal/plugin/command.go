@@ -144,7 +144,7 @@ type report interface {
 }
 
 // run asks the fleet and prints the report, with --watch again and again. Its error has the exit
-// code of the last report.
+// code of the last report, or that of what is incomplete if there was an error instead of it.
 func (o *options) run(c *cobra.Command, out *show.Options, ask func(context.Context, *fleet.Fleet) (report, error)) error {
 	if err := out.Validate(); err != nil {
 		return err
@@ -156,17 +156,20 @@ func (o *options) run(c *cobra.Command, out *show.Options, ask func(context.Cont
 	defer f.Close()
 	// Requests for Pods and tokens come before the servers are asked, a few at a time.
 	out.AskTimeout = 10 * o.timeout
-	var last report
+	code := fine
 	err = out.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
 		r, err := ask(ctx, f)
-		if err != nil {
-			return nil, err
+		switch {
+		case err == nil:
+			code = r.code()
+			return r, nil
+		case c.Context().Err() == nil: // otherwise the user has interrupted this
+			code = incomplete
 		}
-		last = r
-		return r, nil
+		return nil, err
 	})
-	if err == nil && last != nil && last.code() != fine {
-		err = exitError(last.code())
+	if err == nil && code != fine {
+		err = exitError(code)
 	}
 	return err
 }

@@ -3,8 +3,11 @@
 package plugin
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -22,6 +25,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/daemon"
 )
 
 func TestStatus(t *testing.T) {
@@ -346,6 +351,39 @@ func TestWatch(t *testing.T) {
 	r := runAs(ctx, e.kubeconfig, "status", "--watch")
 	require.Equal(t, fine, r.code, r.errors)
 	require.GreaterOrEqual(t, strings.Count(r.out, "slicecast-system/server-1"), 2)
+}
+
+// TestWatchThatFails checks that the exit code says it if nothing could be asked after the first
+// report.
+func TestWatchThatFails(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.eventually(fine, nil, "status")
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, in := io.Pipe()
+	root := NewCommand()
+	root.SetArgs([]string{"--kubeconfig=" + e.kubeconfig, "status", "--watch"})
+	root.SetOut(in)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := daemon.Execute(ctx, root)
+		ended <- errors.Join(err, in.Close())
+	}()
+	reports := 0
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		switch line := lines.Text(); {
+		case strings.HasPrefix(line, "slicecast-system/server-1 "):
+			if reports++; reports == 1 {
+				now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
+				require.NoError(t, plane.Client().CoreV1().Pods(serverNamespace).Delete(t.Context(), "server-1", now))
+			}
+		case strings.Contains(line, "no servers"):
+			interrupt()
+		}
+	}
+	require.Positive(t, reports)
+	require.Equal(t, incomplete, Code(root, <-ended))
 }
 
 func TestCompletion(t *testing.T) {
