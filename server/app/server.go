@@ -130,7 +130,11 @@ func (s *Server) listen(authentication *auth.Auth) error {
 	metrics, metricsTLS := daemon.MetricsHandler(c.Registry), (*tls.Config)(nil)
 	if serverTLS != nil {
 		s.addresses.GRPC = s.addTLS(l, serverTLS(), authentication)
-		metrics, metricsTLS = authentication.Observers(metrics), serverTLS("http/1.1")
+		// Only requests of this page are reviewed. A review costs the API server two requests, and a
+		// verdict is about one path.
+		pages := http.NewServeMux()
+		pages.Handle("GET /metrics", authentication.Observers(metrics))
+		metrics, metricsTLS = pages, serverTLS("http/1.1")
 	} else {
 		l = port("plaintext", bounded.Plaintext).Listener(l)
 		s.addresses.GRPC = s.addGRPC("gRPC", l, s.newGRPC(nil, authentication, auth.Operator("anybody")))

@@ -331,6 +331,9 @@ func TestMetrics(t *testing.T) {
 	url := "https://" + r.Addresses().Metrics.String() + "/metrics"
 	require.Contains(t, get(t, ca.ClientTLS(), url), "401 ")
 	require.Contains(t, get(t, ca.ClientTLS(ca.Node("a")), url), "403 ")
+	// Nobody is asked about a page that does not exist.
+	require.Contains(t, get(t, ca.ClientTLS(), url+"/invented"), "404 ")
+	require.Contains(t, get(t, ca.ClientTLS(ca.Node("a")), url+"/invented"), "404 ")
 	page := get(t, ca.ClientTLS(ca.Operator()), url)
 	require.Contains(t, page, "slicecast_server_streams 0")
 	require.Contains(t, page, `slicecast_server_refused_requests_total{reason="observer"} 1`)

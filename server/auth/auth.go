@@ -249,8 +249,9 @@ type authenticated struct {
 // Context implements grpc.ServerStream.
 func (s authenticated) Context() context.Context { return s.ctx }
 
-// Observers wraps an HTTP handler for callers who may observe. It uses the same credentials as
-// gRPC.
+// Observers wraps the HTTP handler of a page for callers who may observe. It uses the same
+// credentials as gRPC. Each path and method has a verdict of its own, for which the API server may
+// be asked. So put it around pages that exist, not around a ServeMux.
 func (a *Auth) Observers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
