@@ -188,6 +188,16 @@ func TestValuesReachTheRest(t *testing.T) {
 	require.Equal(t, want, everywhere.Subjects)
 }
 
+// TestValuesOfAnEarlierRelease renders the chart with the values of a release without users of the
+// plugin. Helm's --reuse-values gives an upgrade these values, without the chart's defaults.
+func TestValuesOfAnEarlierRelease(t *testing.T) {
+	objects := render(t, "--set=kubectl=null", "--set=cleanup.agents=true")
+	find(t, objects, "ServiceAccount", "slicecast-system", "slicecast-viewer")
+	for _, o := range objects {
+		require.False(t, o.GetName() == "slicecast-kubectl" && strings.HasSuffix(o.GetKind(), "Binding"), "there are no users")
+	}
+}
+
 // TestChangedSettingsReplacePods requires that Pods of both workloads are replaced when something
 // changes that they read only when they start.
 func TestChangedSettingsReplacePods(t *testing.T) {
