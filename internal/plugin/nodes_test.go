@@ -64,7 +64,7 @@ func TestClientsOfAServerAreBounded(t *testing.T) {
 	}
 }
 
-// TestAgesOfClients checks that a client that will have connected in the future is none of the past.
+// TestAgesOfClients checks that no client has an age below zero, whatever its server says.
 func TestAgesOfClients(t *testing.T) {
 	now := time.Now()
 	require.Equal(t, time.Minute, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(-time.Minute))}}))
