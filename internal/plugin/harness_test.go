@@ -47,7 +47,9 @@ import (
 var plane *controlplane.ControlPlane
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Controllers: true}, &plane))
+	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Controllers: true}, &plane),
+		// If both ends of SPDY close at once, it waits for a second for somebody to take the error.
+		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
 }
 
 const (
