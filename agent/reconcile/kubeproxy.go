@@ -48,8 +48,8 @@ type localPolicy struct {
 	family model.Family
 }
 
-// newKubeProxyMetrics returns the metrics and registers them. The failures that kube-proxy counts in
-// one of its modes only have values in that mode only.
+// newKubeProxyMetrics returns the metrics and registers them. The failures that kube-proxy counts
+// in one of its modes only have values in that mode only.
 func newKubeProxyMetrics(r prometheus.Registerer, mode string, c *client.Cache, families []model.Family) *kubeProxyMetrics {
 	f := promauto.With(r)
 	label := []string{"ip_family"}

@@ -145,8 +145,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
-// addCounters creates the counters in the kernel, if it has such. A counter that others have removed
-// was not in use.
+// addCounters creates the counters in the kernel, if it has such. A counter that others have
+// removed was not in use.
 func (p *Programmer) addCounters() {
 	err := addCounters()
 	if err != nil {
