@@ -10,10 +10,14 @@ internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip
 	containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins curl:curl nc:netcat-openbsd dig:bind9-dnsutils \
 	wget:wget
 internal/tools/kernel.sh >/dev/null
-for component in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy agnhost \
-	regression-issue-74839 ginkgo e2e.test; do
-	internal/testenv/kubernetes/build.sh "$component" >/dev/null
-done
-internal/tools/build.sh internal/testenv/coredns github.com/coredns/coredns >/dev/null
-internal/tools/build.sh internal/tools/h2spec github.com/summerwind/h2spec/cmd/h2spec >/dev/null
-internal/tools/helm.sh --path >/dev/null
+
+# Linking uses one processor, so two programs are built at a time. The large ones come first.
+{
+	printf 'internal/testenv/kubernetes/build.sh %s\n' e2e.test kubelet kube-apiserver kube-controller-manager kube-scheduler \
+		kubectl kube-proxy etcd agnhost regression-issue-74839 ginkgo
+	cat <<-END
+		internal/tools/build.sh internal/testenv/coredns github.com/coredns/coredns
+		internal/tools/build.sh internal/tools/h2spec github.com/summerwind/h2spec/cmd/h2spec
+		internal/tools/helm.sh --path
+	END
+} | xargs -d '\n' -n 1 -P 2 sh -c '$0 >/dev/null'
