@@ -15,7 +15,7 @@ type Disk interface {
 	Open(path string) (io.ReadCloser, error)
 	// Create opens a file for writing. The file is empty, and only its owner may read it.
 	Create(path string) (File, error)
-	// Rename gives a file another name, in place of any file that has it.
+	// Rename renames a file. A file that has the new name is replaced.
 	Rename(from, to string) error
 	// Remove removes a file.
 	Remove(path string) error

@@ -54,8 +54,8 @@ var errTerminating = errors.New("the Pod is being deleted")
 type Options struct {
 	// Config is the user's configuration for the API server.
 	Config *rest.Config
-	// Namespace is that of the servers; empty means all namespaces, and with that, whoever may create
-	// a Pod in any of them can have servers.
+	// Namespace is that of the servers. Empty means all namespaces. Then everybody who may create a
+	// Pod in one of them can pretend to be a server.
 	Namespace string
 	// ServiceAccount is the one whose tokens the servers are shown; it is in the namespace of each
 	// server.
