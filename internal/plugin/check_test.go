@@ -1,5 +1,5 @@
 // These tests prove that check finds what is wrong with a cluster, an installation and the rights
-// of whoever asks, and that what it says to read exists.
+// of the user, and that what it says to read exists.
 package plugin
 
 import (

@@ -112,7 +112,7 @@ func TestInterrupt(t *testing.T) {
 	require.Less(t, time.Since(began), patience)
 }
 
-// TestRights checks that whoever lacks a right is told which.
+// TestRights checks that a user who lacks a right is told which.
 func TestRights(t *testing.T) {
 	e := newEnvironment(t)
 	e.server("server-1")
