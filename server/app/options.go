@@ -331,7 +331,7 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 		}
 	}
 	if o.takesTokens() {
-		c.Tokens, err = o.tokens(api)
+		c.Tokens, err = o.tokens(api, c.ServerService.Namespace)
 	}
 	return c, err
 }
@@ -355,11 +355,12 @@ func (o *Options) certificates(api *rest.Config, c Config) (*certificates.Option
 	return out, err
 }
 
-// tokens returns the options for the review of tokens. validate has checked the accounts.
-func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
+// tokens returns the options for the review of tokens by servers in a namespace. validate has
+// checked the accounts.
+func (o *Options) tokens(api *rest.Config, namespace string) (*auth.TokenOptions, error) {
 	api = rest.CopyConfig(api)
 	api.QPS = -1 // the reviewer has budgets of its own
-	out := &auth.TokenOptions{Audience: cmp.Or(o.audience, rootAudience)}
+	out := &auth.TokenOptions{Audience: cmp.Or(o.audience, rootAudience), Namespace: namespace}
 	if o.audience == "" && o.SourceKind == sourceUpstream {
 		out.Audience = relayAudience
 	}

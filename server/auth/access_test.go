@@ -161,6 +161,7 @@ func TestBudgetOfOthers(t *testing.T) {
 			v := try("hostile")
 			require.Equal(t, i < reviewsOfNamespaceBurst, v.refusal == "", i)
 			require.Equal(t, i < reviewsOfNamespaceBurst, v.identity.Observer, i)
+			require.Equal(t, i >= reviewsOfNamespaceBurst, v.retry > 0, i)
 		}
 		require.Equal(t, reviewsOfNamespaceBurst, s.reviews)
 		require.Len(t, s.asked, reviewsOfNamespaceBurst)
@@ -168,7 +169,11 @@ func TestBudgetOfOthers(t *testing.T) {
 		require.Equal(t, "system:serviceaccount:hostile:account-1", s.asked[0].User)
 		require.True(t, try("honest").identity.Observer)
 
-		// All of them together wait for their budget, and nodes do not.
+		// Whoever comes back when told gets a review.
+		time.Sleep(try("hostile").retry)
+		require.True(t, try("hostile").identity.Observer)
+
+		// All of them together wait for their budget. Nodes and the servers' namespace do not.
 		for i := range reviewsOfOthersBurst {
 			require.Empty(t, try(fmt.Sprintf("hostile-%d", i)).refusal)
 		}
@@ -176,6 +181,8 @@ func TestBudgetOfOthers(t *testing.T) {
 		require.Empty(t, try("one-more").refusal)
 		require.Positive(t, time.Since(start))
 		start = time.Now()
+		require.True(t, try("ns").identity.Observer)
+		require.Zero(t, time.Since(start))
 		v, err := r.review(t.Context(), s.token(good("node-1")), stream)
 		require.NoError(t, err)
 		require.Empty(t, v.refusal)

@@ -116,7 +116,7 @@ func (s *signer) allow(
 func (s *signer) reviewer() *tokenReviewer {
 	return newTokenReviewer(TokenOptions{
 		Review: s.answer, Access: s.allow, Get: s.get, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
-		Relays: []types.NamespacedName{{Namespace: "ns", Name: "relay"}},
+		Relays: []types.NamespacedName{{Namespace: "ns", Name: "relay"}}, Namespace: "ns",
 	}, func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil))
 }
 

@@ -41,8 +41,8 @@ const (
 
 // These are the limits on TokenReviews that the server requests, per second and at once.
 const (
-	// reviewsOfKnown is the budget of all relays, and of all nodes that have a Node. It lets 5000
-	// reconnecting nodes back within half a minute.
+	// reviewsOfKnown is the budget of all relays, of all nodes that have a Node, and of the
+	// servers' namespace. It lets 5000 reconnecting nodes back within half a minute.
 	reviewsOfKnown      = 200
 	reviewsOfKnownBurst = 400
 	// reviewsOfUnknown is the budget of all nodes without a Node in the store: the server has not
@@ -65,6 +65,8 @@ const (
 	// create one can create many. It is enough for several operators who ask at the same time.
 	reviewsOfNamespace      = 5
 	reviewsOfNamespaceBurst = 50
+	// namespaceRetry is when a caller whose namespace has used up its share should come back.
+	namespaceRetry = time.Second
 	// namespaces is how many namespaces' shares are kept.
 	namespaces = 4096
 )
@@ -84,6 +86,9 @@ type TokenOptions struct {
 	// those whose tokens identify relays. All others are observers for the requests that the API
 	// server allows them.
 	Agents, Relays []types.NamespacedName
+	// Namespace is that of the servers. ServiceAccounts there, such as those of operators, do not
+	// wait for those of other namespaces. It may be empty.
+	Namespace string
 }
 
 // access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
@@ -103,7 +108,8 @@ type access struct{ verb, path string }
 //     first check have none, so invented tokens do not displace others.
 //  2. Each TokenReview is paid for with a token of the share of its node, relay or namespace, and
 //     with one of a budget. So is the SubjectAccessReview that may follow it.
-//  3. The shares and the budget of agents and relays are not those of other ServiceAccounts.
+//  3. The shares and the budget of agents and relays are not those of other ServiceAccounts. Those
+//     of the servers' namespace have a share like other namespaces, but the agents' budget.
 type tokenReviewer struct {
 	options   TokenOptions
 	knownNode func(name string) bool // reports whether a Node of that name exists
@@ -114,7 +120,7 @@ type tokenReviewer struct {
 	// shares has the shares of nodes and relays, and namespaces those of other ServiceAccounts.
 	shares, namespaces *lru.Cache[string, *rate.Limiter]
 	// known and unknown are the budgets of agents and relays with and without a Node, and others is
-	// that of other ServiceAccounts.
+	// that of ServiceAccounts of other namespaces than the servers'.
 	known, unknown, others *rate.Limiter
 	reviews                *prometheus.CounterVec
 }
@@ -129,9 +135,9 @@ const (
 func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: "server", Name: "token_reviews_total",
-		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, and of " +
-			"nodes that have a Node), unknown (of other nodes) or others (of other ServiceAccounts, of which each is " +
-			"followed by a SubjectAccessReview).",
+		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, of " +
+			"nodes that have a Node, and of the servers' own namespace), unknown (of other nodes) or others (of other " +
+			"ServiceAccounts). A SubjectAccessReview may follow each review of what is neither an agent nor a relay.",
 	}, []string{"budget"})
 	for _, budget := range []string{budgetKnown, budgetUnknown, budgetOthers} {
 		v.WithLabelValues(budget)
@@ -212,8 +218,12 @@ func (r *tokenReviewer) review(ctx context.Context, token string, request access
 // budgets allow it. The verdict has no expiry if the API server was not asked.
 func (r *tokenReviewer) ask(ctx context.Context, token string, request access, c claims, i Identity) (verdict, error) {
 	if !r.claimReview(ctx, i) {
+		retry := shareFills
+		if i.isOther() {
+			retry = namespaceRetry
+		}
 		return verdict{
-			reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills,
+			reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: retry,
 			refusal: "too many tokens of this node, relay or namespace, or of all of them, wait for a review by the " +
 				"API server: try again later",
 		}, nil
@@ -298,7 +308,9 @@ func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	switch {
 	case i.isOther():
 		who, _, _ = strings.Cut(strings.TrimPrefix(i.User, serviceAccountPrefix), ":")
-		budget, name = r.others, budgetOthers
+		if who != r.options.Namespace {
+			budget, name = r.others, budgetOthers
+		}
 		held, most, burst = r.namespaces, reviewsOfNamespace, reviewsOfNamespaceBurst
 	case i.Node != "":
 		who = i.Node
