@@ -7,6 +7,8 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -126,11 +128,12 @@ func (w *world) renewCertificates() {
 	for _, s := range w.servers {
 		w.pki.renewServer(s, lifetime)
 	}
-	for _, n := range w.nodes {
-		w.pki.renewClient(n.name, lifetime)
+	w.pki.mu.Lock()
+	names := slices.Sorted(maps.Keys(w.pki.clients)) // also those that nodes have had, and may get again
+	w.pki.mu.Unlock()
+	for _, name := range names {
+		w.pki.renewClient(name, lifetime)
 	}
-	w.pki.renewClient(relayName, lifetime)
-	w.pki.renewClient(operatorName, lifetime)
 }
 
 // endCertificate issues a certificate of a server or a client that is about to end.
