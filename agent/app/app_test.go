@@ -1,20 +1,17 @@
 // These tests prove how an agent starts and serves its ports, with the whole agent in the test's
 // process. It prints the Services of a directory of manifests, is not ready before it has
-// programmed something, bounds its metrics port and asks for a certificate there, and names the
+// programmed something, and names the
 // flag in an error.
 package app
 
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,9 +22,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/slicecast/slicecast/internal/bounded"
-	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
-	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -136,71 +130,6 @@ func TestNotReadyWithoutServer(t *testing.T) {
 	out := start(t, "--servers="+freeAddress(t), "--insecure-plaintext", "--programmer=printer", "--healthz-bind-address="+health)
 	require.Eventually(t, func() bool { return readyz(t, health) == http.StatusServiceUnavailable }, 10*time.Second, 10*time.Millisecond)
 	require.Empty(t, out.String(), "nothing is programmed before the agent knows something")
-}
-
-// startMetrics starts an agent with metrics. It returns their address, a function that requests
-// them with the given client certificates, and a certificate that the agent accepts.
-func startMetrics(t *testing.T) (address string, get func(certs ...tls.Certificate) (string, error), scraper tls.Certificate) {
-	t.Helper()
-	dir := t.TempDir()
-	ca, err := testca.New()
-	require.NoError(t, err)
-	caFile, err := ca.WriteCA(dir)
-	require.NoError(t, err)
-	serving, err := ca.Server("127.0.0.1")
-	require.NoError(t, err)
-	cert, key, err := testca.Write(dir, "metrics", serving)
-	require.NoError(t, err)
-	scraper, err = ca.Client("prometheus")
-	require.NoError(t, err)
-
-	address = freeAddress(t)
-	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--secure-metrics-bind-address="+address,
-		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)
-	get = func(certs ...tls.Certificate) (string, error) { return scrape(t, address, ca.Pool(), certs) }
-	require.Eventually(t, func() bool {
-		body, err := get(scraper)
-		return err == nil && strings.Contains(body, "slicecast_agent_service_ports 0")
-	}, 10*time.Second, 10*time.Millisecond)
-	return address, get, scraper
-}
-
-func TestMetricsRequireACertificate(t *testing.T) {
-	_, get, _ := startMetrics(t)
-	_, err := get()
-	require.ErrorContains(t, err, "certificate required")
-}
-
-// TestMetricsPortIsBounded asserts that the metrics port keeps only few connections of clients that
-// ask for nothing, and that metrics can be scraped meanwhile.
-func TestMetricsPortIsBounded(t *testing.T) {
-	address, get, scraper := startMetrics(t)
-	crowd := boundedtest.NewCrowd(t, address)
-	for i := range 2000 {
-		crowd.Join(netip.MustParseAddr("127.0.0.1"), "")
-		if i%200 == 0 {
-			_, err := get(scraper)
-			require.NoError(t, err)
-			require.LessOrEqual(t, crowd.Held(), bounded.Metrics.PerAddress)
-		}
-	}
-	body, err := get(scraper)
-	require.NoError(t, err)
-	require.Contains(t, body, `slicecast_agent_displaced_connections_total{port="metrics"}`)
-}
-
-func scrape(t *testing.T, address string, roots *x509.CertPool, certs []tls.Certificate) (string, error) {
-	t.Helper()
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certs},
-	}}
-	r, err := client.Get("https://" + address + "/metrics")
-	if err != nil {
-		return "", err
-	}
-	defer func() { require.NoError(t, r.Body.Close()) }()
-	b, err := io.ReadAll(r.Body)
-	return string(b), err
 }
 
 func TestStartErrorsNameTheFlag(t *testing.T) {

@@ -54,6 +54,7 @@ type Options struct {
 	Profiling            bool
 	SecureMetricsAddress string
 	MetricsCertFile      string
+	MetricsTokenAudience string
 	MetricsKeyFile       string
 	MetricsClientCAFile  string
 
@@ -111,8 +112,8 @@ func (o *Options) addFeedFlags(fs *pflag.FlagSet) {
 			"its cluster IP is not used.")
 	fs.StringVar(&o.Source, "source", "", "Where a standalone agent gets its state from: kube or file.")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
-		"Path to the kubeconfig file for --server-service and --source=kube. If empty, the in-cluster configuration "+
-			"is used.")
+		"Path to the kubeconfig file for --server-service, --source=kube and --metrics-token-audience. If empty, the "+
+			"in-cluster configuration is used.")
 	fs.StringVar(&o.Manifests, "manifests", "", "Path to the directory of manifests for --source=file.")
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"Value of the label service.kubernetes.io/service-proxy-name of the Services that a standalone agent serves. "+
@@ -141,16 +142,20 @@ func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
 		"Comma-separated list of the pages that --metrics-bind-address has: "+strings.Join(pages.Names, ", ")+".")
 	fs.BoolVar(&o.Profiling, "profiling", false, "Serve /debug/pprof on --metrics-bind-address, too.")
 	fs.StringVar(&o.SecureMetricsAddress, "secure-metrics-bind-address", "",
-		"Address (host:port) to serve /metrics on, over TLS to clients with a certificate. If empty, they are not "+
-			"served over TLS.")
+		"Address (host:port) to serve /metrics on, over TLS to observers: see --metrics-client-ca-file and "+
+			"--metrics-token-audience. If empty, they are not served over TLS.")
 	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "",
 		"Path to the PEM file with the certificate for --secure-metrics-bind-address. The file is reloaded when it "+
-			"changes.")
+			"changes. If empty, the agent makes a certificate, which clients cannot verify.")
 	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "",
 		"Path to the PEM file with the private key of --metrics-cert-file. The file is reloaded when it changes.")
 	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "",
 		"Path to the PEM file with the CA certificates that the client certificates for /metrics are verified "+
-			"against. The file is reloaded when it changes.")
+			"against: those of observers (slicecast:observers) and operators (system:masters). The file is reloaded when "+
+			"it changes.")
+	fs.StringVar(&o.MetricsTokenAudience, "metrics-token-audience", "",
+		"Audience of the ServiceAccount tokens that --secure-metrics-bind-address accepts, if the API server allows "+
+			"their ServiceAccount to get the path /metrics. If empty, no tokens are accepted.")
 }
 
 // complete sets what depends on the machine.
@@ -193,9 +198,9 @@ func (o *Options) validateFeed() error {
 	case o.standalone() && o.Checkpoint != "":
 		return errors.New("--checkpoint requires --servers or --server-service: set one of them, or remove " +
 			"--checkpoint")
-	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
-		return errors.New("--kubeconfig requires --server-service or --source=kube: set one of them, or remove " +
-			"--kubeconfig")
+	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube" && o.MetricsTokenAudience == "":
+		return errors.New("--kubeconfig requires --server-service, --source=kube or --metrics-token-audience: set one " +
+			"of them, or remove --kubeconfig")
 	case o.ServerService != "" && !isService:
 		return fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
 	case !o.standalone():
@@ -255,10 +260,19 @@ func (o *Options) validateMetrics() error {
 			return fmt.Errorf("--pages contains %q: use %s", page, strings.Join(pages.Names, ", "))
 		}
 	}
-	all := []string{o.SecureMetricsAddress, o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
-	if slices.Contains(all, "") && slices.ContainsFunc(all, func(s string) bool { return s != "" }) {
-		return errors.New("--secure-metrics-bind-address, --metrics-cert-file, --metrics-key-file and " +
-			"--metrics-client-ca-file must be set together")
+	clients := o.MetricsClientCAFile != "" || o.MetricsTokenAudience != ""
+	switch {
+	case (o.MetricsCertFile == "") != (o.MetricsKeyFile == ""):
+		return errors.New("--metrics-cert-file and --metrics-key-file must be set together")
+	case o.SecureMetricsAddress == "" && (clients || o.MetricsCertFile != ""):
+		return errors.New("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file and " +
+			"--metrics-token-audience require --secure-metrics-bind-address: set it, or remove these flags")
+	case o.SecureMetricsAddress != "" && !clients:
+		return errors.New("--secure-metrics-bind-address requires --metrics-client-ca-file or " +
+			"--metrics-token-audience: set at least one of them")
+	case o.MetricsCertFile == "" && o.MetricsClientCAFile != "":
+		return errors.New("--metrics-client-ca-file requires --metrics-cert-file and --metrics-key-file: set them, or " +
+			"use --metrics-token-audience")
 	}
 	return nil
 }

@@ -47,7 +47,8 @@ func TestValidOptions(t *testing.T) {
 		"health":          {"--source=kube", "--healthz-bind-address=127.0.0.1:1,:2,[::1]:3"},
 		"metrics": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-cert-file=c", "--metrics-key-file=k",
 			"--metrics-client-ca-file=ca"},
-		"pages": {"--source=kube", "--metrics-bind-address=127.0.0.1:1,[::1]:2", "--pages=metrics,proxyMode", "--profiling"},
+		"metrics by token": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-token-audience=a"},
+		"pages":            {"--source=kube", "--metrics-bind-address=127.0.0.1:1,[::1]:2", "--pages=metrics,proxyMode", "--profiling"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, args...)
@@ -131,7 +132,10 @@ func TestInvalidOptions(t *testing.T) {
 		"half seconds":        {[]string{"--source=kube", "--conntrack-udp-timeout=1500ms"}, "--conntrack-udp-timeout is 1.5s"},
 		"pages for everyone":  {[]string{"--source=kube", "--metrics-bind-address=0.0.0.0:10249"}, "or --secure-metrics-bind-address"},
 		"no such page":        {[]string{"--source=kube", "--pages=metrics,secrets"}, `--pages contains "secrets"`},
-		"metrics without TLS": {[]string{"--source=kube", "--secure-metrics-bind-address=:1"}, "must be set together"},
+		"metrics for nobody":  {[]string{"--source=kube", "--secure-metrics-bind-address=:1"}, "requires --metrics-client-ca-file or"},
+		"metrics, no key":     {[]string{"--source=kube", "--metrics-cert-file=a"}, "must be set together"},
+		"metrics, no port":    {[]string{"--source=kube", "--metrics-token-audience=a"}, "require --secure-metrics-bind-address"},
+		"metrics, no name":    {[]string{"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-client-ca-file=a"}, "requires --metrics-cert-file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, c.args...)

@@ -4,15 +4,22 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/pages"
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
@@ -32,25 +39,101 @@ func (a *agent) newPages() *pages.Server {
 	})
 }
 
-// serveMetrics serves metrics, to clients with a certificate, if --secure-metrics-bind-address is
-// set.
+// serveMetrics serves metrics over TLS if --secure-metrics-bind-address is set, to clients with a
+// certificate or a token.
 func (a *agent) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	o := a.options
 	if o.SecureMetricsAddress == "" {
 		return nil
 	}
-	files, err := tlsfiles.Follow(tlsfiles.Files{
-		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
-	}, a.logger)
+	config, err := o.metricsTLS(a.logger)
 	if err != nil {
-		return fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
+		return err
+	}
+	clients := auth.Options{
+		Program: "agent", ClientCAFlag: "--metrics-client-ca-file", TokenFlags: "--metrics-token-audience",
+		Logger: a.logger, Registerer: a.registry,
+	}
+	if o.MetricsTokenAudience != "" {
+		if clients.Tokens, err = o.metricsTokens(); err != nil {
+			return err
+		}
 	}
 	l, err := daemon.Listen("secure-metrics-bind-address", o.SecureMetricsAddress)
 	if err != nil {
 		return err
 	}
+	handler := http.NewServeMux()
+	handler.Handle("GET /metrics", auth.New(clients).Observers(daemon.MetricsHandler(a.registry)))
 	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
-	config := files.Server(tls.RequireAndVerifyClientCert, "http/1.1")
-	g.Go(func() error { return port.Serve(ctx, l, config, daemon.MetricsHandler(a.registry)) })
+	g.Go(func() error { return port.Serve(ctx, l, config, handler) })
 	return nil
+}
+
+// metricsTLS returns the configuration of TLS for --secure-metrics-bind-address.
+func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
+	if o.MetricsCertFile == "" {
+		self := &selfSigned{name: o.NodeName}
+		return &tls.Config{
+			MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"},
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return self.certificate() },
+		}, nil
+	}
+	files, err := tlsfiles.Follow(tlsfiles.Files{
+		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
+	}, log)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
+	}
+	return files.Server(tls.VerifyClientCertIfGiven, "http/1.1"), nil
+}
+
+// reuseVerdicts is how long the API server's verdict on a token for metrics is reused. It is the
+// kubelet's authentication.webhook.cacheTTL. All nodes of a large cluster are scraped twice a minute.
+const reuseVerdicts = 2 * time.Minute
+
+// metricsTokens returns the options for the review of tokens for metrics.
+func (o *Options) metricsTokens() (*auth.TokenOptions, error) {
+	config, err := kube.Config(o.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-token-audience: %w", err)
+	}
+	out := &auth.TokenOptions{Audience: o.MetricsTokenAudience, Reuse: reuseVerdicts}
+	out.Review, out.Access, out.Get, err = kube.Reviews(config)
+	return out, err
+}
+
+// selfSignedLife is how long a certificate of the agent's own is valid. It is replaced when half of
+// the time is over.
+const selfSignedLife = 365 * 24 * time.Hour
+
+// selfSigned has a certificate of the agent's own, as kubelets do that have none from the cluster.
+// Clients cannot verify it. Each process makes another one, and its key never leaves the process.
+type selfSigned struct {
+	name string // of the node
+
+	mu      sync.Mutex // guards held and renewal
+	held    *tls.Certificate
+	renewal time.Time // when held is replaced
+}
+
+func (s *selfSigned) certificate() (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Before(s.renewal) {
+		return s.held, nil
+	}
+	// Clocks of clients may be behind.
+	validity := ca.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(selfSignedLife)}
+	issuer, err := ca.New(s.name, validity)
+	if err != nil {
+		return nil, err
+	}
+	held, err := issuer.Issue(ca.Serving(s.name), validity)
+	if err != nil {
+		return nil, err
+	}
+	s.held, s.renewal = &held, now.Add(selfSignedLife/2)
+	return s.held, nil
 }

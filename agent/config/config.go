@@ -72,6 +72,7 @@ type Agent struct {
 	MetricsCertFile          *string  `json:"metricsCertFile,omitempty" flag:"metrics-cert-file"`
 	MetricsKeyFile           *string  `json:"metricsKeyFile,omitempty" flag:"metrics-key-file"`
 	MetricsClientCAFile      *string  `json:"metricsClientCAFile,omitempty" flag:"metrics-client-ca-file"`
+	MetricsTokenAudience     *string  `json:"metricsTokenAudience,omitempty" flag:"metrics-token-audience"`
 	StatusSocket             *string  `json:"statusSocket,omitempty" flag:"status-socket"`
 	Logging                  *Logging `json:"logging,omitempty"`
 }

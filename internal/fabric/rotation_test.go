@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source/kube"
@@ -34,7 +35,6 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/server/app"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/certificates"
 )
 

@@ -22,8 +22,8 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/slicecast/slicecast/internal/auth"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 )
 
 // These identify the tokens of the API server from which the server reads issuer and keys.

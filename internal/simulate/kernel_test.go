@@ -159,7 +159,12 @@ func (p *kernelProgrammer) Replace(_ context.Context, state view.State) error {
 	clear(p.staleFamily)
 	p.flushed = false
 	err = p.carryOut("replace", r, changes)
-	p.node, p.loose = node, p.loose && r != accepts && r != failsAfter
+	if p.loose && (r == accepts || r == failsAfter) {
+		// What is not programmed has gone back, too.
+		maps.DeleteFunc(p.at, func(o portObject, _ int) bool { return want[o.port] == nil })
+		p.loose = false
+	}
+	p.node = node
 	return err
 }
 

@@ -18,9 +18,9 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 )
 
 // lean makes a client's configuration offer the protocol of the lean server.

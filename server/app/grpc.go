@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/slicecast/slicecast/internal/auth"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
 )
 

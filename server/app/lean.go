@@ -5,8 +5,8 @@ import (
 	"crypto/tls"
 	"net"
 
+	"github.com/slicecast/slicecast/internal/auth"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/h2"
 )

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -23,7 +24,6 @@ import (
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/certificates"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -358,17 +358,13 @@ func (o *Options) certificates(api *rest.Config, c Config) (*certificates.Option
 // tokens returns the options for the review of tokens by servers in a namespace. validate has
 // checked the accounts.
 func (o *Options) tokens(api *rest.Config, namespace string) (*auth.TokenOptions, error) {
-	api = rest.CopyConfig(api)
-	api.QPS = -1 // the reviewer has budgets of its own
 	out := &auth.TokenOptions{Audience: cmp.Or(o.audience, rootAudience), Namespace: namespace}
 	if o.audience == "" && o.SourceKind == sourceUpstream {
 		out.Audience = relayAudience
 	}
-	var reviewErr, accessErr, getErr error
-	out.Review, reviewErr = kube.TokenReviews(api)
-	out.Access, accessErr = kube.AccessReviews(api)
-	out.Get, getErr = kube.Paths(api)
 	out.Agents, _ = parseServiceAccounts("", o.agentAccounts)
 	out.Relays, _ = parseServiceAccounts("", o.relayAccounts)
-	return out, errors.Join(reviewErr, accessErr, getErr)
+	var err error
+	out.Review, out.Access, out.Get, err = kube.Reviews(api)
+	return out, err
 }

@@ -18,12 +18,12 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/certificates"
 	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -86,7 +86,9 @@ func New(c Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("read the host name, which is the server's name: %w", err)
 	}
 	authentication := auth.New(auth.Options{
-		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
+		Program: "server", ClientCAFlag: "--client-ca-file",
+		TokenFlags: "--agent-service-account or --relay-service-account",
+		Tokens:     c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
 		Logger: c.Logger, Registerer: c.Registry,
 	})
 	options := fanout.Options{

@@ -23,12 +23,12 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/auth/authtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/show"
 	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
 // runStatus runs the status command.

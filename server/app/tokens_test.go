@@ -18,8 +18,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/auth/authtest"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
-	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
 // tokens creates ServiceAccounts and their tokens in a real API server.

@@ -3,7 +3,7 @@
 // The package only reads what the hub and the store publish anyway, so a question disturbs no
 // client. GetStatus counts only the objects of shards that have changed since the previous call.
 // ListAgents reads the states of all streams once, and sends them at the caller's pace. Callers are
-// authorized before they get here (see server/auth).
+// authorized before they get here (see internal/auth).
 package debug
 
 import (

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/slicecast/slicecast/server/refusals"
+	"github.com/slicecast/slicecast/internal/refusals"
 )
 
 // sourceBits is the length of the IPv6 prefix that counts as one address. Networks assign at least

@@ -29,6 +29,7 @@ func alone(t *testing.T) {
 	i.requireStatus()
 	i.requirePlugin()
 	i.requireObserver()
+	i.requireScraper()
 
 	// A cleaner takes the place of each agent.
 	i.helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=cleanup.agents=true")

@@ -5,7 +5,7 @@
 // to them. So each server is reached through a port-forward. The user requests a short-lived token
 // of the ServiceAccount slicecast-viewer for it, with the audience of that tier of servers. A
 // server asks the API server whether the token's ServiceAccount may call the method (see
-// server/auth). The user's own credentials are shown to the API server only.
+// internal/auth). The user's own credentials are shown to the API server only.
 //
 // A server's certificate is verified as agents do it: against the CAs that are published in a
 // ConfigMap, for the name that the servers' Service has. The server's Pod has this in its command

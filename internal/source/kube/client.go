@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -120,6 +121,23 @@ func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]
 			VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
 		return list.Items, err
 	}, nil
+}
+
+// Reviews returns the functions of TokenReviews, AccessReviews and Paths. Their requests are not
+// limited: whoever reviews tokens has budgets of its own.
+func Reviews(config *rest.Config) (
+	tokens func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error),
+	access func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error),
+	paths func(ctx context.Context, path string) ([]byte, error),
+	err error,
+) {
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	var errs [3]error
+	tokens, errs[0] = TokenReviews(config)
+	access, errs[1] = AccessReviews(config)
+	paths, errs[2] = Paths(config)
+	return tokens, access, paths, errors.Join(errs[:]...)
 }
 
 // TokenReviews returns a function that lets the API server review a token with one request.

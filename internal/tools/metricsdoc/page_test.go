@@ -93,7 +93,7 @@ func serverCommand(dir string) command {
 	secret := []string{"--tls-secret=a/b", "--ca-config-map=a/b", "--server-service=a/b"}
 	kubeconfig := "--kubeconfig=" + dir + "/kubeconfig"
 	return command{
-		name: "slicecast-server", about: "For operators and observers; see [server/auth](../server/auth/doc.go).",
+		name: "slicecast-server", about: "For operators and observers; see [internal/auth](../internal/auth/doc.go).",
 		variants: []variant{
 			{slices.Concat(fileSource, []string{"--insecure-plaintext"}), []string{"--source=file"}},
 			{slices.Concat(fileSource, tls), []string{"--source=file", "TLS"}},

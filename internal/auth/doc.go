@@ -1,4 +1,5 @@
-// Package auth decides who may use the server, and in which role.
+// Package auth decides who may use the server, and in which role. It also decides who may read an
+// agent's metrics.
 //
 // A caller's identity comes from one of these:
 //

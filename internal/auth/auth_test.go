@@ -32,9 +32,9 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/auth/authtest"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
 // fixture is a gRPC server on loopback that an Auth guards.
@@ -71,7 +71,7 @@ func newFixture(t *testing.T, tokens *tokenReviewer) *fixture {
 	f.files.Certificate, f.files.PrivateKey = f.ca.Server()
 	f.files.CA = f.ca.File
 	logger := slog.New(slog.NewTextHandler(f.logs, nil))
-	f.auth = New(Options{Logger: logger, Registerer: f.registry})
+	f.auth = New(Options{Program: "server", Logger: logger, Registerer: f.registry})
 	f.auth.tokens = tokens
 	certificates, err := tlsfiles.Follow(f.files, logger)
 	require.NoError(t, err)
@@ -379,7 +379,7 @@ func TestObserversOverHTTP(t *testing.T) {
 // TestANodeHasOneName checks that a node has one name, and so one share, whatever its credentials
 // are.
 func TestANodeHasOneName(t *testing.T) {
-	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+	a := New(Options{Program: "server", Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	for _, i := range []Identity{
 		{User: "system:node:a", Node: "a"},
 		{User: "system:serviceaccount:slicecast:agent", Node: "a"},
@@ -394,7 +394,7 @@ func TestANodeHasOneName(t *testing.T) {
 func TestOperatorNeedsNoCredentials(t *testing.T) {
 	i, err := Operator("debug socket")(t.Context(), stream.path)
 	require.NoError(t, err)
-	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+	a := New(Options{Program: "server", Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	for kind := range pb.ClientKind_name {
 		user, _, err := a.Authorize(withIdentity(t.Context(), i), pb.ClientKind(kind), "a")
 		require.NoError(t, err)

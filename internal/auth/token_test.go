@@ -147,7 +147,7 @@ func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*tokenRev
 		Review: reviews.review, Access: access, Get: reviews.get, Audience: audience,
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
-	}, func(string) bool { return false }, newReviewsCounter(nil)), reviews
+	}, func(string) bool { return false }, newReviewsCounter(nil, "server")), reviews
 }
 
 // TestIdentityExpires checks that an identity expires with its credentials.

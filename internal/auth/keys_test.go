@@ -117,7 +117,7 @@ func (s *signer) reviewer() *tokenReviewer {
 	return newTokenReviewer(TokenOptions{
 		Review: s.answer, Access: s.allow, Get: s.get, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: "ns", Name: "relay"}}, Namespace: "ns",
-	}, func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil))
+	}, func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil, "server"))
 }
 
 // good returns the claims of a valid token of a node's agent.

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -28,8 +29,8 @@ const (
 	// serviceAccountPrefix begins the user name of a ServiceAccount, which is
 	// system:serviceaccount:<namespace>:<name>.
 	serviceAccountPrefix = "system:serviceaccount:"
-	// verdictLife is how long a verdict is reused, good or bad. API server extensions trust a
-	// review for as long by default.
+	// verdictLife is how long a verdict is reused, good or bad, unless the options say otherwise.
+	// API server extensions trust a review for as long by default.
 	verdictLife = 10 * time.Second
 	// verdicts is how many verdicts are kept: a few for each node of a large cluster.
 	verdicts = 16384
@@ -89,6 +90,8 @@ type TokenOptions struct {
 	// Namespace is that of the servers. ServiceAccounts there, such as those of operators, do not
 	// wait for those of other namespaces. It may be empty.
 	Namespace string
+	// Reuse is how long a good verdict is reused. 0 means ten seconds, for which all others are.
+	Reuse time.Duration
 }
 
 // access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
@@ -132,9 +135,9 @@ const (
 	budgetOthers  = "others"
 )
 
-func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
+func newReviewsCounter(r prometheus.Registerer, program string) *prometheus.CounterVec {
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
-		Namespace: "slicecast", Subsystem: "server", Name: "token_reviews_total",
+		Namespace: "slicecast", Subsystem: program, Name: "token_reviews_total",
 		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, of " +
 			"nodes that have a Node, and of the servers' own namespace), unknown (of other nodes) or others (of other " +
 			"ServiceAccounts). A SubjectAccessReview may follow each review of what is neither an agent nor a relay.",
@@ -249,7 +252,11 @@ func (r *tokenReviewer) ask(ctx context.Context, token string, request access, c
 			}
 		}
 	}
-	v.expires = r.now().Add(verdictLife)
+	life := verdictLife
+	if v.refusal == "" {
+		life = cmp.Or(r.options.Reuse, verdictLife)
+	}
+	v.expires = r.now().Add(life)
 	return v, nil
 }
 
@@ -273,9 +280,9 @@ func (r *tokenReviewer) authorize(
 		return verdict{}, fmt.Errorf("create a SubjectAccessReview: %w", err)
 	case !result.Status.Allowed:
 		return verdict{reason: reasonAccess, code: codes.PermissionDenied, refusal: fmt.Sprintf(
-			"%.300q is the ServiceAccount of no agent or relay (--agent-service-account, --relay-service-account), and "+
-				"the API server does not allow it to %s %.300q: bind it to a ClusterRole with this verb and "+
-				"nonResourceURL, such as slicecast-viewer",
+			"the API server does not allow %.300q to %s %.300q: bind it to a ClusterRole with this verb and "+
+				"nonResourceURL, such as slicecast-viewer; agents and relays have the ServiceAccounts of a server's "+
+				"--agent-service-account and --relay-service-account",
 			user.Username, request.verb, request.path)}, nil
 	}
 	v.identity.Observer = true

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/slicecast/slicecast/server/refusals"
+	"github.com/slicecast/slicecast/internal/refusals"
 )
 
 // These are the reasons for which requests are refused, and values of the metric's label.
@@ -27,9 +27,9 @@ const (
 	reasonObserver       = "observer"
 )
 
-func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals.Counter {
+func newRefusals(r prometheus.Registerer, log *slog.Logger, program string) *refusals.Counter {
 	return refusals.New(log, r, prometheus.CounterOpts{
-		Name: "slicecast_server_refused_requests_total",
+		Namespace: "slicecast", Subsystem: program, Name: "refused_requests_total",
 		Help: "Number of requests that authentication or authorization refused, by reason.",
 	}, map[string]string{
 		reasonNoCredentials:  "neither a client certificate nor a token",

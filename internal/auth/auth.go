@@ -21,16 +21,20 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/refusals"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/refusals"
 )
 
 // Options configures an Auth.
 type Options struct {
+	// Program is the part of the names of metrics that says whose they are: server or agent.
+	Program string
+	// ClientCAFlag and TokenFlags are the flags for client certificates and for tokens, for messages.
+	ClientCAFlag, TokenFlags string
 	// Tokens configures the review of bearer tokens. nil means that no token is accepted.
 	Tokens *TokenOptions
-	// KnownNode reports whether a Node of that name exists. It is required if Tokens is set.
+	// KnownNode reports whether a Node of that name exists. It is required if Tokens has agents.
 	KnownNode func(name string) bool
 	// Logger receives refusals. It is required.
 	Logger *slog.Logger
@@ -40,14 +44,15 @@ type Options struct {
 
 // Auth identifies callers and decides what they may do.
 type Auth struct {
+	options  Options
 	tokens   *tokenReviewer // nil if no token is accepted
 	refusals *refusals.Counter
 }
 
 // New returns an Auth.
 func New(o Options) *Auth {
-	a := &Auth{refusals: newRefusals(o.Registerer, o.Logger)}
-	reviews := newReviewsCounter(o.Registerer)
+	a := &Auth{options: o, refusals: newRefusals(o.Registerer, o.Logger, o.Program)}
+	reviews := newReviewsCounter(o.Registerer, o.Program)
 	if o.Tokens != nil {
 		a.tokens = newTokenReviewer(*o.Tokens, o.KnownNode, reviews)
 	}
@@ -95,8 +100,8 @@ func (a *Auth) identify(
 	}
 	if len(authorization) == 0 {
 		return Identity{}, a.refuse(ctx, reasonNoCredentials, codes.Unauthenticated,
-			"no credentials: use a client certificate of a CA in the server's --client-ca-file (TLS clients do not "+
-				"send others), or send a ServiceAccount token as the bearer token")
+			"no credentials: use a client certificate of a CA in %s (TLS clients do not send others), or send a "+
+				"ServiceAccount token as the bearer token", a.options.ClientCAFlag)
 	}
 	token, ok := bearerToken(authorization[0])
 	if !ok {
@@ -105,8 +110,7 @@ func (a *Auth) identify(
 	}
 	if a.tokens == nil {
 		return Identity{}, a.refuse(ctx, reasonToken, codes.Unauthenticated,
-			"this server accepts no tokens, because it was started without --agent-service-account and "+
-				"--relay-service-account: use a client certificate")
+			"tokens are not accepted without %s: use a client certificate", a.options.TokenFlags)
 	}
 	verdict, err := a.tokens.review(ctx, token, request)
 	if err != nil {
