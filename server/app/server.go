@@ -21,6 +21,7 @@ import (
 	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -105,7 +106,11 @@ func New(c Config) (_ *Server, err error) {
 		options.Warn = func(node string, w pb.NodeWarning, reason string) { c.Events.Warn(node, eventReason(w), reason) }
 	}
 	s.hub = fanout.New(options)
-	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind, Upstream: connection})
+	answers := debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind, Upstream: connection}
+	if k, ok := c.Source.(*kube.Source); ok {
+		answers.Stale = k.Stale
+	}
+	s.debug = debug.New(answers)
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err

@@ -73,12 +73,17 @@ func (r *statusReport) printServer(out *show.Page) {
 		state = "draining"
 	case !s.GetSource().GetSynced():
 		state = "not synced with its source yet"
+	case s.GetSource().GetStaleSince() != nil:
+		state = "stale"
 	}
 	out.Row("Server", fmt.Sprintf("%s, version %s, up %s, %s",
 		s.GetServerName(), s.GetServerVersion(), r.since(s.GetStartTime()), state))
 	source := s.GetSource().GetKind()
 	if v := s.GetSource().GetResourceVersions(); v != nil {
 		source += fmt.Sprintf(", resource versions %d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
+	}
+	if since := s.GetSource().GetStaleSince(); since != nil {
+		source += fmt.Sprintf(", may lack changes of the last %s: %s", r.since(since), s.GetSource().GetLastError())
 	}
 	if up := s.GetUpstream(); up != nil {
 		source += ", " + r.upstream(up)

@@ -29,12 +29,15 @@ import (
 // maxConvergences is how many Updates GetStatus reports the convergence of.
 const maxConvergences = 16
 
-// Options configures a Service. All fields except Upstream are required.
+// Options configures a Service. All fields except Stale and Upstream are required.
 type Options struct {
 	Hub   *fanout.Hub
 	Store *store.Store
 	// Source is the kind of the store's source: the value of --source.
 	Source string
+	// Stale returns since when the source may have missed changes, and why; zero if it has not. It is
+	// nil if the source does not know.
+	Stale func() (since time.Time, why string)
 	// Upstream returns the state of a relay's connection to its servers.
 	Upstream func() client.Connection
 }
@@ -68,6 +71,11 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 	out.Time, out.Epoch, out.Size = timestamppb.Now(), s.Store.Epoch(), s.size()
 	out.Source = &pb.SourceStatus{
 		Kind: s.Source, Synced: s.Store.Published(), ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached()),
+	}
+	if s.Stale != nil {
+		if since, why := s.Stale(); !since.IsZero() {
+			out.Source.StaleSince, out.Source.LastError = timestamppb.New(since), why
+		}
 	}
 	for _, c := range s.Hub.Convergences() {
 		p := convergence(c)
@@ -138,16 +146,25 @@ func duration(d time.Duration) *durationpb.Duration {
 
 // ListAgents implements the API.
 func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingServer[pb.ListAgentsResponse]) error {
-	var lacks *model.ServiceKey
-	if r.GetLacks() != nil {
-		key, err := serviceKey(r.GetLacks())
+	about, filter := r.GetAbout(), r.GetLacks() != nil
+	if filter {
+		if about != nil {
+			return status.Error(codes.InvalidArgument, "lacks and about exclude each other: set one of them")
+		}
+		about = r.GetLacks()
+	}
+	var service *model.ServiceKey
+	if about != nil {
+		key, err := serviceKey(about)
 		if err != nil {
 			return err
 		}
-		lacks = &key
+		service = &key
 	}
-	for _, agent := range s.Hub.Agents(lacks) {
+	for _, agent := range s.Hub.Agents(service) {
 		switch {
+		case filter && !agent.GetLacks():
+			continue
 		case r.GetNodeName() != "" && agent.GetNodeName() != r.GetNodeName(),
 			r.GetOnlyBehind() && !behind(agent),
 			r.GetOnlyWithErrors() && len(agent.GetErrors())+len(agent.GetWarnings()) == 0:

@@ -237,6 +237,22 @@ func TestStatus(t *testing.T) {
 	require.True(t, f.status().GetDraining())
 }
 
+// TestStaleSource checks that a source that may have missed changes is in the status.
+func TestStaleSource(t *testing.T) {
+	f := start(t, fanout.Options{})
+	since := time.Time{}
+	s := New(Options{Hub: f.hub, Store: f.store, Stale: func() (time.Time, string) { return since, "Service: refused" }})
+	got, err := s.GetStatus(t.Context(), nil)
+	require.NoError(t, err)
+	require.Nil(t, got.GetSource().GetStaleSince())
+	require.Empty(t, got.GetSource().GetLastError())
+	since = time.Now().Add(-time.Minute)
+	got, err = s.GetStatus(t.Context(), nil)
+	require.NoError(t, err)
+	require.True(t, since.Equal(got.GetSource().GetStaleSince().AsTime()))
+	require.Equal(t, "Service: refused", got.GetSource().GetLastError())
+}
+
 func TestConvergences(t *testing.T) {
 	f := start(t, fanout.Options{})
 	f.fill(4)
@@ -307,6 +323,19 @@ func TestAgents(t *testing.T) {
 	require.Equal(t, []string{"b"}, f.names(web))
 	require.Equal(t, []string{"b"}, f.names(&pb.ListAgentsRequest{OnlyBehind: true}))
 	require.Empty(t, f.names(&pb.ListAgentsRequest{Lacks: web.GetLacks(), NodeName: "a"}))
+	// A question about the Service filters nothing, and answers in the same listing.
+	lacks := make(map[string]bool)
+	for _, a := range f.agents(&pb.ListAgentsRequest{About: web.GetLacks()}) {
+		require.NotNil(t, a.Lacks)
+		lacks[a.GetNodeName()] = a.GetLacks()
+	}
+	require.Equal(t, map[string]bool{"": false, "a": false, "b": true}, lacks)
+	require.Nil(t, f.agents(&pb.ListAgentsRequest{})[0].Lacks)
+	both := &pb.ListAgentsRequest{About: web.GetLacks(), Lacks: web.GetLacks()}
+	listing, err := f.ListAgents(t.Context(), both)
+	require.NoError(t, err)
+	_, err = listing.Recv()
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
 	b.nack(false)
 	require.Eventually(t, func() bool { return len(f.names(&pb.ListAgentsRequest{OnlyWithErrors: true})) == 1 }, patience, tick)
 

@@ -225,7 +225,7 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 	eventually(t, p.session.synced.Load)
 	key := model.ServiceKey{Namespace: "default", Name: "service-1"}
 	shard := key.Shard(2)
-	lacks := func() bool { return len(h.Agents(&key)) == 1 }
+	lacks := func() bool { return len(lacking(h, &key)) == 1 }
 	require.True(t, lacks())
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
 		Positions: []*pb.ShardPosition{{Shard: 1 - shard, Sequence: 1}},

@@ -39,8 +39,9 @@ func (h *Hub) Status() *pb.GetStatusResponse {
 	return out
 }
 
-// Agents returns all clients, sorted by node name. With a service, it returns only those that lack
-// the server's latest state of the Service, or have an open nack that concerns it.
+// Agents returns all clients, sorted by node name. With a service, it sets Lacks of each of them:
+// whether the client lacks the server's latest state of the Service, or has an open nack that
+// concerns it.
 func (h *Hub) Agents(service *model.ServiceKey) (out []*pb.AgentStatus) {
 	var about *serviceQuestion
 	if service != nil {
@@ -53,9 +54,10 @@ func (h *Hub) Agents(service *model.ServiceKey) (out []*pb.AgentStatus) {
 			NodeName: s.node, Kind: s.kind, Address: s.peer, ClientVersion: s.version, Programmer: s.programmer,
 			Since: timestamppb.New(s.since), Synced: s.synced.Load(), SentBytes: s.sentBytes.Load(),
 		}
-		if lacks := s.reports.describe(agent, about, now); lacks || about == nil {
-			out = append(out, agent)
+		if lacks := s.reports.describe(agent, about, now); about != nil {
+			agent.Lacks = &lacks
 		}
+		out = append(out, agent)
 	}
 	slices.SortFunc(out, func(a, b *pb.AgentStatus) int {
 		return cmp.Or(cmp.Compare(a.GetNodeName(), b.GetNodeName()), a.GetSince().AsTime().Compare(b.GetSince().AsTime()))

@@ -5,6 +5,7 @@ package fanout
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -129,14 +130,14 @@ func TestNackOfANode(t *testing.T) {
 		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: i, Sequence: h.store.Snapshot(i).Sequence()})
 	}
 	require.NoError(t, agent.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}))
-	require.Empty(t, h.Agents(&key))
+	require.Empty(t, lacking(h, &key))
 	nack(agent, "victim", "", "nothing of IPv4 is programmed")
 	require.Equal(t, []string{"a: a: nothing of IPv4 is programmed"}, up.take(t, 1))
-	at := h.Agents(&key)[0]
+	at := lacking(h, &key)[0]
 	require.Equal(t, "Node a", at.GetErrors()[0].GetObject())
 	nack(agent, "", "", "")
 	require.Equal(t, []string{"a: a: resolved"}, up.take(t, 1))
-	require.Empty(t, h.Agents(&key))
+	require.Empty(t, lacking(h, &key))
 
 	relay := open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 	nack(relay, "victim", "b", "nothing of IPv6 is programmed")
@@ -203,8 +204,8 @@ func TestWarnings(t *testing.T) {
 	mu.Unlock()
 	require.Equal(t, "kube_proxy: 2. other: 1. ", count())
 	key := service(1).ServiceKey()
-	for _, lacking := range h.Agents(&key) {
-		require.NotEqual(t, "a", lacking.GetNodeName())
+	for _, at := range lacking(h, &key) {
+		require.NotEqual(t, "a", at.GetNodeName())
 	}
 	for _, at := range h.Agents(nil) {
 		require.Empty(t, at.GetErrors())
@@ -306,14 +307,14 @@ func TestNacksOfARelayAreRemembered(t *testing.T) {
 	for n := range wire.MaxRelayedNacks + 1 {
 		if n == wire.MaxRelayedNacks {
 			require.Zero(t, testutil.ToFloat64(h.metrics.droppedNacks))
-			require.Empty(t, h.Agents(&key))
+			require.Empty(t, lacking(h, &key))
 		}
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Key: wire.KeyToProto(service(1).Key()), NodeName: fmt.Sprint("node-", n), Reason: "no room",
 		}}}))
 	}
 	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.droppedNacks))
-	at := h.Agents(&key)[0]
+	at := lacking(h, &key)[0]
 	require.Len(t, at.GetErrors(), wire.MaxRelayedNacks)
 }
 
@@ -424,4 +425,9 @@ func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	require.Len(t, u.queue, 1)
 	require.EqualValues(t, 50, u.queue[0].(positionModel).sequence)
 	require.False(t, u.queue[0].(positionModel).at.Before(before), "nobody can have had it before it came")
+}
+
+// lacking returns the clients that lack a Service.
+func lacking(h *Hub, service *model.ServiceKey) []*pb.AgentStatus {
+	return slices.DeleteFunc(h.Agents(service), func(a *pb.AgentStatus) bool { return !a.GetLacks() })
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
@@ -78,6 +79,17 @@ func New(o Options) (*Source, error) {
 		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
 	}}, nil
+}
+
+// Stale returns since when the Source may have missed changes, and why. The time is zero if the API
+// server answers.
+func (s *Source) Stale() (since time.Time, why string) {
+	for _, r := range s.resources {
+		if at, reason := r.contact.stale(time.Now()); !at.IsZero() && (since.IsZero() || at.Before(since)) {
+			since, why = at, r.kind.String()+": "+reason
+		}
+	}
+	return since, why
 }
 
 // Run implements source.Source. It retries after any failure.

@@ -51,6 +51,7 @@ type resource struct {
 	// optional means that the sync only waits for the API server's first answer, whatever it is.
 	optional bool
 
+	contact contact
 	failing atomic.Bool // whether the last request failed and that was reported
 	absent  atomic.Bool // whether it was reported that the kind is absent
 
@@ -133,6 +134,9 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 		if net.IsConnectionRefused(err) || isAbsence(err) {
 			return err
 		}
+		if asking.Err() == nil {
+			r.contact.fail(time.Now(), err)
+		}
 		select {
 		case <-asking.Done():
 			r.log.Debug("Cannot determine the resourceVersion of the API server, resuming the watch", "err", err)
@@ -189,6 +193,7 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 func (r *resource) report(ctx context.Context, operation string, o metav1.ListOptions, err error) {
 	switch {
 	case err == nil:
+		r.contact.succeed(time.Now())
 		if r.failing.CompareAndSwap(true, false) {
 			r.log.Info("API server answers again", "operation", operation)
 		}
@@ -199,6 +204,7 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		r.log.Debug("Cannot resume from the last resourceVersion, listing again", "operation", operation, "err", err)
 	case r.optional && isAbsence(err):
+		r.contact.succeed(time.Now())
 		switch {
 		case !r.absent.CompareAndSwap(false, true):
 		case apierrors.IsForbidden(err):
@@ -209,6 +215,7 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 				"Kubernetes 1.33 and later has them", "err", err)
 		}
 	default:
+		r.contact.fail(time.Now(), err)
 		r.metrics.errors.WithLabelValues(r.kind.String(), operation).Inc()
 		level := slog.LevelDebug
 		if r.failing.CompareAndSwap(false, true) {

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -109,6 +110,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	}
 	r.skips.Replace(skips, r.kind)
 	r.sink.Replace(r.kind, objects, rv)
+	r.contact.succeed(time.Now())
 	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
 	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
 	r.done()
@@ -120,12 +122,14 @@ func (r *resource) Resync() error { return nil }
 
 func (r *resource) saw(rv uint64) {
 	r.highest = max(r.highest, rv)
+	r.contact.hear(time.Now())
 	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
 }
 
 // refuse reports a list that is not accepted, and returns err, which makes the reflector try again.
 // It stops the watch of a streamed list, as the reflector would leave it open.
 func (r *resource) refuse(err error) error {
+	r.contact.fail(time.Now(), err)
 	r.metrics.errors.WithLabelValues(r.kind.String(), "replace").Inc()
 	r.log.Warn("Refused a list from the API server, keeping the current state and trying again", "err", err)
 	if r.watch != nil {

@@ -309,8 +309,14 @@ type SourceStatus struct {
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
 	// The resource versions up to which everything is published; absent if the source has none.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Since when the source may have missed changes, because requests to the API server fail or
+	// nothing has come from it for long; absent if neither is the case. In the meantime, the server
+	// serves what it holds. A relay has UpstreamStatus.stale_since instead.
+	StaleSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	// Why the source may have missed changes. It is empty if stale_since is absent.
+	LastError     string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SourceStatus) Reset() {
@@ -362,6 +368,20 @@ func (x *SourceStatus) GetResourceVersions() *ResourceVersions {
 		return x.ResourceVersions
 	}
 	return nil
+}
+
+func (x *SourceStatus) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *SourceStatus) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
 }
 
 // StateSize is how much state there is.
@@ -813,7 +833,11 @@ type ListAgentsRequest struct {
 	// programmed that state, or has nacked something of the Service. A relay lacks it if one of its
 	// agents does. Observers never pass, because they program nothing. Agents that are not connected
 	// are unknown to the server.
-	Lacks         *ServiceName `protobuf:"bytes,4,opt,name=lacks,proto3" json:"lacks,omitempty"`
+	Lacks *ServiceName `protobuf:"bytes,4,opt,name=lacks,proto3" json:"lacks,omitempty"`
+	// Each client is asked about this Service, which is no filter: AgentStatus.lacks says whether the
+	// client lacks it, in the sense of the filter above. So one call tells clients that have the
+	// Service from those that the server does not know.
+	About         *ServiceName `protobuf:"bytes,5,opt,name=about,proto3" json:"about,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -872,6 +896,13 @@ func (x *ListAgentsRequest) GetOnlyWithErrors() bool {
 func (x *ListAgentsRequest) GetLacks() *ServiceName {
 	if x != nil {
 		return x.Lacks
+	}
+	return nil
+}
+
+func (x *ListAgentsRequest) GetAbout() *ServiceName {
+	if x != nil {
+		return x.About
 	}
 	return nil
 }
@@ -958,7 +989,10 @@ type AgentStatus struct {
 	// What the client could not program most recently. It may have been resolved since.
 	LastError *AgentError `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// What should be mended on the client's node, or on a relay's nodes, oldest first.
-	Warnings      []*AgentWarning `protobuf:"bytes,15,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Warnings []*AgentWarning `protobuf:"bytes,15,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// The client lacks the latest state of the Service that ListAgentsRequest.about or lacks names.
+	// It is absent if the request names none.
+	Lacks         *bool `protobuf:"varint,16,opt,name=lacks,proto3,oneof" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1096,6 +1130,13 @@ func (x *AgentStatus) GetWarnings() []*AgentWarning {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *AgentStatus) GetLacks() bool {
+	if x != nil && x.Lacks != nil {
+		return *x.Lacks
+	}
+	return false
 }
 
 // AgentWarning is something that an operator should mend on a node, although everything is
@@ -2077,11 +2118,15 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\bwarnings\x18\x10 \x03(\v2\x1a.slicecast.v1.WarningCountR\bwarnings\"Y\n" +
 	"\fWarningCount\x123\n" +
 	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x14\n" +
-	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\x87\x01\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\xe3\x01\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12K\n" +
-	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"u\n" +
+	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12;\n" +
+	"\vstale_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\"u\n" +
 	"\tStateSize\x12\x16\n" +
 	"\x06shards\x18\x01 \x01(\rR\x06shards\x12\x1a\n" +
 	"\bservices\x18\x02 \x01(\rR\bservices\x12\x16\n" +
@@ -2117,15 +2162,16 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"staleSince\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\x05 \x01(\tR\tlastError\x12.\n" +
-	"\aservers\x18\x06 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\xac\x01\n" +
+	"\aservers\x18\x06 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\xdd\x01\n" +
 	"\x11ListAgentsRequest\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1f\n" +
 	"\vonly_behind\x18\x02 \x01(\bR\n" +
 	"onlyBehind\x12(\n" +
 	"\x10only_with_errors\x18\x03 \x01(\bR\x0eonlyWithErrors\x12/\n" +
-	"\x05lacks\x18\x04 \x01(\v2\x19.slicecast.v1.ServiceNameR\x05lacks\"E\n" +
+	"\x05lacks\x18\x04 \x01(\v2\x19.slicecast.v1.ServiceNameR\x05lacks\x12/\n" +
+	"\x05about\x18\x05 \x01(\v2\x19.slicecast.v1.ServiceNameR\x05about\"E\n" +
 	"\x12ListAgentsResponse\x12/\n" +
-	"\x05agent\x18\x01 \x01(\v2\x19.slicecast.v1.AgentStatusR\x05agent\"\xcd\x04\n" +
+	"\x05agent\x18\x01 \x01(\v2\x19.slicecast.v1.AgentStatusR\x05agent\"\xf2\x04\n" +
 	"\vAgentStatus\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12,\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12\x18\n" +
@@ -2148,7 +2194,9 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x06errors\x18\r \x03(\v2\x18.slicecast.v1.AgentErrorR\x06errors\x127\n" +
 	"\n" +
 	"last_error\x18\x0e \x01(\v2\x18.slicecast.v1.AgentErrorR\tlastError\x126\n" +
-	"\bwarnings\x18\x0f \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\"\xa8\x01\n" +
+	"\bwarnings\x18\x0f \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\x12\x19\n" +
+	"\x05lacks\x18\x10 \x01(\bH\x00R\x05lacks\x88\x01\x01B\b\n" +
+	"\x06_lacks\"\xa8\x01\n" +
 	"\fAgentWarning\x123\n" +
 	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1b\n" +
@@ -2296,65 +2344,67 @@ var file_slicecast_v1_debug_proto_depIdxs = []int32{
 	2,  // 9: slicecast.v1.GetStatusResponse.warnings:type_name -> slicecast.v1.WarningCount
 	26, // 10: slicecast.v1.WarningCount.warning:type_name -> slicecast.v1.NodeWarning
 	27, // 11: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	28, // 12: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
-	24, // 13: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
-	29, // 14: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
-	29, // 15: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
-	29, // 16: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	7,  // 17: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
-	30, // 18: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
-	27, // 19: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	29, // 20: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
-	21, // 21: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	24, // 22: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 23: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	30, // 24: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	11, // 25: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	28, // 26: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	24, // 27: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 28: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	13, // 29: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	13, // 30: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	12, // 31: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
-	26, // 32: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
-	24, // 33: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
-	24, // 34: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	16, // 35: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	27, // 36: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	30, // 37: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	31, // 38: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	32, // 39: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	24, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	24, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	21, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	27, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	4,  // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	22, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	24, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	29, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	23, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	24, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	12, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
-	24, // 53: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	30, // 54: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	24, // 55: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 56: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	9,  // 57: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	14, // 58: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	17, // 59: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	19, // 60: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 61: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	10, // 62: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	15, // 63: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	18, // 64: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	20, // 65: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	61, // [61:66] is the sub-list for method output_type
-	56, // [56:61] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	24, // 12: slicecast.v1.SourceStatus.stale_since:type_name -> google.protobuf.Timestamp
+	28, // 13: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
+	24, // 14: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
+	29, // 15: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
+	29, // 16: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
+	29, // 17: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
+	7,  // 18: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
+	30, // 19: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
+	27, // 20: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	29, // 21: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	21, // 22: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	24, // 23: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 24: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	30, // 25: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	30, // 26: slicecast.v1.ListAgentsRequest.about:type_name -> slicecast.v1.ServiceName
+	11, // 27: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	28, // 28: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	24, // 29: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 30: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	13, // 31: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	13, // 32: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	12, // 33: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
+	26, // 34: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
+	24, // 35: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
+	24, // 36: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	16, // 37: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	27, // 38: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	30, // 39: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	31, // 40: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	32, // 41: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	24, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	21, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	24, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	27, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	4,  // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	22, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	24, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	29, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	23, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	24, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	12, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
+	24, // 55: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	30, // 56: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	24, // 57: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 58: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	9,  // 59: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	14, // 60: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	17, // 61: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	19, // 62: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 63: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	10, // 64: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	15, // 65: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	18, // 66: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	20, // 67: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	63, // [63:68] is the sub-list for method output_type
+	58, // [58:63] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }
@@ -2363,6 +2413,7 @@ func file_slicecast_v1_debug_proto_init() {
 		return
 	}
 	file_slicecast_v1_slicecast_proto_init()
+	file_slicecast_v1_debug_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
