@@ -44,10 +44,16 @@ type tokens struct {
 	client  kubernetes.Interface
 	account string
 	timeout time.Duration // of a request
-	flights singleflight.Group
 
-	mu   sync.Mutex // guards held
-	held map[tokenKey]token
+	mu   sync.Mutex // guards held, and the tokens in it
+	held map[tokenKey]*heldToken
+}
+
+// heldToken is the token for a key, with the request for the next one.
+type heldToken struct {
+	token
+
+	flight singleflight.Group
 }
 
 // tokenKey is what a token is for. Each tier of servers has an audience of its own, so that no
@@ -60,27 +66,32 @@ type token struct {
 }
 
 func newTokens(client kubernetes.Interface, account string, timeout time.Duration) *tokens {
-	return &tokens{client: client, account: account, timeout: timeout, held: make(map[tokenKey]token)}
+	return &tokens{client: client, account: account, timeout: timeout, held: make(map[tokenKey]*heldToken)}
 }
 
 // get returns a token for servers in a namespace with an audience.
 func (t *tokens) get(ctx context.Context, namespace, audience string) (string, error) {
 	key := tokenKey{namespace, audience}
 	t.mu.Lock()
-	held := t.held[key]
+	held, ok := t.held[key]
+	if !ok {
+		held = &heldToken{}
+		t.held[key] = held
+	}
+	last := held.token
 	t.mu.Unlock()
-	if time.Now().Before(held.until.Add(-tokenMargin)) {
-		return held.value, nil
+	if time.Now().Before(last.until.Add(-tokenMargin)) {
+		return last.value, nil
 	}
 	// All calls that need the token share one request, which must not end with the first of them.
-	answer := t.flights.DoChan(key.namespace+"/"+key.audience, func() (any, error) {
+	answer := held.flight.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.timeout)
 		defer cancel()
 		next, err := t.request(ctx, key)
 		if err == nil {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.held[key] = next
+			held.token = next
 		}
 		return next.value, err
 	})

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -43,6 +44,13 @@ const parallel = 32
 
 // maxRetryDelay is how long a server that has not been reached is not tried again.
 const maxRetryDelay = 2 * time.Second
+
+// A server that asks for it is asked again, at most attempts times in all, and not sooner than
+// after minRetryDelay.
+const (
+	attempts      = 8
+	minRetryDelay = 100 * time.Millisecond
+)
 
 // ErrNoServers means that no Pod has the labels of a server.
 var ErrNoServers = errors.New("no servers")
@@ -152,22 +160,64 @@ func Ask[T any](
 			ctx, cancel := context.WithTimeoutCause(ctx, f.options.Timeout,
 				fmt.Errorf("no answer within %v (--timeout)", f.options.Timeout))
 			defer cancel()
-			conn, err := f.connect(ctx, s)
-			call := ctx
-			if err == nil && !s.plaintext {
-				call, err = f.authenticate(ctx, s)
-			}
-			if err == nil {
-				a.Sent = time.Now()
-				a.Value, err = ask(call, conn)
-				a.Received = time.Now()
-			}
-			a.Err = explain(ctx, err)
+			a.Err = explain(ctx, insist(ctx, func() error { return askOnce(ctx, f, a, ask) }))
 			return nil
 		})
 	}
 	_ = all.Wait() // the errors are in the answers
 	return answers
+}
+
+// askOnce asks the server of an answer.
+func askOnce[T any](
+	ctx context.Context, f *Fleet, a *Answer[T], ask func(context.Context, *grpc.ClientConn) (T, error),
+) error {
+	conn, err := f.connect(ctx, a.Server)
+	if err != nil {
+		return err
+	}
+	call := ctx
+	if !a.Server.plaintext {
+		if call, err = f.authenticate(ctx, a.Server); err != nil {
+			return err
+		}
+	}
+	a.Sent = time.Now()
+	a.Value, err = ask(call, conn)
+	a.Received = time.Now()
+	return err
+}
+
+// insist asks until a server does not ask it to come back later, at most attempts times. If ctx
+// ends before the server wants it back, insist returns the server's answer at once.
+func insist(ctx context.Context, ask func() error) error {
+	for n := 1; ; n++ {
+		err := ask()
+		delay := retryDelay(err)
+		if end, ok := ctx.Deadline(); delay == 0 || n == attempts || ok && time.Until(end) <= delay {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(delay):
+		}
+	}
+}
+
+// retryDelay returns when a server that has no room now wants to be asked again. It returns 0 if
+// the server does not want that.
+func retryDelay(err error) time.Duration {
+	s, ok := status.FromError(err)
+	if err == nil || !ok || s.Code() != codes.ResourceExhausted {
+		return 0
+	}
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
+			return max(info.GetRetryDelay().AsDuration(), minRetryDelay)
+		}
+	}
+	return 0
 }
 
 // explain returns an error without gRPC's prefix. If ctx has ended, it returns the reason.
