@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +24,8 @@ func newChangesCommand(o *options) *cobra.Command {
 		Use:   "changes",
 		Short: "Show the latest changes, and how long the nodes took to program them",
 		Long: `changes shows the latest changes of Services and EndpointSlices, and how long the nodes of all servers took to program
-them. Servers with the same change are one line, whose times are those of the slowest server.`,
+them. Servers with the same change are one line, whose times are those of the slowest server. The nodes of a server that
+has not seen a change may lack it: they are counted as unknown, and the server is named.`,
 		Example: `  kubectl slicecast changes
   kubectl slicecast changes --watch`,
 		Args: cobra.NoArgs,
@@ -53,14 +55,21 @@ type change struct {
 	// Nodes is the number of nodes that were connected, and Lacking how many of them lack it.
 	Nodes   uint32 `json:"nodes"`
 	Lacking uint32 `json:"lacking"`
+	// Unknown is the number of nodes of the servers that have not seen the change. They are not
+	// among Nodes.
+	Unknown uint32 `json:"unknown"`
 	// HalfSeconds, MostSeconds and AllSeconds are how long it took until 50 %, 99 % and all of the
-	// nodes had it, at the slowest server; nil means that a server does not know it yet.
+	// nodes had it, at the slowest server; nil means that a server does not know it yet, or has not
+	// seen the change.
 	HalfSeconds *float64 `json:"halfSeconds"`
 	MostSeconds *float64 `json:"mostSeconds"`
 	AllSeconds  *float64 `json:"allSeconds"`
-	// Servers is the change as each server has published it.
-	Servers []published `json:"servers"`
+	// Servers is the change as each server has published it, and UnseenBy names the servers that have
+	// not seen it.
+	Servers  []published `json:"servers"`
+	UnseenBy []string    `json:"unseenBy"`
 
+	unseen           []unseen
 	age              time.Duration
 	half, most, last span
 	nodes            []*pb.NodeTime // the last ones
@@ -70,6 +79,13 @@ type change struct {
 type published struct {
 	Server      string        `json:"server"`
 	Convergence *show.Message `json:"convergence"`
+}
+
+// unseen is a server that has not seen a change.
+type unseen struct {
+	server string
+	epoch  uint64
+	nodes  uint32
 }
 
 // span is the longest of several times, unless one of them is not known yet.
@@ -107,12 +123,12 @@ func mergeChanges(answers []fleet.Answer[*pb.GetStatusResponse]) []*change {
 	for _, a := range answers {
 		epochs[a.Value.GetEpoch()] = true
 	}
+	answers = slices.DeleteFunc(answers, func(a fleet.Answer[*pb.GetStatusResponse]) bool {
+		return slices.ContainsFunc(a.Value.GetUpstream().GetPath(), func(epoch uint64) bool { return epochs[epoch] })
+	})
 	merged := make(map[changeKey]*change)
 	var out []*change
 	for _, a := range answers {
-		if slices.ContainsFunc(a.Value.GetUpstream().GetPath(), func(epoch uint64) bool { return epochs[epoch] }) {
-			continue
-		}
 		list := a.Value.GetConvergences()
 		if c := a.Value.GetOldestOpenConvergence(); c != nil && !slices.ContainsFunc(list, func(x *pb.Convergence) bool {
 			return x.GetShard() == c.GetShard() && x.GetSequence() == c.GetSequence()
@@ -133,11 +149,40 @@ func mergeChanges(answers []fleet.Answer[*pb.GetStatusResponse]) []*change {
 			m.add(a.Server.String(), a.Value, c)
 		}
 	}
-	for _, m := range out {
+	for key, m := range merged {
+		m.findUnseen(key, answers)
 		m.finish()
 	}
 	slices.SortStableFunc(out, func(a, b *change) int { return cmp.Compare(a.age, b.age) })
 	return out
+}
+
+// findUnseen finds the servers that have not seen the change: their source has not reached its
+// resource versions. A source that went back in time, as after a restore, has reached none of the
+// versions before that, which is then also true of the server that published the change.
+func (c *change) findUnseen(key changeKey, answers []fleet.Answer[*pb.GetStatusResponse]) {
+	reached := func(a fleet.Answer[*pb.GetStatusResponse]) bool {
+		r := a.Value.GetSource().GetResourceVersions()
+		return r.GetServices() >= key.services && r.GetSlices() >= key.slices
+	}
+	published := func(a fleet.Answer[*pb.GetStatusResponse]) bool {
+		return slices.ContainsFunc(c.Servers, func(p published) bool { return p.Server == a.Server.String() })
+	}
+	if !slices.ContainsFunc(answers, func(a fleet.Answer[*pb.GetStatusResponse]) bool { return published(a) && reached(a) }) {
+		return
+	}
+	for _, a := range answers {
+		source := a.Value.GetSource()
+		if !source.GetSynced() || source.GetResourceVersions() == nil || reached(a) || published(a) {
+			continue
+		}
+		c.unseen = append(c.unseen, unseen{server: a.Server.String(), epoch: a.Value.GetEpoch(), nodes: a.Value.GetNodes()})
+		c.UnseenBy = append(c.UnseenBy, a.Server.String())
+		c.Unknown += a.Value.GetNodes()
+		if a.Value.GetNodes() > 0 {
+			c.half.open, c.most.open, c.last.open = true, true, true
+		}
+	}
 }
 
 // add adds the change as a server has published it.
@@ -161,7 +206,7 @@ func (c *change) add(server string, status *pb.GetStatusResponse, p *pb.Converge
 // finish sets what depends on all servers.
 func (c *change) finish() {
 	slices.Sort(c.Services)
-	c.Services = nonNil(c.Services)
+	c.Services, c.UnseenBy = nonNil(c.Services), nonNil(c.UnseenBy)
 	c.AgeSeconds = c.age.Seconds()
 	c.HalfSeconds, c.MostSeconds, c.AllSeconds = c.half.seconds(), c.most.seconds(), c.last.seconds()
 	// Those that lack it come first, and then the slowest ones.
@@ -200,7 +245,7 @@ func (s span) String() string {
 
 // code implements report.
 func (r *changesReport) code() int {
-	return r.servers.code(slices.ContainsFunc(r.changes, func(c *change) bool { return c.Lacking > 0 && c.age > slowChange }))
+	return r.servers.code(slices.ContainsFunc(r.changes, func(c *change) bool { return c.Lacking+c.Unknown > 0 && c.age > slowChange }))
 }
 
 // Fields implements show.Report.
@@ -212,7 +257,7 @@ func (r *changesReport) Fields() []show.Field {
 func (r *changesReport) Print(out *show.Page) {
 	out.Title("%s", show.Plural("change", len(r.changes)))
 	if len(r.changes) > 0 {
-		header := []string{"AGE", "SERVICES", "NODES", "LACKING", "50%", "99%", "100%", "LAST"}
+		header := []string{"AGE", "SERVICES", "NODES", "LACKING", "UNKNOWN", "50%", "99%", "100%", "LAST"}
 		if out.Wide {
 			header = append(header, "SHARD", "SERVERS")
 		}
@@ -221,7 +266,27 @@ func (r *changesReport) Print(out *show.Page) {
 			out.Row(c.cells(out.Wide)...)
 		}
 	}
+	r.printUnseen(out)
 	r.servers.print(out)
+}
+
+// printUnseen names the servers that have not seen one of the changes, with the oldest such change.
+func (r *changesReport) printUnseen(out *show.Page) {
+	oldest := make(map[string]time.Duration)
+	nodes := make(map[string]uint32)
+	for _, c := range r.changes {
+		for _, u := range c.unseen {
+			oldest[u.server], nodes[u.server] = max(oldest[u.server], c.age), u.nodes
+		}
+	}
+	if len(oldest) == 0 {
+		return
+	}
+	out.Title("Servers that have not seen all of these changes, and whose nodes may lack them: %d", len(oldest))
+	out.Row("SERVER", "NODES", "OLDEST CHANGE")
+	for _, name := range slices.Sorted(maps.Keys(oldest)) {
+		out.Row(name, fmt.Sprint(nodes[name]), show.Age(oldest[name]))
+	}
 }
 
 func (c *change) cells(wide bool) []string {
@@ -230,7 +295,7 @@ func (c *change) cells(wide bool) []string {
 		names += ", …"
 	}
 	cells := []string{
-		show.Age(c.age), names, fmt.Sprint(c.Nodes), fmt.Sprint(c.Lacking), c.half.String(), c.most.String(), c.last.String(),
+		show.Age(c.age), names, fmt.Sprint(c.Nodes), fmt.Sprint(c.Lacking), fmt.Sprint(c.Unknown), c.half.String(), c.most.String(), c.last.String(),
 		show.LastNodes(c.nodes),
 	}
 	if wide {

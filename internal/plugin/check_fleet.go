@@ -42,8 +42,9 @@ func checkFleet(ctx context.Context, f *fleet.Fleet, cluster *cluster, out *chec
 		out.unknown("", err)
 		return nil
 	}
+	stalled := findStale(statuses(answers))
 	for _, a := range answers {
-		checkServer(a, out)
+		checkServer(a, stalled, out)
 	}
 	checkCertificates(f, answers, out)
 	checkServerClocks(answers, cluster, out)
@@ -58,18 +59,18 @@ func checkFleet(ctx context.Context, f *fleet.Fleet, cluster *cluster, out *chec
 	return nil
 }
 
-func checkServer(a fleet.Answer[agents], out *checks) {
+func checkServer(a fleet.Answer[agents], stalled staleness, out *checks) {
 	name := a.Server.String()
 	if a.Err != nil {
 		out.bad(notChecked, name, a.Err.Error(), "look at the Pod: kubectl -n "+a.Server.Namespace+" describe pod "+a.Server.Name)
 		return
 	}
-	all := problems(a.Value.status)
+	all := problems(a.Value.status, stalled)
 	for _, text := range all {
 		out.bad(failed, name, text, "look which nodes it is about: kubectl slicecast nodes --behind, and --errors")
 	}
 	if len(all) == 0 {
-		out.ok(name, "%s, %s", serverState(a.Value.status), show.Plural("node", a.Value.status.GetNodes()))
+		out.ok(name, "%s, %s", serverState(a.Value.status, stalled), show.Plural("node", a.Value.status.GetNodes()))
 	}
 }
 

@@ -67,8 +67,8 @@ const (
 	notConnected = "not connected"
 	// unknown means that one of the servers that did not answer may know the node.
 	unknown = "unknown"
-	// stale means that the agent follows a relay that follows no server, or that is fed by such a
-	// relay. The node may lack any change of the meantime.
+	// stale means that the agent follows a server that may lack changes (see findStale), or a relay
+	// that is fed by such a server. The node may lack any change of the meantime.
 	stale = "stale"
 	// notRunning begins the state of a node whose agent's Pod does not run. Why it does not follows.
 	notRunning = "agent not running: "
@@ -175,17 +175,12 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
 	r := &nodesReport{servers: all}
 	newest := make(map[string]node)
-	without := make(map[uint64]time.Duration)
-	for _, a := range answers {
-		if up := a.Value.status.GetUpstream(); a.Err == nil && up != nil && !up.GetConnected() {
-			without[a.Value.status.GetEpoch()] = max(1, since(a.Value.status, up.GetStaleSince().AsTime()))
-		}
-	}
+	stalled := findStale(statuses(answers))
 	for _, a := range answers {
 		if a.Err != nil {
 			continue
 		}
-		past := staleFor(a.Value.status, without)
+		past := stalled.of(a.Value.status)
 		for _, c := range a.Value.clients {
 			n := node{
 				Node: c.GetNodeName(), State: show.State(c), Server: a.Server.String(), Agent: &show.Message{Message: c},
@@ -212,15 +207,6 @@ func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
 		r.nodes = append(r.nodes, newest[name])
 	}
 	return r
-}
-
-// staleFor returns for how long a server's state has been stale, where without says for how long
-// relays have followed no server, by their epochs. It returns 0 if the state is not stale.
-func staleFor(s *pb.GetStatusResponse, without map[uint64]time.Duration) (longest time.Duration) {
-	for _, epoch := range append(slices.Clip(s.GetUpstream().GetPath()), s.GetEpoch()) {
-		longest = max(longest, without[epoch])
-	}
-	return longest
 }
 
 // age returns for how long a client has been connected. It is never negative.
@@ -359,13 +345,18 @@ func (r *nodesReport) printUnknown(out *show.Page) {
 	if r.agents != "" {
 		out.Title("Nodes that are not connected are not shown: %s", r.agents)
 	}
-	if len(r.relays) == 0 {
+	printRelays(out, r.relays)
+}
+
+// printRelays names the relays that did not answer, with what is known of them.
+func printRelays(out *show.Page, relays []node) {
+	if len(relays) == 0 {
 		return
 	}
 	out.Title("Relays that were not asked, and whose nodes are not shown: %d. Relays of other namespaces are asked with "+
-		"--all-namespaces", len(r.relays))
+		"--all-namespaces", len(relays))
 	out.Row("ADDRESS", "NODES", "STATE", "LAG", "BEHIND", "SERVER", "LAST ERROR")
-	for _, n := range r.relays {
+	for _, n := range relays {
 		out.Row(n.agent.GetAddress(), fmt.Sprint(n.agent.GetNodes()), n.State, show.Span(n.agent.GetLag()), lag(n.agent),
 			n.Server, show.LastError(n.agent, n.now))
 	}

@@ -27,6 +27,25 @@ type lister struct {
 	clients int
 }
 
+// serve serves the DebugService until the end of the test, and returns a connection to it.
+func serve(t *testing.T, service pb.DebugServiceServer) *grpc.ClientConn {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer()
+	pb.RegisterDebugServiceServer(server, service)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, conn.Close())
+		server.Stop()
+		require.NoError(t, <-served)
+	})
+	return conn
+}
+
 func (l *lister) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
 	return l.status, nil
 }
@@ -42,14 +61,7 @@ func (l *lister) ListAgents(_ *pb.ListAgentsRequest, stream grpc.ServerStreaming
 
 func TestClientsOfAServerAreBounded(t *testing.T) {
 	for _, n := range []int{maxClients, maxClients + 1} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		server := grpc.NewServer()
-		pb.RegisterDebugServiceServer(server, &lister{status: &pb.GetStatusResponse{}, clients: n})
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
-		conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		require.NoError(t, err)
+		conn := serve(t, &lister{status: &pb.GetStatusResponse{}, clients: n})
 		got, err := listAgents(t.Context(), conn, &pb.ListAgentsRequest{})
 		if n > maxClients {
 			require.ErrorIs(t, err, errTooManyClients)
@@ -58,9 +70,6 @@ func TestClientsOfAServerAreBounded(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, got.clients, n)
 		}
-		require.NoError(t, conn.Close())
-		server.Stop()
-		require.NoError(t, <-served)
 	}
 }
 

@@ -434,7 +434,7 @@ func TestRelays(t *testing.T) {
 	require.Regexp(t, `slicecast-system/relay-1 +relay +serving`, asAdmin(fine, "", "status").out)
 	// A change counts the nodes that the server knew of when it published the change.
 	knows := regexp.MustCompile(`server-1 +server +serving +\S+ +\S+ +\d+ +\d+ +1 +1 `)
-	require.Eventually(t, func() bool { return knows.MatchString(runAs(t.Context(), admin, "status").out) }, patience, tick)
+	require.Eventually(t, func() bool { r = runAs(t.Context(), admin, "status"); return knows.MatchString(r.out) }, patience, tick, "%v", &r)
 	e.service("behind-relay")
 	r = asAdmin(fine, "default/behind-relay", "changes", "-o", "wide")
 	require.Contains(t, r.out, "slicecast-system/server-1")
@@ -442,12 +442,14 @@ func TestRelays(t *testing.T) {
 
 	e.kubelet.Serve(serverNamespace, "relay-1", 8472, "")
 	r = asAdmin(incomplete, "Relays that were not asked, and whose nodes are not shown: 1", "nodes")
+	asAdmin(incomplete, "Relays that were not asked, and whose nodes are not shown: 1", "status")
 	require.Contains(t, r.out, "node-a  unknown")
 
 	// The relay itself is up, but what it serves is of the past.
 	e.kubelet.Serve(serverNamespace, "relay-1", 8472, relay)
 	e.stops[root]()
 	asAdmin(incomplete, "node-a  stale", "nodes", "--behind")
+	require.Regexp(t, `slicecast-system/relay-1 +relay +stale`, asAdmin(incomplete, "it follows no server", "status").out)
 	r = asAdmin(incomplete, "node-a  stale", "lacks", "default/behind-relay")
 	require.Contains(t, r.out, "Nodes that lack it, or may lack it: 1")
 }

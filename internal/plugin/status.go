@@ -1,9 +1,9 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,6 +48,8 @@ type statusReport struct {
 	servers
 	rows     []serverStatus
 	problems []problem
+	// relays are those that did not answer, such as relays outside of the cluster.
+	relays []node
 }
 
 // serverStatus is a server with its state, if it has answered.
@@ -55,6 +57,8 @@ type serverStatus struct {
 	server
 	Node      string   `json:"node"`
 	Addresses []string `json:"addresses"`
+	// State says whether the server serves its clients; empty if it did not answer.
+	State string `json:"state,omitempty"`
 	// Status is nil if the server did not answer.
 	Status *show.Message `json:"status,omitempty"`
 
@@ -68,33 +72,47 @@ type problem struct {
 }
 
 func askStatus(ctx context.Context, f *fleet.Fleet) (*statusReport, error) {
-	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (*pb.GetStatusResponse, error) {
-		return pb.NewDebugServiceClient(conn).GetStatus(ctx, &pb.GetStatusRequest{})
+	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (out agents, err error) {
+		out.status, err = pb.NewDebugServiceClient(conn).GetStatus(ctx, &pb.GetStatusRequest{})
+		feeds := slices.ContainsFunc(out.status.GetStreams(), func(c *pb.StreamCount) bool {
+			return c.GetKind() == pb.ClientKind_CLIENT_KIND_RELAY
+		})
+		if err == nil && feeds { // otherwise the list of all clients is not needed
+			return listAgents(ctx, conn, &pb.ListAgentsRequest{})
+		}
+		return out, err
 	})
 	if err != nil {
 		return nil, err
 	}
-	r := &statusReport{servers: all}
+	return statusOf(answers, all), nil
+}
+
+// statusOf returns the states in the answers of servers.
+func statusOf(answers []fleet.Answer[agents], all servers) *statusReport {
+	r := &statusReport{servers: all, relays: merge(answers, all).relays}
+	stalled := findStale(statuses(answers))
 	for i, a := range answers {
 		row := serverStatus{server: all[i], Node: a.Server.Node, Addresses: a.Server.Addresses}
-		if a.Err == nil {
-			row.Status, row.status = &show.Message{Message: a.Value}, a.Value
-			for _, text := range problems(a.Value) {
+		if s := a.Value.status; a.Err == nil {
+			row.State, row.Status, row.status = serverState(s, stalled), &show.Message{Message: s}, s
+			for _, text := range problems(s, stalled) {
 				r.problems = append(r.problems, problem{Server: a.Server.String(), Problem: text})
 			}
 		}
 		r.rows = append(r.rows, row)
 	}
-	return r, nil
+	return r
 }
 
-// problems returns what is wrong according to a server.
-func problems(s *pb.GetStatusResponse) (out []string) {
+// problems returns what is wrong according to a server, and whether its state is stale. What is
+// wrong with a server that feeds it is not among them.
+func problems(s *pb.GetStatusResponse, stalled staleness) (out []string) {
 	if !s.GetSource().GetSynced() {
 		out = append(out, "it is not in sync with its source, and serves nobody")
 	}
-	if up := s.GetUpstream(); up != nil && !up.GetConnected() {
-		out = append(out, cmp.Or("it follows no server: "+up.GetLastError(), "it follows no server"))
+	if l, ok := stalled[s.GetEpoch()]; ok {
+		out = append(out, l.reason)
 	}
 	if c := s.GetOldestOpenConvergence(); c != nil {
 		if age := since(s, c.GetPublishTime().AsTime()); age > slowChange {
@@ -111,12 +129,18 @@ func problems(s *pb.GetStatusResponse) (out []string) {
 // since returns the age of a time by the clock of a server.
 func since(s *pb.GetStatusResponse, t time.Time) time.Duration { return s.GetTime().AsTime().Sub(t) }
 
-// code implements report.
-func (r *statusReport) code() int { return r.servers.code(len(r.problems) > 0) }
+// code implements report. Relays that did not answer make the answers incomplete.
+func (r *statusReport) code() int {
+	if len(r.relays) > 0 {
+		return incomplete
+	}
+	return r.servers.code(len(r.problems) > 0)
+}
 
 // Fields implements show.Report.
 func (r *statusReport) Fields() []show.Field {
-	return []show.Field{{Name: "servers", Value: r.rows}, {Name: "problems", Value: nonNil(r.problems)}}
+	return []show.Field{{Name: "servers", Value: r.rows}, {Name: "problems", Value: nonNil(r.problems)},
+		{Name: "relaysNotAsked", Value: nonNil(r.relays)}}
 }
 
 // nonNil returns a list that is not nil, so that it is no null in JSON.
@@ -144,6 +168,7 @@ func (r *statusReport) Print(out *show.Page) {
 			out.Row(p.Server, p.Problem)
 		}
 	}
+	printRelays(out, r.relays)
 	r.servers.print(out)
 }
 
@@ -168,7 +193,7 @@ func (s *serverStatus) cells(wide bool) []string {
 	if c := v.GetOldestOpenConvergence(); c != nil {
 		oldest = show.Age(since(v, c.GetPublishTime().AsTime()))
 	}
-	cells = append(cells, serverState(v), v.GetServerVersion(), show.Age(since(v, v.GetStartTime().AsTime())),
+	cells = append(cells, s.State, v.GetServerVersion(), show.Age(since(v, v.GetStartTime().AsTime())),
 		fmt.Sprint(v.GetSize().GetServices()), fmt.Sprint(v.GetSize().GetEndpoints()), fmt.Sprint(clients),
 		fmt.Sprint(v.GetNodes()), fmt.Sprint(v.GetOpenConvergences()), oldest)
 	if wide {
@@ -180,14 +205,16 @@ func (s *serverStatus) cells(wide bool) []string {
 	return cells
 }
 
-func serverState(s *pb.GetStatusResponse) string {
+// serverState says whether a server serves its clients, and whether what it serves may be of the
+// past.
+func serverState(s *pb.GetStatusResponse, stalled staleness) string {
 	switch {
 	case s.GetDraining():
 		return "draining"
 	case !s.GetSource().GetSynced():
 		return "not synced"
-	case s.GetUpstream() != nil && !s.GetUpstream().GetConnected():
-		return "stale"
+	case stalled.of(s) > 0:
+		return stale
 	}
 	return "serving"
 }

@@ -118,7 +118,7 @@ func (m Message) MarshalJSON() ([]byte, error) {
 func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Context) (Report, error)) error {
 	screen := terminal(out)
 	for first := true; ; first = false {
-		text, err := o.render(ctx, ask)
+		text, err := o.Render(ctx, ask)
 		switch {
 		case ctx.Err() != nil && o.Watch:
 			return nil
@@ -144,7 +144,8 @@ func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Conte
 	}
 }
 
-func (o *Options) render(ctx context.Context, ask func(context.Context) (Report, error)) ([]byte, error) {
+// Render requests the report and returns it in the output format.
+func (o *Options) Render(ctx context.Context, ask func(context.Context) (Report, error)) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.AskTimeout, askTimeout))
 	defer cancel()
 	r, err := ask(ctx)

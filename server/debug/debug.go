@@ -68,6 +68,8 @@ func New(o Options) *Service {
 // GetStatus implements the API.
 func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
 	out := s.Hub.Status()
+	// The convergences are read first, so that the source has reached what they say was published.
+	convergences := s.Hub.Convergences()
 	out.Time, out.Epoch, out.Size = timestamppb.Now(), s.Store.Epoch(), s.size()
 	out.Source = &pb.SourceStatus{
 		Kind: s.Source, Synced: s.Store.Published(), ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached()),
@@ -77,7 +79,7 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 			out.Source.StaleSince, out.Source.LastError = timestamppb.New(since), why
 		}
 	}
-	for _, c := range s.Hub.Convergences() {
+	for _, c := range convergences {
 		p := convergence(c)
 		if p.GetLacking() > 0 {
 			out.OpenConvergences++
