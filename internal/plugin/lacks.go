@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -82,55 +83,56 @@ type heldService struct {
 type lacking struct {
 	agents
 	service *pb.GetServiceResponse // nil if the server has nothing of it
-	lacks   []*pb.AgentStatus
 }
+
+// errNoVerdict means that a server's clients do not say whether they lack the Service.
+var errNoVerdict = errors.New("this version of the server does not answer that: upgrade it")
 
 func askLacks(ctx context.Context, f *fleet.Fleet, key model.ServiceKey) (*lacksReport, error) {
 	name := &pb.ServiceName{Namespace: key.Namespace, Name: key.Name}
-	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (out lacking, err error) {
-		out.service, err = pb.NewDebugServiceClient(conn).GetService(ctx, &pb.GetServiceRequest{Service: name})
-		if err != nil && status.Code(err) != codes.NotFound {
-			return out, err
-		}
-		if out.agents, err = listAgents(ctx, conn, &pb.ListAgentsRequest{}); err != nil {
-			return out, err
-		}
-		lacks, err := listAgents(ctx, conn, &pb.ListAgentsRequest{Lacks: name})
-		out.lacks = lacks.clients
-		return out, err
+	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (lacking, error) {
+		return askLacking(ctx, conn, name)
 	})
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := nodesOf(ctx, f, asAgents(answers), all)
+	nodes, err := nodesOf(ctx, f, as(answers, func(l lacking) agents { return l.agents }), all)
 	if err != nil {
 		return nil, err
 	}
+	return lacksOf(nodes, answers, key), nil
+}
+
+// askLacking asks a server for a Service and for all of its clients. One list has the clients with
+// and without the Service as of one moment. With two lists, a node that leaves in between would
+// seem to have the Service.
+func askLacking(ctx context.Context, conn *grpc.ClientConn, name *pb.ServiceName) (out lacking, err error) {
+	out.service, err = pb.NewDebugServiceClient(conn).GetService(ctx, &pb.GetServiceRequest{Service: name})
+	if err != nil && status.Code(err) != codes.NotFound {
+		return out, err
+	}
+	if out.agents, err = listAgents(ctx, conn, &pb.ListAgentsRequest{About: name}); err != nil {
+		return out, err
+	}
+	if slices.ContainsFunc(out.clients, func(c *pb.AgentStatus) bool { return c.Lacks == nil }) {
+		return out, errNoVerdict
+	}
+	return out, nil
+}
+
+// lacksOf returns the nodes that lack the Service, or may lack it.
+func lacksOf(nodes *nodesReport, answers []fleet.Answer[lacking], key model.ServiceKey) *lacksReport {
 	r := &lacksReport{nodesReport: nodes, service: key}
 	// What a server says of a client counts if the node's agent follows that server, and if that
 	// server's state is not stale.
-	has := func(n node) bool {
-		return n.agent != nil && n.stale == 0 && !slices.ContainsFunc(answers, func(a fleet.Answer[lacking]) bool {
-			return a.Server.String() == n.Server && slices.ContainsFunc(a.Value.lacks, func(c *pb.AgentStatus) bool {
-				return c.GetNodeName() == n.agent.GetNodeName() && c.GetAddress() == n.agent.GetAddress()
-			})
-		})
-	}
+	has := func(n node) bool { return n.agent != nil && n.stale == 0 && !n.agent.GetLacks() }
 	r.nodes, r.relays = slices.DeleteFunc(r.nodes, has), slices.DeleteFunc(r.relays, has)
 	for _, a := range answers {
 		if a.Err == nil {
 			r.held = append(r.held, held(a))
 		}
 	}
-	return r, nil
-}
-
-// asAgents returns what the answers say of the servers' clients.
-func asAgents(answers []fleet.Answer[lacking]) (out []fleet.Answer[agents]) {
-	for _, a := range answers {
-		out = append(out, fleet.Answer[agents]{Server: a.Server, Value: a.Value.agents, Err: a.Err})
-	}
-	return out
+	return r
 }
 
 func held(a fleet.Answer[lacking]) heldService {
