@@ -135,7 +135,8 @@ func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 			out.bad(failed, n.Node, "its agent follows no server, and keeps the rules that it has",
 				"look at the log of its agent, the Pod on that node in the agents' namespace")
 		case n.State == unknown:
-			out.bad(notChecked, n.Node, "its agent may follow a server that was not asked", "make all servers reachable")
+			out.bad(notChecked, n.Node, "its agent may follow a server that was not asked",
+				"make all servers reachable, and check with their --namespace, or with --all-namespaces if there are several")
 		case n.lasting() > slowChange:
 			out.bad(failed, n.Node, fmt.Sprintf("it has been %s for more than %v", n.State, slowChange),
 				"kubectl slicecast agent with the node's name says what its agent holds, and the log of its Pod why")

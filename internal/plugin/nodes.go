@@ -65,7 +65,7 @@ does not run.`,
 const (
 	// notConnected means that no server that was asked knows the node.
 	notConnected = "not connected"
-	// unknown means that one of the servers that did not answer may know the node.
+	// unknown means that the node may follow a server that did not answer or was not asked.
 	unknown = "unknown"
 	// stale means that the agent follows a server that may lack changes (see findStale), or a relay
 	// that is fed by such a server. The node may lack any change of the meantime.
@@ -80,6 +80,9 @@ type nodesReport struct {
 	nodes []node
 	// relays are those whose nodes are not in nodes, because they did not answer.
 	relays []node
+	// onlyRelays means that no server was asked that is no relay. Then nodes that follow none of the
+	// relays may follow a server of another namespace.
+	onlyRelays bool
 	// agents is why the Pods of the agents are not known, and so which nodes are not connected; empty
 	// if they are known.
 	agents string
@@ -173,7 +176,7 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 
 // merge merges the answers of servers and relays.
 func merge(answers []fleet.Answer[agents], all servers) *nodesReport {
-	r := &nodesReport{servers: all}
+	r := &nodesReport{servers: all, onlyRelays: !slices.ContainsFunc(answers, func(a fleet.Answer[agents]) bool { return !a.Server.Relay })}
 	newest := make(map[string]node)
 	stalled := findStale(statuses(answers))
 	for _, a := range answers {
@@ -226,7 +229,7 @@ func answered(answers []fleet.Answer[agents], relay *pb.AgentStatus) bool {
 // addPods adds the nodes with agents' Pods of which no server knows.
 func (r *nodesReport) addPods(pods []*fleet.Agent) {
 	state := notConnected
-	if r.silent() > 0 || len(r.relays) > 0 {
+	if r.silent() > 0 || len(r.relays) > 0 || r.onlyRelays {
 		state = unknown
 	}
 	known := make(map[string]bool, len(r.nodes))
@@ -310,9 +313,9 @@ func (r *nodesReport) names() (out []string) {
 func (r *nodesReport) code() int { return r.codeOf(r.wrong) }
 
 // codeOf returns the exit code, where isWrong says that something in the answers is. A relay that
-// did not answer, and agents that are not known, make the answers incomplete.
+// did not answer, and agents or nodes that are not known, make the answers incomplete.
 func (r *nodesReport) codeOf(isWrong bool) int {
-	if len(r.relays) > 0 || r.agents != "" {
+	if len(r.relays) > 0 || r.agents != "" || r.elsewhere() > 0 {
 		return incomplete
 	}
 	return r.servers.code(isWrong)
@@ -324,6 +327,16 @@ func (r *nodesReport) Fields() []show.Field {
 		{Name: "nodes", Value: nonNil(r.nodes)}, {Name: "relaysNotAsked", Value: nonNil(r.relays)},
 		{Name: "missing", Value: nonNil(r.missing)}, {Name: "agentsNotListed", Value: r.agents}, {Name: "servers", Value: r.servers},
 	}
+}
+
+// elsewhere returns how many of the nodes may follow servers of other namespaces.
+func (r *nodesReport) elsewhere() (n int) {
+	for _, one := range r.nodes {
+		if r.onlyRelays && one.State == unknown {
+			n++
+		}
+	}
+	return n
 }
 
 // Print implements show.Report.
@@ -344,6 +357,10 @@ func (r *nodesReport) Print(out *show.Page) {
 func (r *nodesReport) printUnknown(out *show.Page) {
 	if r.agents != "" {
 		out.Title("Nodes that are not connected are not shown: %s", r.agents)
+	}
+	if n := r.elsewhere(); n > 0 {
+		out.Title("Only relays were asked, so %s may follow servers of other namespaces: ask these with --namespace, or all "+
+			"with --all-namespaces", show.Plural("node", n))
 	}
 	printRelays(out, r.relays)
 }

@@ -80,6 +80,32 @@ func TestAgesOfClients(t *testing.T) {
 	require.Zero(t, age(node{now: now, agent: &pb.AgentStatus{Since: timestamppb.New(now.Add(time.Hour))}}))
 }
 
+// TestOnlyRelays checks that nodes without a relay are not taken for lost if the servers of their
+// namespace were not asked.
+func TestOnlyRelays(t *testing.T) {
+	relay := answerOf("relay", &pb.GetStatusResponse{Epoch: 2, Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{1}}},
+		&pb.AgentStatus{NodeName: "of-relay", Kind: pb.ClientKind_CLIENT_KIND_AGENT, Synced: true, Programmed: true})
+	pods := []*fleet.Agent{{Node: "of-relay"}, {Node: "of-server"}, {Node: "down", Missing: "Failed"}}
+	states := func(answers ...fleet.Answer[agents]) (*nodesReport, map[string]string) {
+		r := merge(answers, make(servers, len(answers)))
+		r.addPods(pods)
+		r.choose(nil, false, false)
+		got := make(map[string]string)
+		for _, n := range r.nodes {
+			got[n.Node] = n.State
+		}
+		return r, got
+	}
+	r, got := states(relay)
+	require.Equal(t, map[string]string{"of-relay": programmed, "of-server": unknown, "down": notRunning + "Failed"}, got)
+	require.Equal(t, incomplete, r.code())
+	require.Contains(t, printed(t, r), "Only relays were asked, so 1 node may follow servers of other namespaces")
+	r, got = states(relay, answerOf("server", &pb.GetStatusResponse{Epoch: 1}))
+	require.Equal(t, notConnected, got["of-server"])
+	require.Equal(t, wrong, r.code())
+	require.NotContains(t, printed(t, r), "Only relays")
+}
+
 // TestStaleNodes checks that no node counts as programmed behind a relay that follows no server,
 // also if there are further relays between them.
 func TestStaleNodes(t *testing.T) {
