@@ -2,11 +2,13 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/show"
@@ -81,13 +83,25 @@ func (c *checks) bad(result, subject, found, do string) {
 
 // unknown adds that something could not be checked.
 func (c *checks) unknown(subject string, err error) {
-	c.bad(notChecked, subject, err.Error(), "get the rights that docs/kubectl.md lists, and check again")
+	do := "check again; if that does not help, look at the API server: kubectl get --raw /readyz?verbose"
+	switch {
+	case apierrors.IsForbidden(err):
+		do = "get the rights that docs/kubectl.md lists, and check again"
+	case apierrors.IsUnauthorized(err):
+		do = "log in again: the API server does not accept the credentials of your kubeconfig"
+	case apierrors.IsNotFound(err):
+		do = "look for what is missing by hand: it is what this check reads"
+	case errors.Is(err, fleet.ErrTimeout):
+		do = "check again with a longer --timeout"
+	}
+	c.bad(notChecked, subject, err.Error(), do)
 }
 
 func check(ctx context.Context, f *fleet.Fleet, pre bool) (*checkReport, error) {
 	c := &checks{}
 	cluster := readCluster(ctx, f)
-	cluster.checkAPIServer(ctx, c)
+	cluster.checkAPIServer(c)
+	cluster.checkIssuer(ctx, c)
 	cluster.checkNodes(c)
 	cluster.checkClocks(c)
 	if pre {
@@ -177,7 +191,7 @@ func (r *checkReport) printFindings(out *show.Page, result string) {
 const shownSubjects = 5
 
 func subjectsText(subjects []string) string {
-	subjects = slices.DeleteFunc(slices.Clone(subjects), func(s string) bool { return s == "" })
+	subjects = slices.Compact(slices.DeleteFunc(slices.Clone(subjects), func(s string) bool { return s == "" }))
 	text := strings.Join(subjects[:min(len(subjects), shownSubjects)], ", ")
 	if n := len(subjects) - shownSubjects; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)

@@ -41,15 +41,16 @@ const (
 	// sampledPods is how many Pods are compared with the pod ranges.
 	sampledPods = 500
 	// The ports of agents on their nodes.
-	healthPort, kubeProxyHealthPort = 8475, 10256
+	healthPort, kubeProxyHealthPort, pagesPort = 8475, 10256, 10249
 )
 
 // cluster is what the API server says of a cluster. What could not be read has an error.
 type cluster struct {
+	fleet  *fleet.Fleet
 	client kubernetes.Interface
-	// ahead is by how much the API server's clock is ahead of this machine's.
-	ahead    time.Duration
-	aheadErr error
+
+	api    fleet.APIServer
+	apiErr error
 
 	nodes    []corev1.Node
 	nodesErr error
@@ -58,47 +59,66 @@ type cluster struct {
 	// host are the Pods in the network of their nodes.
 	host    []corev1.Pod
 	hostErr error
+	sets    []appsv1.DaemonSet
+	setsErr error
 }
 
 // readCluster reads what several checks need.
 func readCluster(ctx context.Context, f *fleet.Fleet) *cluster {
-	c := &cluster{client: f.Client()}
-	c.ahead, c.aheadErr = f.ServerClock(ctx)
-	nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	c := &cluster{fleet: f, client: f.Client()}
+	c.api, c.apiErr = f.APIServer(ctx)
+	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
+		return c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	})
 	if c.nodesErr = err; err == nil {
 		c.nodes = nodes.Items
 	}
-	leases, err := c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
+	leases, err := fleet.Within(ctx, f, func(ctx context.Context) (*coordinationv1.LeaseList, error) {
+		return c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
+	})
 	if c.leaseErr = err; err == nil {
 		c.leases = leases.Items
 	}
-	host, err := c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
+	host, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
+		return c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
+	})
 	if c.hostErr = err; err == nil {
 		c.host = host.Items
+	}
+	sets, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DaemonSetList, error) {
+		return c.client.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
+	})
+	if c.setsErr = err; err == nil {
+		c.sets = sets.Items
 	}
 	return c
 }
 
-func (c *cluster) checkAPIServer(ctx context.Context, out *checks) {
+func (c *cluster) checkAPIServer(out *checks) {
 	out.begin("API version", "deploy/README.md#slicecast-in-a-cluster")
-	info, err := c.client.Discovery().ServerVersion()
-	if err != nil {
-		out.unknown("", err)
+	if c.apiErr != nil {
+		out.unknown("", c.apiErr)
 		return
 	}
-	v, err := version.ParseGeneric(info.GitVersion)
+	of := c.api.Version
+	v, err := version.ParseGeneric(of)
 	switch {
 	case err != nil:
-		out.bad(notChecked, "", fmt.Sprintf("the API server has the version %q: %v", info.GitVersion, err), "look up what it is derived from")
+		out.bad(notChecked, "", fmt.Sprintf("the API server has the version %q: %v", of, err), "look up what it is derived from")
 	case v.LessThan(oldestKubernetes):
-		out.bad(failed, "", fmt.Sprintf("Kubernetes %s", info.GitVersion),
+		out.bad(failed, "", "Kubernetes "+of,
 			"upgrade to Kubernetes 1.32 or later, or give agents client certificates and run them outside of Pods")
 	default:
-		out.ok("", "Kubernetes %s", info.GitVersion)
+		out.ok("", "Kubernetes %s", of)
 	}
+}
 
+// checkIssuer checks that servers can verify tokens by the keys that the API server publishes.
+func (c *cluster) checkIssuer(ctx context.Context, out *checks) {
 	out.begin("token issuer", "docs/configuration.md#tokens")
-	raw, err := c.client.Discovery().RESTClient().Get().AbsPath("/.well-known/openid-configuration").Do(ctx).Raw()
+	raw, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) ([]byte, error) {
+		return c.client.Discovery().RESTClient().Get().AbsPath("/.well-known/openid-configuration").Do(ctx).Raw()
+	})
 	var discovery struct{ Issuer string }
 	switch {
 	case apierrors.IsNotFound(err):
@@ -156,18 +176,23 @@ func ready(n *corev1.Node) bool {
 // its Lease.
 func (c *cluster) checkClocks(out *checks) {
 	out.begin("clock", "docs/kubectl.md#clocks")
-	for _, err := range []error{c.nodesErr, c.leaseErr, c.aheadErr} {
+	for _, err := range []error{c.nodesErr, c.leaseErr, c.apiErr} {
 		if err != nil {
 			out.unknown("", err)
 			return
 		}
 	}
-	now := time.Now().Add(c.ahead)
+	now := time.Now().Add(c.api.Ahead)
 	const do = "let the node follow a time server (chrony, systemd-timesyncd)"
 	for _, n := range c.nodes {
 		i := slices.IndexFunc(c.leases, func(l coordinationv1.Lease) bool { return l.Name == n.Name })
-		if i < 0 || c.leases[i].Spec.RenewTime == nil || !ready(&n) {
-			continue // nothing says what time it is there
+		switch {
+		case !ready(&n):
+			out.bad(warning, n.Name, "its clock is unknown, because the node is not ready", "check again when the node is ready")
+			continue
+		case i < 0 || c.leases[i].Spec.RenewTime == nil:
+			out.bad(warning, n.Name, "its clock is unknown, because its kubelet renews no Lease", "compare it by hand: date, on the node")
+			continue
 		}
 		switch age := now.Sub(c.leases[i].Spec.RenewTime.Time); {
 		case age < -maxClockDifference:
@@ -175,7 +200,7 @@ func (c *cluster) checkClocks(out *checks) {
 		case age > leaseAge:
 			out.bad(failed, n.Name, fmt.Sprintf("the node is ready, but its Lease is %s old: its clock is behind the API server's", show.Age(age)), do)
 		default:
-			out.ok(n.Name, "within %v of the API server's", leaseAge)
+			out.ok(n.Name, "at most %v ahead of the API server's, and at most %v behind it", maxClockDifference, leaseAge)
 		}
 	}
 }
@@ -194,9 +219,11 @@ func (c *cluster) checkRights(ctx context.Context, out *checks) {
 	var lacks []string
 	for _, a := range installs {
 		a.Verb = "create"
-		answer, err := c.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
-		}, metav1.CreateOptions{})
+		answer, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) (*authorizationv1.SelfSubjectAccessReview, error) {
+			return c.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
+			}, metav1.CreateOptions{})
+		})
 		if err != nil {
 			out.unknown("", err)
 			return
@@ -212,13 +239,20 @@ func (c *cluster) checkRights(ctx context.Context, out *checks) {
 	out.ok("", "you may create what an installation consists of")
 }
 
+// configMap returns a ConfigMap.
+func (c *cluster) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	return fleet.Within(ctx, c.fleet, func(ctx context.Context) (*corev1.ConfigMap, error) {
+		return c.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	})
+}
+
 // podRanges returns where the chart would find the ranges of pods, and the ranges; none means that
 // it would not find any.
 func (c *cluster) podRanges(ctx context.Context) (from string, ranges []netip.Prefix, err error) {
 	for _, where := range []struct{ name, key, from string }{
 		{"kubeadm-config", "ClusterConfiguration", "podSubnet of kubeadm-config"}, {"kube-proxy", "config.conf", "clusterCIDR of kube-proxy"},
 	} {
-		held, err := c.client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, where.name, metav1.GetOptions{})
+		held, err := c.configMap(ctx, metav1.NamespaceSystem, where.name)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -273,7 +307,9 @@ func (c *cluster) checkPodRanges(ctx context.Context, out *checks) {
 			"nor podCIDRs on all Nodes", do)
 		return
 	}
-	pods, err := c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{Limit: sampledPods})
+	pods, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) (*corev1.PodList, error) {
+		return c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{Limit: sampledPods})
+	})
 	if err != nil {
 		out.unknown("", err)
 		return
@@ -296,34 +332,57 @@ func (c *cluster) checkPodRanges(ctx context.Context, out *checks) {
 	}
 }
 
-// checkPorts looks for Pods that have the ports of agents on their nodes.
+// checkPorts looks for Pods that have the ports of agents on their nodes. All Pods in the network of
+// their nodes are looked at, and the DaemonSets whose Pods are in another one.
 func (c *cluster) checkPorts(out *checks) {
 	out.begin("ports", "deploy/README.md#ports")
-	if c.hostErr != nil {
-		out.unknown("", c.hostErr)
-		return
+	for _, err := range []error{c.hostErr, c.setsErr} {
+		if err != nil {
+			out.unknown("", err)
+			return
+		}
 	}
 	free := true
-	for _, p := range c.host {
-		for _, container := range p.Spec.Containers {
-			for _, port := range container.Ports {
-				if kubeProxy := isKubeProxy(&p); port.ContainerPort == healthPort || port.ContainerPort == kubeProxyHealthPort && !kubeProxy {
-					free = false
-					out.bad(failed, p.Namespace+"/"+p.Name, fmt.Sprintf("the port %d of its node is taken", port.ContainerPort),
-						"give the agents other ports with agent.config.healthzBindAddress")
+	look := func(name string, spec *corev1.PodSpec, kubeProxy bool) {
+		for _, container := range slices.Concat(spec.InitContainers, spec.Containers) {
+			for _, p := range container.Ports {
+				port := p.HostPort
+				if spec.HostNetwork {
+					port = p.ContainerPort
 				}
+				setting := agentPorts[port]
+				// Agents wait for the ports of a kube-proxy.
+				if setting == "" || p.Protocol != corev1.ProtocolTCP && p.Protocol != "" || kubeProxy && port != healthPort {
+					continue
+				}
+				free = false
+				out.bad(failed, name, fmt.Sprintf("the port %d of its node is taken", port), "give the agents another one with agent.config."+setting)
 			}
 		}
 	}
+	for i := range c.host {
+		look(c.host[i].Namespace+"/"+c.host[i].Name, &c.host[i].Spec, isKubeProxy(c.host[i].Labels))
+	}
+	for i := range c.sets {
+		if set := &c.sets[i]; !set.Spec.Template.Spec.HostNetwork {
+			look(set.Namespace+"/"+set.Name, &set.Spec.Template.Spec, false)
+		}
+	}
 	if free {
-		out.ok("", "no Pod says that it uses %d or %d of its node", healthPort, kubeProxyHealthPort)
+		out.ok("", "no Pod in the network of its node and no DaemonSet says that it uses %d, %d or %d of its node; others were "+
+			"not looked at", healthPort, kubeProxyHealthPort, pagesPort)
 	}
 }
 
-// isKubeProxy reports whether a Pod is a kube-proxy, by the label of kubeadm and of the manifests
+// agentPorts are the ports of agents on their nodes, with the settings that change them.
+var agentPorts = map[int32]string{
+	healthPort: "healthzBindAddress", kubeProxyHealthPort: "healthzBindAddress", pagesPort: "metricsBindAddress",
+}
+
+// isKubeProxy reports whether a Pod with these labels is a kube-proxy, by the label of kubeadm and of the manifests
 // of Kubernetes.
-func isKubeProxy(p *corev1.Pod) bool {
-	return p.Labels["k8s-app"] == "kube-proxy" || p.Labels["component"] == "kube-proxy"
+func isKubeProxy(labels map[string]string) bool {
+	return labels["k8s-app"] == "kube-proxy" || labels["component"] == "kube-proxy"
 }
 
 // otherProxies are DaemonSets that may serve Services, by their label k8s-app.
@@ -345,17 +404,16 @@ func (c *cluster) checkProxies(ctx context.Context, out *checks, installed bool)
 	}
 	found := false
 	for i := range c.host {
-		if p := &c.host[i]; isKubeProxy(p) && p.Status.Phase == corev1.PodRunning {
+		if p := &c.host[i]; isKubeProxy(p.Labels) && p.Status.Phase == corev1.PodRunning {
 			found = true
 			out.bad(result, p.Spec.NodeName, "a kube-proxy runs", do)
 		}
 	}
-	sets, err := c.client.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		out.unknown("", err)
+	if c.setsErr != nil {
+		out.unknown("", c.setsErr)
 		return
 	}
-	for _, set := range sets.Items {
+	for _, set := range c.sets {
 		what := set.Labels["k8s-app"]
 		do, ok := otherProxies[what]
 		if !ok {
@@ -372,18 +430,20 @@ func (c *cluster) checkProxies(ctx context.Context, out *checks, installed bool)
 		}
 	}
 	if !found {
-		out.ok("", "there is none")
+		// A kube-proxy outside of Pods is known to the agents, which warn of it.
+		out.ok("", "no Pod of kube-proxy runs, and neither Cilium nor kube-router serves Services; no others were looked for")
 	}
 }
 
 // serves reports whether a DaemonSet of otherProxies serves Services, according to its settings.
 func (c *cluster) serves(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
 	if set.Labels["k8s-app"] == "cilium" {
-		config, err := c.client.CoreV1().ConfigMaps(set.Namespace).Get(ctx, "cilium-config", metav1.GetOptions{})
+		config, err := c.configMap(ctx, set.Namespace, "cilium-config")
 		if err != nil {
 			return false, err
 		}
-		return config.Data["kube-proxy-replacement"] == "true", nil
+		// Before Cilium 1.16, there were strict, partial, probe and disabled.
+		return slices.Contains([]string{"true", "strict", "partial", "probe"}, config.Data["kube-proxy-replacement"]), nil
 	}
 	return !slices.ContainsFunc(set.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
 		return slices.Contains(slices.Concat(c.Command, c.Args), "--run-service-proxy=false")

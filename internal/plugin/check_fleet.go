@@ -98,7 +98,7 @@ func checkCertificates(f *fleet.Fleet, answers []fleet.Answer[agents], out *chec
 
 // checkServerClocks compares the servers' clocks with that of the API server.
 func checkServerClocks(answers []fleet.Answer[agents], cluster *cluster, out *checks) {
-	if cluster.aheadErr != nil {
+	if cluster.apiErr != nil {
 		return // checkClocks has said so
 	}
 	out.begin("clock", "docs/kubectl.md#clocks")
@@ -108,21 +108,22 @@ func checkServerClocks(answers []fleet.Answer[agents], cluster *cluster, out *ch
 		}
 		// The answer was made somewhere between these, and the API server's clock has whole seconds.
 		uncertain := a.Received.Sub(a.Sent) + time.Second
-		ahead := a.Value.status.GetTime().AsTime().Sub(a.Sent.Add(cluster.ahead))
-		if ahead.Abs() > maxClockDifference+uncertain {
+		ahead := a.Value.status.GetTime().AsTime().Sub(a.Sent.Add(cluster.api.Ahead))
+		tolerated := maxClockDifference + uncertain
+		if ahead.Abs() > tolerated {
 			out.bad(failed, a.Server.String(), fmt.Sprintf("its clock differs from the API server's by %s", show.Age(ahead)),
 				"let its node follow a time server (chrony, systemd-timesyncd)")
 			continue
 		}
-		out.ok(a.Server.String(), "within %v of the API server's", maxClockDifference)
+		out.ok(a.Server.String(), "within %s of the API server's", show.Age(tolerated))
 	}
 }
 
 // checkConnections checks that each node has an agent that is connected and in no trouble.
 func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 	out.begin("nodes", "docs/kubectl.md#nodes")
-	if nodes.agents != "" {
-		out.unknown("", errors.New(nodes.agents))
+	if nodes.agentsErr != nil {
+		out.unknown("", nodes.agentsErr)
 	}
 	held := make(map[string]bool)
 	for _, n := range nodes.nodes {
@@ -257,7 +258,9 @@ func (c *cluster) checkServersRights(ctx context.Context, answers []fleet.Answer
 		for _, spec := range serverRights {
 			spec.User = "system:serviceaccount:" + account.Namespace + ":" + account.Name
 			spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + account.Namespace, "system:authenticated"}
-			answer, err := c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+			answer, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) (*authorizationv1.SubjectAccessReview, error) {
+				return c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+			})
 			if err != nil {
 				out.unknown(account.String(), err)
 				return

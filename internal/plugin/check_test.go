@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -24,6 +26,7 @@ func TestCheckBefore(t *testing.T) {
 	e := newEnvironment(t)
 	admin := plane.Kubeconfig(t, plane.AdminConfig())
 	r := runAs(t.Context(), admin, "check", "--pre", "-o", "wide")
+	require.Regexp(t, `ports +- +no Pod in the network of its node and no DaemonSet says that it uses 8475, 10256 or 10249`, r.out)
 	require.Equal(t, wrong, r.code, r.out+r.errors)
 	require.Regexp(t, `API version +- +Kubernetes v1\.`, r.out)
 	require.Regexp(t, `kernel +node-0 +Linux 6.12.1, amd64`, r.out)
@@ -47,6 +50,10 @@ func TestCheckBefore(t *testing.T) {
 	}()
 	e.hostPod("kube-proxy-1", "old", 10256, map[string]string{"k8s-app": "kube-proxy"})
 	e.hostPod("other", "old", 8475, nil)
+	e.hostPod("pages", "old", 10249, nil)
+	e.hostPod("kube-proxy-2", "old", 10249, map[string]string{"k8s-app": "kube-proxy"})
+	e.hostPortSet("port-mapped", 10256)
+	e.nodeWith("no-lease", corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "arm64", KernelVersion: "6.1.0"})
 	e.pod(agentNamespace, "outside", "default", "none", "node-0", nil, corev1.PodRunning)
 	r = runAs(t.Context(), admin, "check", "--pre")
 	require.Equal(t, wrong, r.code, r.out+r.errors)
@@ -57,16 +64,52 @@ func TestCheckBefore(t *testing.T) {
 		"FAILED: clock: mainframe: the node is ready, but its Lease is 2m",
 		"FAILED: pod ranges: slicecast-agents/outside: pods have addresses outside of what the chart would use (podSubnet of kubeadm-config)",
 		"FAILED: ports: slicecast-agents/other: the port 8475 of its node is taken",
+		"FAILED: ports: slicecast-agents/pages: the port 10249 of its node is taken",
+		"give the agents another one with agent.config.metricsBindAddress",
+		"FAILED: ports: slicecast-agents/port-mapped: the port 10256 of its node is taken",
+		"WARNING: clock: node-0: its clock is unknown, because the node is not ready",
+		"WARNING: clock: no-lease: its clock is unknown, because its kubelet renews no Lease",
 		"WARNING: other proxies: old: a kube-proxy runs",
 		"https://github.com/slicecast/slicecast/blob/main/deploy/README.md#ports",
 	} {
 		require.Contains(t, r.out, text)
 	}
 
+	require.NotContains(t, r.out, "kube-proxy-2: the port", "agents wait for it")
+
 	r = runAs(t.Context(), plane.Kubeconfig(t, plane.ConfigFor("nobody")), "check", "--pre")
 	require.Equal(t, incomplete, r.code)
 	require.Contains(t, r.out, "FAILED: RBAC: you may not create namespaces")
 	require.Contains(t, r.out, `NOT CHECKED: kernel: nodes is forbidden: User "nobody"`)
+}
+
+// TestCheckWaits checks that check waits for no answer longer than --timeout, and what it advises
+// after that and after other failures.
+func TestCheckWaits(t *testing.T) {
+	newEnvironment(t)
+	g := newGate(t)
+	kubeconfig := plane.Kubeconfig(t, &rest.Config{Host: g.url})
+	ended := make(chan struct{})
+	defer close(ended)
+	g.answer("/version", func(http.ResponseWriter) { <-ended })
+	g.answer("/api/v1/nodes", func(http.ResponseWriter) { <-ended })
+	g.answer("/apis/apps/v1/daemonsets", func(w http.ResponseWriter) { http.Error(w, "out of order", http.StatusInternalServerError) })
+	g.answer("/.well-known/openid-configuration", func(w http.ResponseWriter) { http.Error(w, "who?", http.StatusUnauthorized) })
+	began := time.Now()
+	r := runAs(t.Context(), kubeconfig, "check", "--pre", "--timeout=1s")
+	require.Less(t, time.Since(began), patience)
+	require.Equal(t, incomplete, r.code)
+	for _, text := range []string{
+		"NOT CHECKED: API version: ask the API server for its version: no answer within 1s (--timeout)",
+		"NOT CHECKED: kernel: no answer within 1s (--timeout)\n  do   check again with a longer --timeout",
+		"NOT CHECKED: ports: an error on the server",
+		"do   check again; if that does not help, look at the API server",
+		"NOT CHECKED: token issuer: ",
+		"do   log in again",
+	} {
+		require.Contains(t, r.out, text)
+	}
+	require.NotContains(t, r.out, "get the rights")
 }
 
 func TestCheck(t *testing.T) {
@@ -78,12 +121,14 @@ func TestCheck(t *testing.T) {
 	address := e.server("server-1")
 	a := e.agent("node-a", address)
 	e.hostPod("agent-node-0", "node-0", 8475, nil) // not an agent that counts
-	r = e.eventually(fine, []string{"1 warning"}, "check", "-o", "wide")
+	e.lease("node-a", time.Now())
+	r = e.eventually(fine, []string{"2 warnings"}, "check", "-o", "wide")
+	require.Contains(t, r.out, "WARNING: clock: node-0: its clock is unknown")
 	require.Contains(t, r.out, "WARNING: nodes: node-0: the node has no agent")
 	for _, text := range []string{
-		`certificates +slicecast-system/server-1 +until 20`, `clock +slicecast-system/server-1 +within`, `nodes +node-a +programmed, nftables`,
+		`certificates +slicecast-system/server-1 +until 20`, `clock +slicecast-system/server-1 +within`, `clock +node-a +at most 5s ahead of the API server's, and at most 1m0s behind it`, `nodes +node-a +programmed, nftables`,
 		`programmer +- +nftables on 1 node`, `versions +- +everything is devel`, `RBAC +slicecast-system/slicecast-server +the servers' ServiceAccount has its rights`,
-		`other proxies +- +there is none`, `token issuer +- +the API server publishes the keys of https://`,
+		`other proxies +- +no Pod of kube-proxy runs, .* no others were looked for`, `token issuer +- +the API server publishes the keys of https://`,
 	} {
 		require.Regexp(t, text, r.out)
 	}

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -291,6 +292,24 @@ func (e *environment) hostPod(name, node string, port int32, labels map[string]s
 	pod.Status.Phase = corev1.PodRunning
 	_, err = pods.UpdateStatus(e.Context(), pod, metav1.UpdateOptions{})
 	require.NoError(e, err)
+}
+
+// hostPortSet creates a DaemonSet whose Pods have a network of their own, and a port of their node.
+func (e *environment) hostPortSet(name string, port int32) {
+	e.Helper()
+	labels := map[string]string{"app": name}
+	sets := plane.Client().AppsV1().DaemonSets(agentNamespace)
+	_, err := sets.Create(e.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{Name: "c", Image: "none", Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: port}}}},
+			}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(e, err)
+	e.Cleanup(func() { require.NoError(e, sets.Delete(context.Background(), name, metav1.DeleteOptions{})) })
 }
 
 // connect connects the agent in a Pod to a server, for an audience, and waits until it is in sync.

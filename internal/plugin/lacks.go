@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -49,7 +50,9 @@ it. Nodes that are not connected may lack it, too.`,
 
 // serviceNames returns the names of all Services, if the user may list them.
 func serviceNames(ctx context.Context, f *fleet.Fleet) (names []string, err error) {
-	list, err := f.Client().CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ServiceList, error) {
+		return f.Client().CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	})
 	if err != nil {
 		return nil, err
 	}

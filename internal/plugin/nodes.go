@@ -83,9 +83,9 @@ type nodesReport struct {
 	// onlyRelays means that no server was asked that is no relay. Then nodes that follow none of the
 	// relays may follow a server of another namespace.
 	onlyRelays bool
-	// agents is why the Pods of the agents are not known, and so which nodes are not connected; empty
+	// agentsErr is why the Pods of the agents are not known, and so which nodes are not connected; nil
 	// if they are known.
-	agents string
+	agentsErr error
 	// missing are names that were asked for, of which there is no node.
 	missing []string
 	// wrong means that one of the nodes is behind or in trouble.
@@ -168,7 +168,7 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
-		r.agents = err.Error()
+		r.agentsErr = err
 	}
 	r.addPods(pods)
 	return r, nil
@@ -315,7 +315,7 @@ func (r *nodesReport) code() int { return r.codeOf(r.wrong) }
 // codeOf returns the exit code, where isWrong says that something in the answers is. A relay that
 // did not answer, and agents or nodes that are not known, make the answers incomplete.
 func (r *nodesReport) codeOf(isWrong bool) int {
-	if len(r.relays) > 0 || r.agents != "" || r.elsewhere() > 0 {
+	if len(r.relays) > 0 || r.agentsErr != nil || r.elsewhere() > 0 {
 		return incomplete
 	}
 	return r.servers.code(isWrong)
@@ -323,9 +323,13 @@ func (r *nodesReport) codeOf(isWrong bool) int {
 
 // Fields implements show.Report.
 func (r *nodesReport) Fields() []show.Field {
+	notListed := ""
+	if r.agentsErr != nil {
+		notListed = r.agentsErr.Error()
+	}
 	return []show.Field{
 		{Name: "nodes", Value: nonNil(r.nodes)}, {Name: "relaysNotAsked", Value: nonNil(r.relays)},
-		{Name: "missing", Value: nonNil(r.missing)}, {Name: "agentsNotListed", Value: r.agents}, {Name: "servers", Value: r.servers},
+		{Name: "missing", Value: nonNil(r.missing)}, {Name: "agentsNotListed", Value: notListed}, {Name: "servers", Value: r.servers},
 	}
 }
 
@@ -355,8 +359,8 @@ func (r *nodesReport) Print(out *show.Page) {
 
 // printUnknown says which nodes may be missing: those of relays, and those that are not connected.
 func (r *nodesReport) printUnknown(out *show.Page) {
-	if r.agents != "" {
-		out.Title("Nodes that are not connected are not shown: %s", r.agents)
+	if r.agentsErr != nil {
+		out.Title("Nodes that are not connected are not shown: %v", r.agentsErr)
 	}
 	if n := r.elsewhere(); n > 0 {
 		out.Title("Only relays were asked, so %s may follow servers of other namespaces: ask these with --namespace, or all "+

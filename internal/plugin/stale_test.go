@@ -149,14 +149,16 @@ func TestStatusNamesRelays(t *testing.T) {
 type gate struct {
 	url string
 
-	mu sync.Mutex
+	mu sync.Mutex // guards answers
+	// answers are given instead of those of the API server, by path.
+	answers map[string]func(http.ResponseWriter)
 	// hanging is closed when watches bring nothing from then on, and refusing when they end.
 	hanging, refusing chan struct{}
 }
 
 func newGate(t *testing.T) *gate {
 	t.Helper()
-	g := &gate{hanging: make(chan struct{}), refusing: make(chan struct{})}
+	g := &gate{answers: make(map[string]func(http.ResponseWriter)), hanging: make(chan struct{}), refusing: make(chan struct{})}
 	admin := plane.AdminConfig()
 	transport, err := rest.TransportFor(admin)
 	require.NoError(t, err)
@@ -172,6 +174,13 @@ func newGate(t *testing.T) *gate {
 		},
 	}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.mu.Lock()
+		answer := g.answers[r.URL.Path]
+		g.mu.Unlock()
+		if answer != nil {
+			answer(w)
+			return
+		}
 		select {
 		case <-g.refusing:
 			if r.URL.Query().Get("watch") == "true" {
@@ -185,6 +194,13 @@ func newGate(t *testing.T) *gate {
 	t.Cleanup(front.Close)
 	g.url = front.URL
 	return g
+}
+
+// answer answers requests for a path from now on.
+func (g *gate) answer(path string, with func(http.ResponseWriter)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answers[path] = with
 }
 
 // gated is the body of a watch.

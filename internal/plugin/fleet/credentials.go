@@ -113,7 +113,7 @@ func (t *tokens) request(ctx context.Context, key tokenKey) (token, error) {
 	case apierrors.IsNotFound(err):
 		return token{}, fmt.Errorf("request a token for the servers: %w; upgrade the chart, which creates it, or set --service-account", err)
 	case err != nil:
-		return token{}, fmt.Errorf("request a token for the servers: %w; docs/kubectl.md says which rights are needed", err)
+		return token{}, fmt.Errorf("request a token for the servers: %w", withRights(err))
 	}
 	return token{answer.Status.Token, answer.Status.ExpirationTimestamp.Time}, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -84,8 +85,10 @@ func (f *Fleet) Servers(ctx context.Context) ([]*Server, error) {
 	selector := fmt.Sprintf("%s,%s in (%s,%s)", partOfSlicecast, componentLabel, componentServer, componentRelay)
 	pods, err := f.pods(ctx, selector, []string{f.options.Namespace})
 	if err != nil {
-		return nil, fmt.Errorf("find the servers: %w; docs/kubectl.md says which rights are needed. If the servers are in "+
-			"another namespace, set --namespace", err)
+		if apierrors.IsForbidden(err) {
+			err = fmt.Errorf("%w; if the servers are in another namespace, set --namespace", err)
+		}
+		return nil, fmt.Errorf("find the servers: %w", withRights(err))
 	}
 	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { // those that have ended
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
@@ -117,7 +120,7 @@ func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error)
 	}
 	pods, err := f.pods(ctx, fmt.Sprintf("%s,%s=%s", partOfSlicecast, componentLabel, componentAgent), namespaces)
 	if err != nil {
-		return nil, fmt.Errorf("find the agents: %w; docs/kubectl.md says which rights are needed", err)
+		return nil, fmt.Errorf("find the agents: %w", withRights(err))
 	}
 	var agents []*Agent
 	for i := range pods {
@@ -131,6 +134,14 @@ func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error)
 		})
 	}
 	return agents, nil
+}
+
+// withRights returns an error that says where the necessary rights are, if one of them is missing.
+func withRights(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w; docs/kubectl.md says which rights are needed", err)
+	}
+	return err
 }
 
 // missing returns why a Pod does not run: that it is being deleted, or its phase and the reason for
@@ -158,10 +169,10 @@ func missing(pod *corev1.Pod) string {
 // pods lists the Pods with these labels in some namespaces, sorted by name. The empty namespace
 // stands for all.
 func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) (pods []corev1.Pod, err error) {
-	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
-	defer cancel()
 	for _, namespace := range namespaces {
-		list, err := f.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		list, err := Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
+			return f.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		})
 		if err != nil {
 			return nil, err
 		}

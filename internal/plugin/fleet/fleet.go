@@ -16,6 +16,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -33,6 +34,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -105,19 +107,48 @@ func New(o Options) (*Fleet, error) {
 	return f, nil
 }
 
-// ServerClock returns by how much the API server's clock is ahead of this machine's, to within a
-// second.
-func (f *Fleet) ServerClock(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
+// Within makes a request to the API server, which ends after the timeout with an error that says so.
+func Within[T any](ctx context.Context, f *Fleet, request func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := f.bound(ctx)
 	defer cancel()
+	value, err := request(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return value, err
+}
+
+// ErrTimeout means that something has not answered within Options.Timeout.
+var ErrTimeout = errors.New("no answer")
+
+// bound returns ctx with the timeout.
+func (f *Fleet) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, f.options.Timeout, fmt.Errorf("%w within %v (--timeout)", ErrTimeout, f.options.Timeout))
+}
+
+// APIServer is what the API server says of itself.
+type APIServer struct {
+	// Version is that of Kubernetes, such as v1.37.2.
+	Version string
+	// Ahead is by how much its clock is ahead of this machine's, to within a second.
+	Ahead time.Duration
+}
+
+// APIServer asks the API server for its version and the time.
+func (f *Fleet) APIServer(ctx context.Context) (out APIServer, err error) {
 	core, now, err := kube.Core(f.options.Config)
 	if err != nil {
-		return 0, err
+		return out, err
 	}
-	if err := core.Get().AbsPath("/version").Do(ctx).Error(); err != nil {
-		return 0, fmt.Errorf("ask the API server for the time: %w", err)
+	raw, err := Within(ctx, f, func(ctx context.Context) ([]byte, error) { return core.Get().AbsPath("/version").Do(ctx).Raw() })
+	if err != nil {
+		return out, fmt.Errorf("ask the API server for its version: %w", err)
 	}
-	return time.Until(now()), nil
+	var info version.Info
+	if err := json.Unmarshal(raw, &info); err != nil {
+		return out, fmt.Errorf("the version of the API server: %w", err)
+	}
+	return APIServer{Version: info.GitVersion, Ahead: time.Until(now())}, nil
 }
 
 // Client returns the client for the API server.
@@ -157,8 +188,7 @@ func Ask[T any](
 		all.Go(func() error {
 			a := &answers[i]
 			a.Server = s
-			ctx, cancel := context.WithTimeoutCause(ctx, f.options.Timeout,
-				fmt.Errorf("no answer within %v (--timeout)", f.options.Timeout))
+			ctx, cancel := f.bound(ctx)
 			defer cancel()
 			a.Err = explain(ctx, insist(ctx, func() error { return askOnce(ctx, f, a, ask) }))
 			return nil
