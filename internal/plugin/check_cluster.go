@@ -332,8 +332,8 @@ func (c *cluster) checkPodRanges(ctx context.Context, out *checks) {
 	}
 }
 
-// checkPorts looks for Pods that have the ports of agents on their nodes. All Pods in the network of
-// their nodes are looked at, and the DaemonSets whose Pods are in another one.
+// checkPorts looks for Pods that have the ports of agents on their nodes. It looks at all Pods in
+// the network of their nodes, and at the DaemonSets whose Pods are in another one.
 func (c *cluster) checkPorts(out *checks) {
 	out.begin("ports", "deploy/README.md#ports")
 	for _, err := range []error{c.hostErr, c.setsErr} {
@@ -379,8 +379,8 @@ var agentPorts = map[int32]string{
 	healthPort: "healthzBindAddress", kubeProxyHealthPort: "healthzBindAddress", pagesPort: "metricsBindAddress",
 }
 
-// isKubeProxy reports whether a Pod with these labels is a kube-proxy, by the label of kubeadm and of the manifests
-// of Kubernetes.
+// isKubeProxy reports whether a Pod with these labels is a kube-proxy, by the label of kubeadm and
+// of the manifests of Kubernetes.
 func isKubeProxy(labels map[string]string) bool {
 	return labels["k8s-app"] == "kube-proxy" || labels["component"] == "kube-proxy"
 }

@@ -56,7 +56,8 @@ func TestLacksAsksOnce(t *testing.T) {
 	require.Equal(t, []string{"moves"}, r.names())
 }
 
-// TestServersThatDoNotKnowLacks checks that a server that does not say who lacks a Service is named.
+// TestServersThatDoNotKnowLacks checks that a server that does not say who lacks a Service is
+// named.
 func TestServersThatDoNotKnowLacks(t *testing.T) {
 	conn := serve(t, &silentAboutLacks{lister{status: &pb.GetStatusResponse{}, clients: 1}})
 	_, err := askLacking(t.Context(), conn, &pb.ServiceName{Namespace: "default", Name: "web"})

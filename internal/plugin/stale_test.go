@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -37,7 +36,7 @@ func answerOf(name string, s *pb.GetStatusResponse, clients ...*pb.AgentStatus) 
 	return fleet.Answer[agents]{Server: server, Value: agents{status: s, clients: clients}}
 }
 
-// published returns a change that all of two nodes had at once.
+// publishedAt returns a change that all of two nodes had at once.
 func publishedAt(age time.Duration, slices uint64) *pb.Convergence {
 	return &pb.Convergence{
 		Shard: 3, Sequence: slices, PublishTime: timestamppb.New(time.Now().Add(-age)), Nodes: 2,
@@ -240,5 +239,5 @@ func TestHangingWatch(t *testing.T) {
 	r = e.eventually(wrong, []string{"because its API server does not answer"}, "status")
 	require.Regexp(t, `slicecast-system/server-1 +server +serving`, r.out)
 	require.Regexp(t, `slicecast-system/server-2 +server +stale`, r.out)
-	e.eventually(wrong, []string{"node-b  stale", fmt.Sprint("2 nodes")}, "nodes", "node-a", "node-b")
+	e.eventually(wrong, []string{"node-b  stale", "2 nodes"}, "nodes", "node-a", "node-b")
 }

@@ -107,7 +107,7 @@ func New(o Options) (*Fleet, error) {
 	return f, nil
 }
 
-// Within makes a request to the API server, which ends after the timeout with an error that says so.
+// Within makes a request to the API server. After the timeout it ends with an error that says so.
 func Within[T any](ctx context.Context, f *Fleet, request func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := f.bound(ctx)
 	defer cancel()

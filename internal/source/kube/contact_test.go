@@ -37,7 +37,7 @@ func TestStale(t *testing.T) {
 	require.Contains(t, why, "Service: ")
 	first := since
 	eventually(t, "another attempt", func() bool {
-		return len(api.seen(func(r *http.Request) bool { return isServices(r) })) > 4
+		return len(api.seen(isServices)) > 4
 	})
 	since, _ = services.stale(time.Now())
 	require.Equal(t, first, since, "the first failure counts")
