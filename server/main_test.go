@@ -133,5 +133,5 @@ func TestVersion(t *testing.T) {
 	cmd.Env = append(os.Environ(), asServer+"=1")
 	out, err := cmd.Output()
 	require.NoError(t, err)
-	require.Regexp(t, `^slicecast-server \S+\n$`, string(out))
+	require.Regexp(t, `^slicecast-server \S+\ncommit: \S+\nGo: go1\S+\nplatform: linux/\S+\n$`, string(out))
 }

@@ -54,7 +54,6 @@ slicecast-server (--servers, --server-service). Without a server, it is standalo
 
 Its rules stay in the kernel when it stops, so that an upgrade or a crash interrupts no traffic. To remove them, run
 "slicecast-agent cleanup".`,
-		Version:           daemon.Version(),
 		Args:              cobra.NoArgs,
 		SilenceUsage:      true,
 		SilenceErrors:     true, // main prints the error
@@ -75,7 +74,7 @@ Its rules stay in the kernel when it stops, so that an upgrade or a crash interr
 			return Run(c.Context(), *o, logger, c.OutOrStdout())
 		},
 	}
-	c.SetVersionTemplate(fmt.Sprintln("slicecast-agent", "{{.Version}}"))
+	daemon.AddVersion(c)
 	o.AddFlags(c.Flags())
 	c.AddCommand(newCleanupCommand(), newStatusCommand())
 	return c

@@ -5,14 +5,17 @@ package daemon
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -115,17 +118,32 @@ func TestMetricsHandler(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	require.NotEmpty(t, Version())
-	commit := func(modified string) *debug.BuildInfo {
-		return &debug.BuildInfo{Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{
+	commit := func(version, modified string) *debug.BuildInfo {
+		return &debug.BuildInfo{Main: debug.Module{Version: version}, Settings: []debug.BuildSetting{
 			{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: modified},
 		}}
 	}
-	for want, info := range map[string]*debug.BuildInfo{
-		"v1.2.3":    {Main: debug.Module{Version: "v1.2.3"}},
-		"abc":       commit("false"),
-		"abc-dirty": commit("true"),
-		"devel":     {},
+	for want, info := range map[program]*debug.BuildInfo{
+		{"v1.2.3", "unknown"}:      {Main: debug.Module{Version: "v1.2.3"}},
+		{"v1.2.3", "abc"}:          commit("v1.2.3", "false"),
+		{"abc", "abc"}:             commit("(devel)", "false"),
+		{"abc-dirty", "abc-dirty"}: commit("(devel)", "true"),
+		{"devel", "unknown"}:       {},
 	} {
-		require.Equal(t, want, version(info))
+		require.Equal(t, want, recorded(info))
 	}
+}
+
+func TestTheLinkersVersionWins(t *testing.T) {
+	defer func(r, c string) { release, commit = r, c }(release, commit)
+	release, commit = "v1.2.3-test", "0123abc"
+	root := &cobra.Command{Use: "tool", Run: func(*cobra.Command, []string) {}}
+	AddVersion(root)
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetArgs([]string{"--version"})
+	require.NoError(t, root.Execute())
+	require.Equal(t, fmt.Sprintf("tool v1.2.3-test\ncommit: 0123abc\nGo: %s\nplatform: %s/%s\n",
+		runtime.Version(), runtime.GOOS, runtime.GOARCH), out.String())
+	require.Equal(t, "v1.2.3-test", Version())
 }

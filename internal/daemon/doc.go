@@ -1,4 +1,4 @@
 // Package daemon has what all long-running commands of Slicecast have in common: errors of the
 // command line, logging, signals, health checks, metrics, a unix socket for the command's own user,
-// and the version.
+// and the version (--version).
 package daemon

@@ -1,39 +1,67 @@
 package daemon
 
-import "runtime/debug"
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
 
-// release is the version of commands in images. The build of the images sets it through the linker,
-// so that it is the images' tag. It is empty in other builds.
-var release string
+	"github.com/spf13/cobra"
+)
+
+// release and commit are the version and the commit of programs that are released: those of images
+// and archives. Their build sets them through the linker. They are empty in other builds.
+var release, commit string
 
 // Version returns the version of the release. Without one it returns what the Go toolchain
 // recorded: the version of the module or, if it has none, the commit. Without either it returns
 // "devel".
-func Version() string {
-	if release != "" {
-		return release
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "devel"
-	}
-	return version(info)
+func Version() string { return build().version }
+
+// AddVersion gives a command the flag --version. It prints the version, the commit, the version of
+// Go, and the platform, each in a line of its own.
+func AddVersion(root *cobra.Command) {
+	b := build()
+	root.Version = b.version
+	root.SetVersionTemplate(fmt.Sprintf("{{.DisplayName}} {{.Version}}\ncommit: %s\nGo: %s\nplatform: %s/%s\n",
+		b.commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 }
 
-func version(info *debug.BuildInfo) string {
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		return v
+// program is what is known of the sources that a program was built from. A commit of "unknown" was
+// not recorded, as in builds of an archive of the sources.
+type program struct{ version, commit string }
+
+func build() program {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
 	}
+	p := recorded(info)
+	if release != "" {
+		p.version = release
+	}
+	if commit != "" {
+		p.commit = commit
+	}
+	return p
+}
+
+// recorded returns what the Go toolchain recorded.
+func recorded(info *debug.BuildInfo) program {
 	settings := make(map[string]string)
 	for _, s := range info.Settings {
 		settings[s.Key] = s.Value
 	}
 	revision := settings["vcs.revision"]
-	if revision == "" {
-		return "devel"
+	if revision != "" && settings["vcs.modified"] == "true" {
+		revision += "-dirty"
 	}
-	if settings["vcs.modified"] == "true" {
-		return revision + "-dirty"
+	switch v := info.Main.Version; {
+	case v != "" && v != "(devel)" && revision != "":
+		return program{v, revision}
+	case v != "" && v != "(devel)":
+		return program{v, "unknown"}
+	case revision != "":
+		return program{revision, revision}
 	}
-	return revision
+	return program{"devel", "unknown"}
 }

@@ -90,13 +90,13 @@ the ServiceAccount slicecast-viewer.
 
 Exit codes: 0 if everything was asked and nothing is wrong; 1 if something is behind or wrong; 2 if not everything could
 be asked, or nothing at all.`,
-		Version:       daemon.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true, // Code prints the error
 	}
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl slicecast"}
 	}
+	daemon.AddVersion(root)
 	fs := root.PersistentFlags()
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file.")
 	flags := clientcmd.RecommendedConfigOverrideFlags("")

@@ -4,7 +4,6 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -26,12 +25,11 @@ func NewCommand() *cobra.Command {
 		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client. It measures what the nodes
 cost a server and how long changes take to reach them.
 ` + exitCodes,
-		Version:           daemon.Version(),
 		SilenceUsage:      true,
 		SilenceErrors:     true, // Execute prints them
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
+	daemon.AddVersion(c)
 	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newEstimateCommand(), newShowCommand(),
 		newChildCommand(engine.ServeCommand, "Serve state as a run configures it", target.Serve),
 		newChildCommand(engine.WorkCommand, "Simulate nodes as a run configures them", worker.Serve))

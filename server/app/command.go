@@ -3,7 +3,6 @@
 package app
 
 import (
-	"fmt"
 	"log/slog"
 	"os"
 
@@ -27,7 +26,6 @@ An agent authenticates with its kubelet's client certificate (--client-ca-file) 
 also identifies relays (slicecast:relays), observers (slicecast:observers) and operators (system:masters).`,
 		Args:              cobra.NoArgs,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		Version:           daemon.Version(),
 		SilenceUsage:      true,
 		SilenceErrors:     true, // main prints the error
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -48,7 +46,7 @@ also identifies relays (slicecast:relays), observers (slicecast:observers) and o
 			return server.Run(command.Context())
 		},
 	}
-	command.SetVersionTemplate(fmt.Sprintln("slicecast-server", "{{.Version}}"))
+	daemon.AddVersion(command)
 	options.AddFlags(command.Flags())
 	command.AddCommand(newStatusCommand())
 	return command

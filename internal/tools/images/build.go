@@ -19,8 +19,8 @@ import (
 const (
 	published = "ghcr.io/slicecast"
 	source    = "https://github.com/slicecast/slicecast"
-	// versionVariable is the variable with the version that the commands report.
-	versionVariable = "github.com/slicecast/slicecast/internal/daemon.release"
+	// daemonPackage is the package with the variables release and commit, which --version prints.
+	daemonPackage = "github.com/slicecast/slicecast/internal/daemon"
 )
 
 var architectures = []string{"amd64", "arm64"}
@@ -107,7 +107,8 @@ func (b *builder) compile(ctx context.Context, command, architecture, program st
 	}
 	progress("building slicecast-%s for %s", command, architecture)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-ldflags=-s -w -X "+versionVariable+"="+b.release.version, "-o", program, "./"+command)
+		fmt.Sprintf("-ldflags=-s -w -X %[1]s.release=%[2]s -X %[1]s.commit=%[3]s", daemonPackage, b.release.version,
+			b.release.revision), "-o", program, "./"+command)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOFLAGS=", "GOEXPERIMENT=", "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
