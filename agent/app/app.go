@@ -14,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
+	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
@@ -62,12 +63,12 @@ Its rules stay in the kernel when it stops, so that an upgrade or a crash interr
 			if o.MigrateFile != "" {
 				return o.migrateConfig(c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
 			}
-			if err := o.readConfig(c.Flags()); err != nil {
+			if err := o.file.Read(config.Kind, &config.Agent{}, c.Flags()); err != nil {
 				return err
 			}
 			logger, err := o.Log.NewLogger(c.ErrOrStderr())
 			if err != nil {
-				return o.named(err)
+				return o.file.Named(err)
 			}
 			slog.SetDefault(logger)
 			kube.RouteLogs(logger)
@@ -96,7 +97,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	if o.InitOnly {
 		if err := o.validateProgrammer(); err != nil {
-			return o.named(err)
+			return o.file.Named(err)
 		}
 		o.Node.tune(logger)
 		o.prepareKernel(ctx, logger)
@@ -104,7 +105,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	a, err := newAgent(&o, logger, out)
 	if err != nil {
-		return o.named(err)
+		return o.file.Named(err)
 	}
 	return a.run(ctx)
 }

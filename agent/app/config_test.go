@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,9 +17,10 @@ import (
 
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/configfile/configfiletest"
 )
 
-const configHead = "apiVersion: slicecast.io/v1alpha1\nkind: AgentConfiguration\n"
+const configHead = "apiVersion: slicecast.io/v1beta1\nkind: AgentConfiguration\n"
 
 // writeConfig writes a configuration file and returns its path.
 func writeConfig(t *testing.T, content string) string {
@@ -94,50 +93,22 @@ func TestConfigFileErrors(t *testing.T) {
 	}
 	path := writeConfig(t, "source: kube\niptables: {masqueradeBit: 32}\ndetectLocalMode: BridgeInterface")
 	o := parse(t, "--config="+path)
-	err = o.named(o.validate())
+	err = o.file.Named(o.validate())
 	require.ErrorContains(t, err, "iptables.masqueradeBit is 32")
 	require.ErrorContains(t, err, "detectLocalMode=BridgeInterface requires --pod-bridge-interface")
 	require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &bytes.Buffer{}), "--config="+path+": ")
 	o = parse(t, "--config="+path, "--iptables-masquerade-bit=33", "--detect-local-mode=NodeCIDR")
-	require.EqualError(t, o.named(o.validate()), "--iptables-masquerade-bit is 33: use 0 to 31", "the file is not to blame")
+	require.EqualError(t, o.file.Named(o.validate()), "--iptables-masquerade-bit is 33: use 0 to 31", "the file is not to blame")
 }
 
 // TestEveryFlagHasAField asserts that each flag has a field in the configuration file, except for
 // the flags about files and --init-only, and that each field belongs to a flag.
 func TestEveryFlagHasAField(t *testing.T) {
-	fields := map[string]string{}
-	var walk func(prefix string, of reflect.Type)
-	walk = func(prefix string, of reflect.Type) {
-		for i := range of.NumField() {
-			f := of.Field(i)
-			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			switch flag := f.Tag.Get("flag"); {
-			case f.Anonymous:
-			case flag != "":
-				require.Empty(t, fields[flag], "given twice")
-				fields[flag] = prefix + name
-			default:
-				walk(prefix+name+".", f.Type.Elem())
-			}
-		}
-	}
-	walk("", reflect.TypeFor[config.Agent]())
-	page, err := os.ReadFile("../../docs/configuration.md")
-	require.NoError(t, err)
 	var o Options
 	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
 	o.AddFlags(fs)
-	fs.VisitAll(func(f *pflag.Flag) {
-		require.Contains(t, string(page), "`--"+f.Name+"`")
-		switch f.Name {
-		case "config", "migrate-config", "init-only", "v": // the last one sets --log-level
-			return
-		}
-		require.NotEmpty(t, fields[f.Name], f.Name)
-		require.Contains(t, string(page), "`"+fields[f.Name]+"`")
-		delete(fields, f.Name)
-	})
-	require.Empty(t, fields)
+	// The last one sets --log-level.
+	configfiletest.EveryFlagHasAField[config.Agent](t, fs, "../../docs/configuration.md", "config", "migrate-config", "init-only", "v")
 }
 
 func TestMigrateConfig(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client/flags"
 	"github.com/slicecast/slicecast/agent/pages"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -21,7 +22,6 @@ import (
 
 // Options are the agent's flags. The zero value is not usable, because AddFlags sets the defaults.
 type Options struct {
-	ConfigFile  string
 	MigrateFile string
 	InitOnly    bool
 
@@ -67,16 +67,13 @@ type Options struct {
 	iptablesMetrics *iptables.Metrics
 	// flags are the flags that AddFlags has added.
 	flags *pflag.FlagSet
-	// fields maps the flags whose values come from ConfigFile to the names of their fields.
-	fields map[string]string
+	file  configfile.File
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.flags = fs
-	fs.StringVar(&o.ConfigFile, "config", "",
-		"Path to the configuration file, which docs/configuration.md describes. Flags on the command line override "+
-			"it. It is read once, at the start.")
+	o.file.AddFlag(fs)
 	fs.StringVar(&o.MigrateFile, "migrate-config", "",
 		"Path to the configuration file of kube-proxy, or - for standard input. The agent converts it to a file for "+
 			"--config on standard output, reports what cannot be carried over, and exits.")
@@ -177,7 +174,7 @@ func (o *Options) complete() error {
 func (o *Options) kubeProxyExpected() bool { return o.BesideKubeProxy || o.ProxyName != "" }
 
 // given reports whether a flag is on the command line or its field in the configuration file.
-func (o *Options) given(flag string) bool { return o.flags.Changed(flag) || o.fields[flag] != "" }
+func (o *Options) given(flag string) bool { return o.flags.Changed(flag) || o.file.Sets(flag) }
 
 // validate returns an error that names the flags that are wrong, and says what to do.
 func (o *Options) validate() error {

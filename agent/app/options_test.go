@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/config"
 )
 
 func parse(t *testing.T, args ...string) Options {
@@ -25,7 +27,7 @@ func parseWithConfig(t *testing.T, args ...string) (Options, error) {
 	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
 	o.AddFlags(fs)
 	require.NoError(t, fs.Parse(args))
-	if err := o.readConfig(fs); err != nil {
+	if err := o.file.Read(config.Kind, &config.Agent{}, fs); err != nil {
 		return o, err
 	}
 	require.NoError(t, o.complete())

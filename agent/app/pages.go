@@ -18,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/ca"
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
@@ -34,7 +35,7 @@ func (a *agent) newPages() *pages.Server {
 	return pages.New(pages.Options{
 		Addresses: o.MetricsAddresses, Pages: o.Pages, Profiling: o.Profiling,
 		Version: daemon.Version(), Mode: a.programmer.name, Metrics: a.registry,
-		Config: map[string]any{config.Group: effective}, Flags: flags,
+		Config: map[string]any{configfile.Group: effective}, Flags: flags,
 		Logger: a.logger, Registerer: a.registry, Displaced: a.displaced,
 	})
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/pages"
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
@@ -49,10 +50,10 @@ func TestPagesOfAnAgent(t *testing.T) {
 	var groups map[string]*config.Agent
 	require.NoError(t, json.Unmarshal([]byte(page(t, address, "configz")), &groups))
 	c := groups["slicecast.io"]
-	require.Equal(t, config.APIVersion, c.APIVersion)
+	require.Equal(t, configfile.APIVersion, c.APIVersion)
 	require.Equal(t, config.Kind, c.Kind)
 	settings := map[string]string{}
-	for _, s := range c.Settings() {
+	for _, s := range configfile.Settings(c) {
 		settings[s.Field] = strings.Join(s.Values, ",")
 	}
 	for field, want := range map[string]string{
@@ -74,7 +75,7 @@ func TestPagesOfAnAgent(t *testing.T) {
 	require.NoError(t, os.WriteFile(again, body, 0o600))
 	o := parse(t, "--config="+again)
 	require.NoError(t, o.validate())
-	require.Equal(t, c.Settings(), config.FromFlags(o.flags).Settings())
+	require.Equal(t, configfile.Settings(c), configfile.Settings(config.FromFlags(o.flags)))
 }
 
 // TestPagesHaveNoSecrets asserts that no page has the content of a file with credentials, and that

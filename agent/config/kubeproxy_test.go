@@ -18,6 +18,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/configfile"
 )
 
 // given contains values for fields whose valid values do not follow from their type.
@@ -126,7 +128,7 @@ func TestNoFieldIsLostSilently(t *testing.T) {
 	}
 	settings := func(m *Migrated) map[string]string {
 		out := map[string]string{}
-		for _, s := range m.Agent.Settings() {
+		for _, s := range configfile.Settings(m.Agent) {
 			out[s.Field] = strings.Join(s.Values, ",")
 		}
 		return out

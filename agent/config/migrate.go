@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/source"
 )
 
@@ -152,14 +153,14 @@ const syncPeriodReason = "the agent notices when others change its rules; iptabl
 // result does not say where Services come from.
 func Migrate(content []byte) (*Migrated, error) {
 	var in kubeProxy
-	if _, err := decode(content, &in, kubeProxyAPIVersion, kubeProxyKind); err != nil {
+	if _, err := configfile.Decode(content, &in, kubeProxyAPIVersion, kubeProxyKind); err != nil {
 		return nil, err // unknown fields are reported as lost
 	}
 	var given map[string]any
 	if err := yaml.Unmarshal(content, &given); err != nil {
 		return nil, err
 	}
-	agent := &Agent{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}}
+	agent := &Agent{TypeMeta: metav1.TypeMeta{APIVersion: configfile.APIVersion, Kind: Kind}}
 	m := &migration{in: in, given: given, out: Migrated{Agent: agent}}
 	m.take("apiVersion", "kind")
 	if err := m.mode(); err != nil {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/configfile"
 )
 
 const proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -23,9 +25,9 @@ func migrated(t *testing.T, content string) (fields string, lost, notes map[stri
 	require.NoError(t, err)
 	again, err := Parse(b)
 	require.NoError(t, err, "%s", b)
-	require.Equal(t, m.Agent.Settings(), again.Settings(), "%s", b)
+	require.Equal(t, configfile.Settings(m.Agent), configfile.Settings(again), "%s", b)
 	var all []string
-	for _, s := range again.Settings() {
+	for _, s := range configfile.Settings(again) {
 		all = append(all, s.Field+"="+strings.Join(s.Values, ","))
 	}
 	said := func(list []Note) map[string]string {
@@ -164,11 +166,11 @@ func TestMigratedNotes(t *testing.T) {
 
 func TestMigrateErrors(t *testing.T) {
 	for content, says := range map[string]string{
-		head:                             "apiVersion: kubeproxy.config.k8s.io/v1alpha1",
-		proxy + "mode: kernelspace":      "kernelspace",
-		proxy + "mode: 3":                "mode",
-		proxy + "---\nmode: nftables":    "more than one YAML document",
-		proxy + "nodePortAddresses: yes": "nodePortAddresses",
+		"apiVersion: slicecast.io/v1beta1\nkind: AgentConfiguration\n": "apiVersion: kubeproxy.config.k8s.io/v1alpha1",
+		proxy + "mode: kernelspace":                                    "kernelspace",
+		proxy + "mode: 3":                                              "mode",
+		proxy + "---\nmode: nftables":                                  "more than one YAML document",
+		proxy + "nodePortAddresses: yes":                               "nodePortAddresses",
 	} {
 		_, err := Migrate([]byte(content))
 		require.ErrorContains(t, err, says)

@@ -36,7 +36,7 @@ func (m *machine) reinstall(t *testing.T, reached func()) {
 		cp /usr/local/bin/slicecast-* ` + source + `/bin
 		cp /etc/slicecast/*.crt /etc/slicecast/*.key /etc/slicecast-server/tls.* ` + source + `
 		cp ` + source + `/agent.crt ` + source + `/relay.crt; cp ` + source + `/agent.key ` + source + `/relay.key
-		cp /etc/slicecast/agent.yaml /etc/slicecast-server/flags ` + source + `
+		cp /etc/slicecast/agent.yaml /etc/slicecast-server/server.yaml ` + source + `
 		cp -r /etc/slicecast-server/manifests ` + source + `
 		mkdir -p /etc/sysusers.d; cp ` + source + `/deploy/systemd/slicecast-server.sysusers /etc/sysusers.d/slicecast-server.conf`)
 
@@ -47,7 +47,7 @@ func (m *machine) reinstall(t *testing.T, reached func()) {
 	require.NotContains(t, shell("cat /etc/passwd"), "slicecast")
 
 	m.commands(t, "server-install")
-	shell(`cat ` + source + `/flags >/etc/slicecast-server/flags; cp -r ` + source + `/manifests /etc/slicecast-server
+	shell(`cat ` + source + `/server.yaml >/etc/slicecast-server/server.yaml; cp -r ` + source + `/manifests /etc/slicecast-server
 		chown -R slicecast-server /etc/slicecast-server/manifests`)
 	require.Contains(t, m.commands(t, "server-start"), "1 Services, 1 slices, 1 endpoints")
 	m.commands(t, "agent-install")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/internal/testca"
@@ -175,16 +176,19 @@ func configure(t *testing.T, objects, clusterCIDR string) {
 	require.NoError(t, err)
 
 	replace := strings.NewReplacer("slicecast.example.com:8472", "127.0.0.1:8472", "10.244.0.0/16", clusterCIDR,
-		"relay-1.example.com:8472,relay-2.example.com:8472", "127.0.0.1:8472")
+		"[relay-1.example.com:8472, relay-2.example.com:8472]", "[127.0.0.1:8472]")
 	copyFile(t, filepath.Join(agentDir, "agent.yaml"), "agent.yaml", replace.Replace)
 	example, err := os.ReadFile("agent.yaml")
 	require.NoError(t, err)
 	_, err = config.Parse(example)
 	require.NoError(t, err)
-	copyFile(t, filepath.Join(serverDir, "flags"), "server.flags", func(flags string) string {
-		before, upstream, _ := strings.Cut(flags, "--source=upstream")
-		_, serving, ok := strings.Cut(upstream, "--tls-cert-file")
-		require.True(t, ok, "the example has other flags than the test expects")
-		return before + "--source=file --manifests=/etc/slicecast-server/manifests --tls-cert-file" + replace.Replace(serving)
+	copyFile(t, filepath.Join(serverDir, "server.yaml"), "server.yaml", func(text string) string {
+		var settings map[string]any
+		require.NoError(t, yaml.UnmarshalStrict([]byte(replace.Replace(text)), &settings))
+		delete(settings, "upstream")
+		settings["source"], settings["manifests"] = "file", "/etc/slicecast-server/manifests"
+		changed, err := yaml.Marshal(settings)
+		require.NoError(t, err)
+		return string(changed)
 	})
 }

@@ -322,7 +322,7 @@ func (w *walk) awaitReady(node *cluster.Node, ready bool) {
 
 // hostAgent is the configuration of an agent that systemd runs; see deploy/systemd.
 const hostAgent = `
-apiVersion: slicecast.io/v1alpha1
+apiVersion: slicecast.io/v1beta1
 kind: AgentConfiguration
 nodeName: %s
 servers: [203.0.113.77:8472]

@@ -6,6 +6,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,8 +16,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
 	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
@@ -56,6 +60,8 @@ func buildPrevious() error {
 type version struct {
 	name, tag string
 	tlsSecret bool // whether its servers have the flag --tls-secret
+	// configuration is the apiVersion of the file that its agents read.
+	configuration string
 }
 
 // part is what has one version at a time. Its manifest is that of this tree, with the images of a
@@ -77,7 +83,8 @@ func upgrade(t *testing.T) {
 	help, err := exec.CommandContext(t.Context(), filepath.Join(dir, "bin", "slicecast-server"), "--help").CombinedOutput()
 	require.NoError(t, err, string(help))
 	previous.tlsSecret = strings.Contains(string(help), "--tls-secret")
-	current := version{name: "current", tag: cluster.OwnTag, tlsSecret: true}
+	previous.configuration = configurationOf(t, filepath.Join(dir, "bin", "slicecast-agent"))
+	current := version{name: "current", tag: cluster.OwnTag, tlsSecret: true, configuration: configfile.APIVersion}
 
 	parts := w.parts()
 	for _, name := range []string{"servers", "relays", "agents"} {
@@ -102,6 +109,19 @@ func upgrade(t *testing.T) {
 		}
 	}
 	l.requireNoFailure("versions took turns")
+}
+
+// configurationOf returns the apiVersion of the file that an agent reads. Agents name it when they
+// refuse a file.
+func configurationOf(t *testing.T, agent string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("kind: AgentConfiguration\n"), 0o600))
+	out, err := exec.CommandContext(t.Context(), agent, "--config="+file).CombinedOutput()
+	require.Error(t, err)
+	_, hint, found := strings.Cut(string(out), "use apiVersion: ")
+	require.True(t, found, string(out))
+	return strings.Fields(hint)[0]
 }
 
 // turn moves a part to a version, and waits until its pods are ready.
@@ -187,9 +207,28 @@ func (w *walk) parts() map[string]part {
 			return document(w.t, manifest, "Service", server, named...) + "\n---\n" + deployment
 		}},
 		"agents": {cluster.AgentNamespace, "daemonset/slicecast-agent", func(v version) string {
-			return document(w.t, manifest, "DaemonSet", "slicecast-agent", append(tagged(v),
+			settings, configMap := w.settings(v)
+			return configMap + "\n---\n" + document(w.t, manifest, "DaemonSet", "slicecast-agent", append(tagged(v),
+				"slicecast-config\n", settings+"\n",
 				"--server-service=slicecast-system/"+server, "--server-service=slicecast-system/"+relay,
 				"audience: slicecast\n", "audience: slicecast-relay\n")...)
 		}},
 	}
+}
+
+// settings returns a ConfigMap with the agents' settings in the form that a version reads.
+func (w *walk) settings(v version) (name, manifest string) {
+	w.t.Helper()
+	current, err := w.Client.CoreV1().ConfigMaps(cluster.AgentNamespace).Get(w.t.Context(), "slicecast-config", metav1.GetOptions{})
+	require.NoError(w.t, err)
+	out := corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-config-" + v.name, Namespace: cluster.AgentNamespace},
+		Data:       maps.Clone(current.Data),
+	}
+	require.Contains(w.t, out.Data["agent.yaml"], configfile.APIVersion)
+	out.Data["agent.yaml"] = strings.Replace(out.Data["agent.yaml"], configfile.APIVersion, v.configuration, 1)
+	text, err := yaml.Marshal(out)
+	require.NoError(w.t, err)
+	return out.Name, string(text)
 }

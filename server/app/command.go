@@ -3,6 +3,7 @@
 package app
 
 import (
+	"context"
 	"log/slog"
 	"os"
 
@@ -11,6 +12,25 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source/kube"
 )
+
+// run runs a server until ctx ends. Errors name the flags that they are about.
+func (o *Options) run(ctx context.Context) error {
+	logger, err := o.log.NewLogger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	slog.SetDefault(logger)
+	kube.RouteLogs(logger)
+	config, err := o.Complete(logger)
+	if err != nil {
+		return err
+	}
+	server, err := New(config)
+	if err != nil {
+		return err
+	}
+	return server.Run(ctx)
+}
 
 // NewCommand returns the command.
 func NewCommand() *cobra.Command {
@@ -29,21 +49,10 @@ also identifies relays (slicecast:relays), observers (slicecast:observers) and o
 		SilenceUsage:      true,
 		SilenceErrors:     true, // main prints the error
 		RunE: func(command *cobra.Command, _ []string) error {
-			logger, err := options.log.NewLogger(os.Stderr)
-			if err != nil {
+			if err := options.file.Read(fileKind, &serverConfiguration{}, command.Flags()); err != nil {
 				return err
 			}
-			slog.SetDefault(logger)
-			kube.RouteLogs(logger)
-			config, err := options.Complete(logger)
-			if err != nil {
-				return err
-			}
-			server, err := New(config)
-			if err != nil {
-				return err
-			}
-			return server.Run(command.Context())
+			return options.file.Named(options.run(command.Context()))
 		},
 	}
 	daemon.AddVersion(command)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/auth"
+	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -58,10 +59,13 @@ type Options struct {
 	insecurePlaintext            bool
 
 	log daemon.LogOptions
+
+	file configfile.File
 }
 
 // AddFlags adds the flags with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.file.AddFlag(fs)
 	o.addSourceFlags(fs)
 	o.addListenerFlags(fs)
 	o.addTuningFlags(fs)

@@ -1,6 +1,6 @@
-// These tests prove which flags are accepted, that all that is wrong is reported at once, that a
-// server without a certificate starts and says why it is not ready, and that docs/configuration.md
-// lists all flags with their defaults.
+// These tests prove which flags are accepted, and that all that is wrong is reported at once. The
+// configuration file sets the same options, and docs/configuration.md lists all flags with their
+// fields and defaults. A server without a certificate starts and says why it is not ready.
 package app
 
 import (
@@ -18,6 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/slicecast/slicecast/internal/configfile/configfiletest"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
 func parse(t *testing.T, args ...string) *Options {
@@ -174,27 +177,98 @@ func TestCertificates(t *testing.T) {
 	require.Error(t, err, "there is nothing to serve with")
 }
 
-// TestDocumentationListsAllFlags checks that docs/configuration.md has all flags with their
-// defaults.
-func TestDocumentationListsAllFlags(t *testing.T) {
-	page, err := os.ReadFile("../../docs/configuration.md")
+// TestFlagsFieldsAndDocumentation checks that each flag, except for those about the file and --v,
+// has a field in the configuration file, and that docs/configuration.md has both in one row, with
+// the default.
+func TestFlagsFieldsAndDocumentation(t *testing.T) {
+	const path = "../../docs/configuration.md"
+	page, err := os.ReadFile(path)
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(page), "\n## The server\n")
 	require.True(t, found)
 	rows := strings.Split(section, "\n")
 	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
 	new(Options).AddFlags(fs)
+	fields := configfiletest.EveryFlagHasAField[serverConfiguration](t, fs, path, "config", "v")
 	fs.VisitAll(func(f *pflag.Flag) {
 		row := slices.IndexFunc(rows, func(row string) bool {
-			flags, _, _ := strings.Cut(strings.TrimPrefix(row, "|"), "|")
-			return strings.Contains(flags, "`--"+f.Name+"`")
+			cells := strings.Split(row, "|")
+			return len(cells) > 4 && strings.Contains(cells[1], "`--"+f.Name+"`")
 		})
 		require.GreaterOrEqual(t, row, 0, f.Name)
+		cells := strings.Split(rows[row], "|")
+		if field := fields[f.Name]; field != "" {
+			require.Contains(t, cells[2], "`"+field+"`", f.Name)
+		}
 		switch f.DefValue {
 		case "", "[]":
 		default:
-			cells := strings.Split(rows[row], "|")
-			require.Contains(t, strings.Split(strings.TrimSpace(cells[2]), ", "), f.DefValue, f.Name)
+			require.Contains(t, strings.Split(strings.TrimSpace(cells[3]), ", "), f.DefValue, f.Name)
 		}
 	})
+}
+
+// TestExampleForSystemd reads the example with which deploy/README.md starts.
+func TestExampleForSystemd(t *testing.T) {
+	o := &Options{}
+	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
+	o.AddFlags(fs)
+	require.NoError(t, fs.Parse([]string{"--config=../../deploy/systemd/server.yaml"}))
+	require.NoError(t, o.file.Read(fileKind, &serverConfiguration{}, fs))
+	require.NoError(t, o.validate())
+	require.Equal(t, []string{"relay-1.example.com:8472", "relay-2.example.com:8472"}, o.advertiseServers)
+}
+
+// TestConfigFile sets options by a file, overrides one of them, and looks at how errors name them.
+func TestConfigFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "server.yaml")
+	read := func(content string, args ...string) (*Options, error) {
+		require.NoError(t, os.WriteFile(path, []byte("apiVersion: slicecast.io/v1beta1\nkind: ServerConfiguration\n"+content), 0o600))
+		o := &Options{}
+		fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
+		o.AddFlags(fs)
+		require.NoError(t, fs.Parse(append(args, "--config="+path)))
+		return o, o.file.Read(fileKind, &serverConfiguration{}, fs)
+	}
+	o, err := read(`
+source: upstream
+upstream: {servers: [a:1, b:2], caFile: ca, tokenFile: t}
+tls: {certFile: c, privateKeyFile: k}
+authentication: {clientCAFile: ca, agentServiceAccounts: [a/b, c/d]}
+shards: 128
+tombstones: 10
+maxColdSyncBytes: 5000000000
+heartbeatInterval: 20s
+logging: {level: debug}
+`, "--tombstones=11")
+	require.NoError(t, err)
+	require.NoError(t, o.validate())
+	require.Equal(t, sourceUpstream, o.SourceKind)
+	require.Equal(t, []string{"a:1", "b:2"}, o.upstream.servers)
+	require.Equal(t, "t", o.upstream.TokenFile)
+	require.Equal(t, tlsfiles.Files{Certificate: "c", PrivateKey: "k", CA: "ca"}, o.files)
+	require.Equal(t, []string{"a/b", "c/d"}, o.agentAccounts)
+	require.EqualValues(t, 128, o.Shards)
+	require.Equal(t, 11, o.Tombstones, "the flag wins")
+	require.EqualValues(t, 5_000_000_000, o.MaxColdSyncBytes)
+	require.Equal(t, 20*time.Second, o.HeartbeatInterval)
+	require.Equal(t, 5*time.Second, o.DrainWindow, "the default")
+	require.Equal(t, "debug", o.log.Level)
+
+	_, err = read("shards: -1")
+	require.ErrorContains(t, err, "--config="+path+": shards: ")
+	_, err = read("tls: {keyFile: k}")
+	require.ErrorContains(t, err, `unknown field "tls.keyFile"`)
+
+	run := func(content string, args ...string) error {
+		_, err := read(content)
+		require.NoError(t, err)
+		c := NewCommand()
+		c.SetArgs(append(args, "--config="+path))
+		return c.ExecuteContext(t.Context())
+	}
+	require.EqualError(t, run("source: file\ntls: {insecurePlaintext: true}"),
+		"--config="+path+": source=file requires --manifests: set it to a directory")
+	require.ErrorContains(t, run("shards: 3\ntls: {insecurePlaintext: true}", "--source=file", "--manifests="+t.TempDir()), "3")
+	require.ErrorContains(t, run("logging: {level: loud}", "--insecure-plaintext"), `: logging.level is "loud"`)
 }
