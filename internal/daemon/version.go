@@ -17,8 +17,8 @@ var release, commit string
 // "devel".
 func Version() string { return build().version }
 
-// AddVersion adds the flag --version to a command. The flag prints the version, the commit, the version of
-// Go, and the platform, each in a line of its own.
+// AddVersion adds the flag --version to a command. The flag prints the version, the commit, the
+// version of Go, and the platform, each in a line of its own.
 func AddVersion(root *cobra.Command) {
 	b := build()
 	root.Version = b.version
