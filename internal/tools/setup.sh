@@ -19,5 +19,6 @@ internal/tools/kernel.sh >/dev/null
 		internal/tools/build.sh internal/testenv/coredns github.com/coredns/coredns
 		internal/tools/build.sh internal/tools/h2spec github.com/summerwind/h2spec/cmd/h2spec
 		internal/tools/helm.sh --path
+		internal/testenv/prometheus/engine/build.sh
 	END
 } | xargs -d '\n' -n 1 -P 2 sh -c '$0 >/dev/null'
