@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -63,6 +64,12 @@ endpoints:
 // second change, however, it has programmed all of them.
 func (s *stage) AwaitSync(t *testing.T) {
 	t.Helper()
+	require.NoError(t, s.awaitSync(t))
+}
+
+// awaitSync is AwaitSync for an agent that may never program the changes, which is an error.
+func (s *stage) awaitSync(t *testing.T) error {
+	t.Helper()
 	for range 2 {
 		s.canary++
 		port := uint16(10000 + s.canary%50000)
@@ -73,7 +80,8 @@ func (s *stage) AwaitSync(t *testing.T) {
 			{From: s.pods.Host, Proto: TCP, Src: anyPort("10.180.0.200"), Dst: addrPort("10.96.255.1", port)},
 			{From: s.pods.Host, Proto: TCP, Src: anyPort("fd00:10:180::200"), Dst: addrPort("fd00:10:96::ff01", port)},
 		}
-		testenv.Eventually(t, syncTimeout, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), syncTimeout)
+		err = testenv.WaitFor(ctx, func() error {
 			require.NoError(t, s.subject.Check())
 			fates, err := s.wire.Open(t.Context(), openings, 20*time.Millisecond)
 			require.NoError(t, err)
@@ -84,7 +92,12 @@ func (s *stage) AwaitSync(t *testing.T) {
 			}
 			return nil
 		})
+		cancel()
+		if err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func anyPort(addr string) netip.AddrPort { return addrPort(addr, 0) }

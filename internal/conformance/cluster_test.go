@@ -69,7 +69,7 @@ func (c *cluster) Delete(ctx context.Context, r Reference) error {
 	return nil
 }
 
-// Clear deletes the Services and slices of all cases.
+// Clear deletes the Services, slices and ServiceCIDRs of all cases.
 func (c *cluster) Clear(ctx context.Context) error {
 	services, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -97,6 +97,17 @@ func (c *cluster) Clear(ctx context.Context) error {
 			return err
 		}
 	}
+	ranges, err := c.api.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range ranges.Items {
+		if name := ranges.Items[i].Name; name != "kubernetes" { // the API server's own
+			if err := c.Delete(ctx, Reference{"ServiceCIDR", "", name}); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -118,26 +129,28 @@ func (c *cluster) RepeatZone(t *testing.T, name string) {
 	require.NoError(t, err)
 }
 
-// NodeHas reports whether the Node has exactly these addresses in this order.
-func (c *cluster) NodeHas(t *testing.T, name string, ips []Addr) bool {
+// NodeHas reports whether the Node has exactly these addresses in this order, and these pod CIDRs.
+func (c *cluster) NodeHas(t *testing.T, want Node) bool {
 	t.Helper()
-	node, err := c.api.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	node, err := c.api.CoreV1().Nodes().Get(t.Context(), want.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false
 	}
 	require.NoError(t, err)
-	return slices.EqualFunc(node.Status.Addresses, ips, func(address corev1.NodeAddress, ip Addr) bool { return address.Address == ip.String() })
+	return slices.EqualFunc(node.Status.Addresses, want.IPs, func(address corev1.NodeAddress, ip Addr) bool { return address.Address == ip.String() }) &&
+		slices.Equal(node.Spec.PodCIDRs, want.cidrs())
 }
 
 // SetNode puts the Node into the state with which a case begins.
 func (c *cluster) SetNode(t *testing.T, want Node) {
 	t.Helper()
 	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
-	spec := corev1.NodeSpec{PodCIDR: want.PodCIDR.String()}
-	for _, cidr := range want.PodCIDRs {
-		spec.PodCIDRs = append(spec.PodCIDRs, cidr.String())
-	}
+	spec := corev1.NodeSpec{PodCIDR: want.PodCIDR.String(), PodCIDRs: want.cidrs()}
 	node, err := nodes.Get(ctx, want.Name, metav1.GetOptions{})
+	if err == nil && !slices.Equal(node.Spec.PodCIDRs, spec.PodCIDRs) { // pod CIDRs cannot be changed
+		require.NoError(t, nodes.Delete(ctx, want.Name, metav1.DeleteOptions{}))
+		node, err = nodes.Get(ctx, want.Name, metav1.GetOptions{})
+	}
 	if apierrors.IsNotFound(err) {
 		// The Node needs its pod CIDRs from the start: a kube-proxy that has lost its Node exits if
 		// the next one has other pod CIDRs, or none yet.

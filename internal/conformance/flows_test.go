@@ -82,7 +82,7 @@ func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Ste
 	var single, pending []*check
 	for i := range step.Flows {
 		f := &step.Flows[i]
-		k := &check{flow: f, node: c.Node, want: f.targets(s.subject.Mode(), s.subject.Reference())}
+		k := &check{flow: f, node: c.Node, want: f.targets(s.subject.Mode(), s.reference())}
 		if !s.subject.Reference() {
 			k.exception = exceptions.find(s.subject.Mode(), c.ID, step.Name, f.Name)
 		}
@@ -102,7 +102,12 @@ func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Ste
 	}
 	for {
 		s.try(t, pending)
-		pending = slices.DeleteFunc(pending, func(k *check) bool { return k.err == nil })
+		pending = slices.DeleteFunc(pending, func(k *check) bool {
+			if k.err == nil {
+				report(k.flow.Name, nil)
+			}
+			return k.err == nil
+		})
 		if len(pending) == 0 {
 			return
 		}

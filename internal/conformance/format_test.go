@@ -43,6 +43,9 @@ type Case struct {
 	Modes  []Mode
 	Config Config
 	Node   Node
+	// KubeProxyStops lists the modes, by version such as 1.36, in which kube-proxy programs nothing
+	// any more once it has the case's objects. The case is then played only to record that.
+	KubeProxyStops map[string][]Mode `yaml:"kubeProxyStops"`
 	// Objects exist from the beginning, with their Status. Checks are made first, before any step.
 	Objects Objects
 	Status  []Status
@@ -58,8 +61,10 @@ type Config struct {
 	DetectLocalMode    *DetectLocalMode `yaml:"detectLocalMode"`
 	NodePortAddresses  []string         `yaml:"nodePortAddresses"`
 	LocalhostNodePorts *bool            `yaml:"localhostNodePorts"`
-	MasqueradeAll      bool             `yaml:"masqueradeAll"`
-	NoExternalIPs      bool             `yaml:"noExternalIPs"`
+	// PodInterfacePrefix begins the names of pods' interfaces. It is used with InterfaceNamePrefix.
+	PodInterfacePrefix string `yaml:"podInterfacePrefix"`
+	MasqueradeAll      bool   `yaml:"masqueradeAll"`
+	NoExternalIPs      bool   `yaml:"noExternalIPs"`
 }
 
 // DetectLocalMode is the way to recognize traffic from the cluster's own pods.
@@ -67,9 +72,10 @@ type DetectLocalMode string
 
 // The values of [Config.DetectLocalMode].
 const (
-	ClusterCIDR DetectLocalMode = "ClusterCIDR"
-	NodeCIDR    DetectLocalMode = "NodeCIDR"
-	NoDetection DetectLocalMode = "none"
+	ClusterCIDR         DetectLocalMode = "ClusterCIDR"
+	NodeCIDR            DetectLocalMode = "NodeCIDR"
+	InterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
+	NoDetection         DetectLocalMode = "none"
 )
 
 // Node is the node that the agent runs on.
@@ -82,6 +88,15 @@ type Node struct {
 	Zone     *string
 	PodCIDR  Prefix   `yaml:"podCIDR"`
 	PodCIDRs []Prefix `yaml:"podCIDRs"`
+}
+
+// cidrs returns the pod CIDRs as the Node object has them.
+func (n *Node) cidrs() []string {
+	var cidrs []string
+	for _, cidr := range n.PodCIDRs {
+		cidrs = append(cidrs, cidr.String())
+	}
+	return cidrs
 }
 
 // Step makes changes and says what must hold afterwards.
@@ -99,6 +114,11 @@ type Step struct {
 	Patch             []Patch
 	Status            []Status
 	Action            Action
+	// Config is the configuration with which the agent starts again; nil means the one before.
+	Config *Config
+	// NFT are commands of nft that another program executes on the node, before all other changes.
+	// They may only be about tables named others.
+	NFT string `yaml:"nft"`
 	// WithinSeconds bounds the time, in seconds, until the checks must succeed; 0 means
 	// settleTimeout.
 	WithinSeconds int `yaml:"withinSeconds"`
@@ -162,6 +182,16 @@ type Tuple struct {
 // ExpectConntrack names entries by ID that must be deleted or kept.
 type ExpectConntrack struct {
 	Deleted, Kept []string
+	// KeptBySlicecast are entries that kube-proxy deletes although it should not.
+	KeptBySlicecast []string `yaml:"keptBySlicecast"`
+}
+
+// of returns what kube-proxy, or Slicecast, must delete and keep.
+func (e ExpectConntrack) of(reference bool) ExpectConntrack {
+	if reference {
+		return ExpectConntrack{Deleted: append(slices.Clone(e.Deleted), e.KeptBySlicecast...), Kept: e.Kept}
+	}
+	return ExpectConntrack{Deleted: e.Deleted, Kept: append(slices.Clone(e.Kept), e.KeptBySlicecast...)}
 }
 
 // Origin is where a connection comes from.

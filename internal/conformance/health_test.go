@@ -24,7 +24,7 @@ func (s *stage) checkHealth(ctx context.Context, check *HealthCheck) error {
 	if check.From != "" {
 		host = s.hostOf(check.From)
 	}
-	expect := check.expected(s.subject.Reference())
+	expect := check.expected(s.reference())
 	client := http.Client{
 		Timeout:   requestTimeout,
 		Transport: &http.Transport{DialContext: host.DialContext, DisableKeepAlives: true},

@@ -7,12 +7,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/conformance/bugs"
 	testcommand "github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
@@ -25,8 +28,18 @@ func TestKubeProxy(t *testing.T) {
 	eachVariant(t, *kubeProxies, func(t *testing.T, mode Mode, iptables string) {
 		t.Parallel()
 		s := newStage(t)
-		s.subject = newKubeProxy(t, s, mode, iptables)
-		s.play(t, cases, nil)
+		k := newKubeProxy(t, s, mode, iptables)
+		s.subject = k
+		if *record == "" {
+			s.play(t, cases, nil)
+			return
+		}
+		s.recorder = &recorder{}
+		known, err := bugs.Load()
+		require.NoError(t, err)
+		names := bugs.CaseNames(known)
+		s.play(t, slices.DeleteFunc(slices.Clone(cases), func(c *Case) bool { return !slices.Contains(names, c.ID) }), nil)
+		require.NoError(t, bugs.Write(*record, k.version(t), strings.TrimSuffix(string(mode)+"-"+iptables, "-"), s.recorder.outcomes))
 	})
 }
 
@@ -55,6 +68,16 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 		k.env = []string{"PATH=" + commands + string(filepath.ListSeparator) + os.Getenv("PATH")}
 	}
 	return k
+}
+
+// version returns the version of kube-proxy, such as 1.37.2.
+func (k *kubeProxy) version(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), k.binary, "--version").Output()
+	require.NoError(t, err)
+	_, version, ok := strings.Cut(strings.TrimSpace(string(out)), "Kubernetes v")
+	require.True(t, ok, "%s", out)
+	return version
 }
 
 func (k *kubeProxy) Name() string {
@@ -95,6 +118,9 @@ func (k *kubeProxy) Start(s settings) error {
 		config["clusterCIDR"] = strings.Join(s.clusterCIDRs(), ",")
 	case NodeCIDR:
 		config["detectLocalMode"] = NodeCIDR
+	case InterfaceNamePrefix:
+		config["detectLocalMode"] = InterfaceNamePrefix
+		config["detectLocal"] = map[string]any{"interfaceNamePrefix": s.PodInterfacePrefix}
 	}
 	text, err := json.Marshal(config)
 	if err != nil {

@@ -22,6 +22,7 @@ var (
 	scenarioDir    = flag.String("conformance.dir", "testdata/scenarios", "folder of the cases")
 	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of allowed deviations of Slicecast's programmers; empty means none")
 	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "comma-separated variants of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
+	record         = flag.String("conformance.record", "", "folder for the outcomes of kube-proxy with the cases of known bugs, each held to what Slicecast is held to; no other cases are played")
 	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "comma-separated variants of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 )
 

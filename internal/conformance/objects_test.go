@@ -22,6 +22,7 @@ var resources = map[string]struct {
 }{
 	"Namespace":     {"v1", "/api/v1/namespaces", false},
 	"Node":          {"v1", "/api/v1/nodes", false},
+	"ServiceCIDR":   {"networking.k8s.io/v1", "/apis/networking.k8s.io/v1/servicecidrs", false},
 	"Service":       {"v1", "/api/v1/namespaces/%s/services", true},
 	"EndpointSlice": {"discovery.k8s.io/v1", "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices", true},
 }

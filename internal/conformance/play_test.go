@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/slicecast/slicecast/internal/conformance/bugs"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -27,10 +29,15 @@ func (s *stage) play(t *testing.T, cases []*Case, exceptions exceptions) {
 	cases = slices.Clone(cases)
 	slices.SortStableFunc(cases, func(a, b *Case) int { return cmp.Compare(a.Config.key(), b.Config.key()) })
 	for _, c := range cases {
-		if c.In(s.subject.Mode()) {
+		if c.In(s.subject.Mode()) && (s.recorder != nil || !s.stops(c)) {
 			t.Run(c.ID, func(t *testing.T) { s.playCase(t, c, exceptions) })
 		}
 	}
+}
+
+// stops reports whether the subject is a kube-proxy that stops working when it gets a case.
+func (s *stage) stops(c *Case) bool {
+	return s.subject.Reference() && slices.Contains(c.KubeProxyStops[os.Getenv(controlplane.KubeProxyVariable)], s.subject.Mode())
 }
 
 func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
@@ -38,11 +45,17 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 	s.setUp(t, c)
 	conntrack := &conntrack{node: s.node.Host}
 	for _, step := range c.All(s.subject.Mode()) {
-		s.change(t, step, conntrack)
 		report := func(what string, err error) {
-			if err != nil {
+			if s.recorder != nil {
+				s.recorder.add(t, c, step, what, err)
+			} else if err != nil {
 				t.Errorf("step %q: %s: %v", step.Name, what, err)
 			}
+		}
+		if err := s.change(t, step, conntrack); err != nil {
+			report(bugs.Stopped, err)
+			require.NotNil(t, s.recorder, err)
+			return
 		}
 		limit := settleTimeout
 		if step.WithinSeconds > 0 {
@@ -50,7 +63,9 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		// Conntrack entries come first, because flows may be connections of these entries.
-		report("conntrack", conntrack.Await(ctx, step.ExpectConntrack))
+		if want := step.ExpectConntrack.of(s.reference()); len(want.Deleted)+len(want.Kept) > 0 {
+			report("conntrack", conntrack.Await(ctx, want))
+		}
 		s.checkFlows(ctx, t, c, step, exceptions, report)
 		for i := range step.HealthChecks {
 			report("health check "+step.HealthChecks[i].URL, s.checkHealth(ctx, &step.HealthChecks[i]))
@@ -72,10 +87,12 @@ func exits(step *Step, name string) bool {
 
 func node(name string) Reference { return Reference{Kind: "Node", Name: name} }
 
-// change makes the changes of a step and waits until the agent has programmed them.
-func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
+// change makes the changes of a step and waits until the agent has programmed them. The error says
+// that the agent does not program them.
+func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) error {
 	t.Helper()
 	ctx := t.Context()
+	s.nft(t, step.NFT)
 	for _, prefix := range step.AddLocalAddresses {
 		s.addAddress(t, "lo", prefix.Prefix)
 	}
@@ -93,6 +110,9 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 	for _, status := range step.Status {
 		require.NoError(t, s.cluster.Patch(ctx, status.Reference, map[string]any{"status": status.Status}, "status"))
 	}
+	if step.Config != nil {
+		s.running = &settings{*step.Config, s.running.Node}
+	}
 	switch step.Action {
 	case RestartAgent:
 		require.NoError(t, s.subject.Stop())
@@ -101,14 +121,33 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 		s.start(t)
 	case FlushKubeRules:
 		require.NoError(t, s.subject.Flush(ctx, s))
-		return // the agent must notice by itself
+		return nil // the agent must notice by itself
 	}
 	if proxy, ok := s.subject.(*kubeProxy); ok && exits(step, s.running.Node) {
 		require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
-		if slices.Contains(step.Delete, node(s.running.Node)) {
-			return // its rules stay, and a restarted kube-proxy would wait for its Node
+		again := func(o *unstructured.Unstructured) bool { return o.GetKind() == "Node" && o.GetName() == s.running.Node }
+		if slices.Contains(step.Delete, node(s.running.Node)) && !slices.ContainsFunc(step.Apply, again) {
+			return nil // its rules stay, and a restarted kube-proxy would wait for its Node
 		}
 		s.start(t)
 	}
-	s.AwaitSync(t)
+	return s.awaitSync(t)
+}
+
+// nft executes commands of another program on the node. Its tables are removed at the end of t.
+func (s *stage) nft(t *testing.T, script string) {
+	t.Helper()
+	if script == "" {
+		return
+	}
+	run := func(ctx context.Context, script string) {
+		_, err := s.node.Run(ctx, "nft", script)
+		require.NoError(t, err)
+	}
+	run(t.Context(), script)
+	t.Cleanup(func() {
+		for _, table := range []string{"ip others", "ip6 others", "inet others"} {
+			run(context.Background(), "add table "+table+"; delete table "+table)
+		}
+	})
 }

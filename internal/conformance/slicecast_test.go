@@ -121,6 +121,8 @@ func (a *slicecast) flags(s settings) []string {
 		flags = append(flags, "--cluster-cidr="+strings.Join(s.clusterCIDRs(), ","))
 	case NodeCIDR:
 		flags = append(flags, "--detect-local-mode=NodeCIDR")
+	case InterfaceNamePrefix:
+		flags = append(flags, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix="+s.PodInterfacePrefix)
 	}
 	if s.NodePortAddresses != nil {
 		flags = append(flags, "--nodeport-addresses="+strings.Join(s.NodePortAddresses, ","))

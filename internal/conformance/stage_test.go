@@ -32,6 +32,8 @@ type stage struct {
 	subject subject
 	// canary is the number of changes of the canary so far.
 	canary int
+	// recorder records outcomes instead of failing the test; nil means that nothing is recorded.
+	recorder *recorder
 	// running is the settings with which the subject was started last; nil before the first start.
 	running *settings
 }
@@ -90,7 +92,7 @@ func (s *stage) setUp(t *testing.T, c *Case) {
 	t.Helper()
 	require.NoError(t, s.possible(c))
 	t.Cleanup(func() { require.NoError(t, s.cluster.Clear(context.Background())) })
-	if s.subject.Reference() && !s.cluster.NodeHas(t, c.Node.Name, c.Node.IPs) {
+	if s.subject.Reference() && !s.cluster.NodeHas(t, c.Node) {
 		// before kube-proxy exits with an error, because its Node's addresses change
 		require.NoError(t, s.subject.Stop())
 	}

@@ -13,8 +13,9 @@ func (c *Case) validate() error {
 	v := &validator{ids: map[string]bool{}}
 	v.check(c.Name != "", "name is missing")
 	v.modes("modes", c.Modes)
-	if mode := c.Config.DetectLocalMode; mode != nil {
-		oneOf(v, "config.detectLocalMode", *mode, ClusterCIDR, NodeCIDR, NoDetection)
+	v.config("config", &c.Config)
+	for version, modes := range c.KubeProxyStops {
+		v.modes("kubeProxyStops."+version, modes)
 	}
 	v.check(c.Node.Name != "", "node.name is missing")
 	v.check(len(c.Objects) > 0, "objects is empty")
@@ -49,10 +50,22 @@ func (v *validator) modes(path string, modes []Mode) {
 	}
 }
 
+func (v *validator) config(path string, c *Config) {
+	if mode := c.DetectLocalMode; mode != nil {
+		oneOf(v, path+".detectLocalMode", *mode, ClusterCIDR, NodeCIDR, InterfaceNamePrefix, NoDetection)
+	}
+	v.check((c.detectLocalMode() == InterfaceNamePrefix) == (c.PodInterfacePrefix != ""),
+		"%s: podInterfacePrefix is for detectLocalMode InterfaceNamePrefix, which needs it", path)
+}
+
 func (v *validator) step(path string, s *Step) {
 	v.check(s.Name != "", "%s.name is missing", path)
 	v.modes(path+".modes", s.Modes)
 	oneOf(v, path+".action", s.Action, "", RestartAgent, StopAgentApplyStart, FlushKubeRules)
+	if s.Config != nil {
+		v.config(path+".config", s.Config)
+		v.check(s.Action == RestartAgent || s.Action == StopAgentApplyStart, "%s.config: the agent is not started again", path)
+	}
 	v.check(s.WithinSeconds >= 0, "%s.withinSeconds is negative", path)
 	for i, entry := range s.InjectConntrack {
 		at := fmt.Sprintf("%s.injectConntrack[%d]", path, i)
@@ -63,7 +76,7 @@ func (v *validator) step(path string, s *Step) {
 		}
 		v.ids[entry.ID] = true
 	}
-	for _, id := range append(slices.Clone(s.ExpectConntrack.Deleted), s.ExpectConntrack.Kept...) {
+	for _, id := range slices.Concat(s.ExpectConntrack.Deleted, s.ExpectConntrack.Kept, s.ExpectConntrack.KeptBySlicecast) {
 		v.check(v.ids[id], "%s.expectConntrack: no entry has the ID %q", path, id)
 	}
 	for i, r := range s.Delete {
