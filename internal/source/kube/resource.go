@@ -27,8 +27,15 @@ import (
 // meant for thousands of clients. Here, a few servers ask, and each of them serves many nodes.
 var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second}
 
-// backoffReset is how long after the last failure the back-off starts at its minimum again.
+// backoffReset is how often the back-off starts at its minimum again.
 const backoffReset = time.Minute
+
+// listPause bounds the pause between lists if watches after them do not last, whatever the reason.
+// A list of a large cluster costs the API server far more than a refused request.
+var listPause = 30 * time.Second
+
+// lastingWatch is how long a list has to be followed until the next list need not wait.
+const lastingWatch = time.Minute
 
 // absence is how often an API server that lacks an optional kind, or does not permit access to it,
 // is asked again.
@@ -62,6 +69,8 @@ type resource struct {
 	listed  string // resourceVersion of a list after which no watch has begun yet
 	highest uint64 // highest resourceVersion seen
 	doubted bool   // the last list was older than highest and was refused
+	// replaced is when the last list was complete; zero means that none has been since run looked.
+	replaced time.Time
 }
 
 func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
@@ -69,6 +78,7 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 	reflector := cache.NewReflectorWithOptions(
 		&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.openWatch},
 		r.example, r, cache.ReflectorOptions{Name: r.kind.String(), Backoff: &backoff})
+	var pause time.Duration // before the next list
 	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		// Only requests and Replace fail here, and they have reported it.
 		err := reflector.ListAndWatchWithContext(ctx)
@@ -81,6 +91,20 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 				}
 			}
 		}
+		if r.replaced.IsZero() {
+			return false, nil // no list was complete
+		}
+		lasted := time.Since(r.replaced)
+		r.replaced = time.Time{}
+		if lasted >= lastingWatch {
+			pause = 0
+			return false, nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait.Jitter(pause, backoff.Jitter)):
+		}
+		pause = min(max(2*pause, backoff.Duration), listPause)
 		return false, nil
 	})
 }

@@ -77,6 +77,7 @@ func (r *resource) Bookmark(resourceVersion string) error {
 // Replace implements cache.ReflectorStore. The reflector only calls it with complete lists. Objects
 // that are not in the list are removed from every node, so Replace refuses implausible lists.
 func (r *resource) Replace(list []any, resourceVersion string) error {
+	r.replaced = time.Now()
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv == 0 {
 		return r.refuse(fmt.Errorf(

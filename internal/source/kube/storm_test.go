@@ -1,0 +1,132 @@
+// TestHoursOfExpiredWatches proves that watches which expire again and again, for hours, do not
+// lead to a storm of lists (kubernetes/kubernetes#85342). The hours pass in virtual time, so the
+// API server is called without a network.
+package kube
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+)
+
+func TestHoursOfExpiredWatches(t *testing.T) {
+	b, p := backoff, listPause
+	backoff.Duration, backoff.Cap, listPause = productionBackoff.Duration, productionBackoff.Cap, productionListPause
+	t.Cleanup(func() { backoff, listPause = b, p })
+	for name, streams := range map[string]bool{"streamed": true, "paged": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &api{rv: 100, objects: map[string]map[string]runtime.Object{}, changed: make(chan struct{})}
+				a.put(service("web"))
+				isList := func(r *http.Request) bool {
+					return isServices(r) && isWatch(r) == streams && isStream(r) == streams && r.FormValue("limit") != "1"
+				}
+				begin := time.Now()
+				// Every watch ends as soon as the list that it follows is complete.
+				a.fail(func(w http.ResponseWriter, q *http.Request) bool {
+					switch {
+					case isStream(q) && !streams:
+						return noStreams(w, q)
+					case isStream(q):
+						ctx, cancel := context.WithCancel(q.Context())
+						cancel()
+						a.watch(w, q.WithContext(ctx))
+						return true
+					case isWatch(q):
+						return refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+					}
+					return false
+				})
+				r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{a}})
+				time.Sleep(time.Minute)
+				minute := len(a.seen(isList))
+				time.Sleep(2 * time.Hour)
+				hours := len(a.seen(isList)) - minute
+				require.True(t, r.IsSynced())
+				t.Logf("%d lists in the first minute, %d in the next two hours", minute, hours)
+				require.Positive(t, hours, "the source must go on trying")
+				require.LessOrEqual(t, minute, 15)
+				require.LessOrEqual(t, hours, 2*60*2, "more than two lists a minute")
+
+				// It follows again soon after the API server is well.
+				a.fail(nil)
+				a.put(service("db"))
+				for r.Get(serviceKey("db")) == nil {
+					require.Less(t, time.Since(begin), 2*time.Hour+3*time.Minute)
+					time.Sleep(time.Second)
+				}
+			})
+		})
+	}
+}
+
+// direct is a transport that calls a handler, without a network.
+type direct struct{ handler http.Handler }
+
+// RoundTrip implements [http.RoundTripper].
+func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	reader, writer := io.Pipe()
+	w := &directWriter{header: http.Header{}, body: writer, started: make(chan struct{}), code: http.StatusOK}
+	go func() {
+		d.handler.ServeHTTP(w, r.Clone(ctx))
+		w.Flush()
+		_ = writer.Close()
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = writer.CloseWithError(context.Canceled) })
+	select {
+	case <-w.started:
+	case <-ctx.Done():
+		cancel()
+		return nil, ctx.Err()
+	}
+	return &http.Response{
+		StatusCode: w.code, Status: http.StatusText(w.code), Header: w.header, Request: r, ContentLength: -1,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Body: directBody{reader, func() { cancel(); stop() }},
+	}, nil
+}
+
+// directBody is the body of an answer. Closing it ends the request.
+type directBody struct {
+	*io.PipeReader
+	end func()
+}
+
+func (b directBody) Close() error {
+	b.end()
+	return b.PipeReader.Close()
+}
+
+type directWriter struct {
+	header  http.Header
+	body    io.Writer
+	once    sync.Once
+	started chan struct{}
+	code    int // written before started is closed
+}
+
+func (w *directWriter) Header() http.Header { return w.header }
+
+func (w *directWriter) WriteHeader(code int) {
+	w.once.Do(func() {
+		w.code = code
+		close(w.started)
+	})
+}
+
+func (w *directWriter) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.body.Write(p)
+}
+
+// Flush implements [http.Flusher].
+func (w *directWriter) Flush() { w.WriteHeader(http.StatusOK) }
