@@ -336,6 +336,9 @@ func TestAgents(t *testing.T) {
 	require.NoError(t, err)
 	_, err = listing.Recv()
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
+	lacking := f.hub.AgentsLacking(position.GetShard(), position.GetSequence())
+	require.Len(t, lacking, 1)
+	require.Equal(t, "b", lacking[0].GetNodeName())
 	b.nack(false)
 	require.Eventually(t, func() bool { return len(f.names(&pb.ListAgentsRequest{OnlyWithErrors: true})) == 1 }, patience, tick)
 

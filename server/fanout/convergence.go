@@ -61,8 +61,8 @@ type convergence struct {
 	shards []shardConvergence
 	most   int // bounds the open Updates of a shard
 
-	mu      sync.Mutex    // guards results and members; a shard's mu is locked before it
-	results []Convergence // the latest closed Updates, oldest first
+	mu      sync.Mutex // guards results and members; a shard's mu is locked before it
+	results []result   // the latest closed Updates, oldest first
 	// members are the members with at least one node.
 	members map[*member]struct{}
 }
@@ -90,6 +90,19 @@ type Convergence struct {
 	// slowest first. It has keptNodes entries at most. A relay whose nodes lack the Update is one
 	// entry.
 	Last []NodeTime
+}
+
+// result is a closed Update with the times of all of its nodes. It does not change.
+type result struct {
+	Convergence
+
+	times sketch
+}
+
+// Step is a point of an Update's curve: how many nodes had it within a time.
+type Step struct {
+	Time  time.Duration
+	Nodes int
 }
 
 // NodeTime is how long a node took to have an Update programmed; 0 means that it lacks the Update.
@@ -444,7 +457,7 @@ func (c *convergence) settle(s *shardConvergence, from, to int, shard uint32, no
 		at, last := now, ""
 		if p.nodes > 0 {
 			c.observe(p)
-			c.remember(p.result(shard))
+			c.remember(result{p.result(shard), p.times})
 			at, last = p.published.Add(p.times.max), p.slowest[0].Node
 		}
 		done.sequence = p.sequence
@@ -457,7 +470,7 @@ func (c *convergence) settle(s *shardConvergence, from, to int, shard uint32, no
 	return done
 }
 
-func (c *convergence) remember(p Convergence) {
+func (c *convergence) remember(p result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.results) == keptResults {
@@ -469,7 +482,10 @@ func (c *convergence) remember(p Convergence) {
 // latest returns the open Updates and those that were closed last, newest first.
 func (c *convergence) latest() []Convergence {
 	c.mu.Lock()
-	out := slices.Clone(c.results)
+	out := make([]Convergence, len(c.results))
+	for i, r := range c.results {
+		out[i] = r.Convergence
+	}
 	members := slices.Collect(maps.Keys(c.members))
 	c.mu.Unlock()
 	slices.SortFunc(members, func(a, b *member) int { return cmp.Compare(a.name, b.name) })
@@ -483,6 +499,25 @@ func (c *convergence) latest() []Convergence {
 	})
 	slices.SortStableFunc(out, func(a, b Convergence) int { return b.Published.Compare(a.Published) })
 	return out
+}
+
+// steps returns the curve of an Update, by time. It is empty if no node has the Update, and if the
+// Update is not known any more.
+func (c *convergence) steps(shard uint32, sequence uint64) []Step {
+	s := &c.shards[shard]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := s.after(sequence - 1); i < len(s.open) && s.open[i].sequence == sequence {
+		return s.open[i].times.steps()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.results {
+		if r.Shard == shard && r.Sequence == sequence {
+			return r.times.steps()
+		}
+	}
+	return nil
 }
 
 // lacking returns, for each open Update, the first keptNodes members that lack it.

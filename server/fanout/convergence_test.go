@@ -148,6 +148,32 @@ func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
 	require.Equal(t, []NodeTime{{"slow", 3300 * time.Microsecond}, {"quick", 1500 * time.Microsecond}}, done.Last)
 }
 
+// TestCurves checks the curve of an Update while some node lacks it, and after that.
+func TestCurves(t *testing.T) {
+	c := newConvergence(2, newMetrics(nil), nil)
+	quick, relay, slow := c.joinAgent("quick"), c.joinRelay("relay"), c.joinAgent("slow")
+	c.resize(relay, 5)
+	at := func(us int) time.Time { return time.Time{}.Add(time.Duration(us) * time.Microsecond) }
+	c.published(1, 1, at(0), Changed{})
+	c.published(1, 2, at(1000), Changed{})
+	require.Empty(t, c.steps(1, 2), "no node has it")
+	c.ack(relay, 1, 2, at(5000), "")
+	c.ack(quick, 1, 2, at(2000), "")
+	open := c.steps(1, 2)
+	require.Len(t, open, 2)
+	require.Equal(t, 1, open[0].Nodes)
+	requireClose(t, time.Millisecond, open[0].Time)
+	require.Equal(t, Step{Time: 4 * time.Millisecond, Nodes: 6}, open[1])
+
+	c.ack(slow, 1, 2, at(101000), "")
+	require.Equal(t, Step{Time: 100 * time.Millisecond, Nodes: 7}, c.steps(1, 2)[2])
+	require.Len(t, c.steps(1, 1), 3)
+	for _, unknown := range []uint64{0, 3} {
+		require.Empty(t, c.steps(1, unknown))
+	}
+	require.Empty(t, c.steps(0, 2))
+}
+
 // TestAStuckNode checks that the times of the other nodes are in the histograms while one node is
 // stuck, and that the status names the stuck node.
 func TestAStuckNode(t *testing.T) {

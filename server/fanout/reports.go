@@ -276,21 +276,23 @@ func (r *reports) tellAgain() bool {
 	return true
 }
 
-// serviceQuestion asks what clients lack of a Service: snapshot has the Service, and changed is the
-// sequence of its latest change.
-type serviceQuestion struct {
-	service  model.ServiceKey
-	snapshot *store.Snapshot
-	changed  uint64
+// question asks which clients lack a shard up to a sequence.
+type question struct {
+	shard    uint32
+	sequence uint64
+	// nacked reports whether a client with this nack lacks something, too. nil means that nacks do
+	// not matter.
+	nacked func(openNack) bool
 }
 
-// describe sets what the status of a session says of the reports. It reports whether the client
-// lacks the Service that the question is about, which may be nil.
-func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.Time) (lacks bool) {
+// describe sets what the status of a session says of the reports. It returns the answer to the
+// question, and false if that is nil.
+func (r *reports) describe(to *pb.AgentStatus, about *question, now time.Time) (lacks bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	to.Programmed, to.LastError = r.acked, r.lastNack
-	nacked := r.dropped // a dropped nack may concern this Service
+	asked := about != nil && about.nacked != nil
+	nacked := asked && r.dropped // a dropped nack may matter
 	for _, n := range r.nacks {
 		if n.warning == 0 {
 			to.Errors = append(to.Errors, n.AgentError)
@@ -299,7 +301,7 @@ func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.
 				Warning: n.warning, Reason: n.Reason, NodeName: n.NodeName, Time: n.Time,
 			})
 		}
-		nacked = nacked || about != nil && n.concerns(about.service, about.snapshot)
+		nacked = nacked || asked && about.nacked(n)
 	}
 	slices.SortFunc(to.Errors, func(a, b *pb.AgentError) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
 	slices.SortFunc(to.Warnings, func(a, b *pb.AgentWarning) int {
@@ -313,5 +315,5 @@ func (r *reports) describe(to *pb.AgentStatus, about *serviceQuestion, now time.
 	if to.LagSequences = sequences; lag != 0 {
 		to.Lag = durationpb.New(lag)
 	}
-	return about != nil && (!r.acked || nacked || !r.hub.convergence.has(r.member, about.snapshot.Shard(), about.changed))
+	return about != nil && (!r.acked || nacked || !r.hub.convergence.has(r.member, about.shard, about.sequence))
 }

@@ -65,10 +65,27 @@ func (s *sketch) rank(nodes int) time.Duration {
 		if nodes -= int(n); nodes > 0 {
 			continue
 		}
-		if b := s.first + i; b < sketchBuckets-1 {
-			return min(upperEdge(b), s.max)
-		}
-		break
+		return s.edge(i)
 	}
 	return s.max
+}
+
+// edge returns the longest time of a bucket, by its index in counts.
+func (s *sketch) edge(i int) time.Duration {
+	if b := s.first + i; b < sketchBuckets-1 {
+		return min(upperEdge(b), s.max)
+	}
+	return s.max
+}
+
+// steps returns how many nodes were done within each time at which the number grew.
+func (s *sketch) steps() (out []Step) {
+	done := 0
+	for i, n := range s.counts {
+		if n > 0 {
+			done += int(n)
+			out = append(out, Step{Time: s.edge(i), Nodes: done})
+		}
+	}
+	return out
 }

@@ -39,6 +39,13 @@ func TestSketch(t *testing.T) {
 		for i, truth := range all {
 			requireClose(t, truth, s.rank(i+1), "rank %d of %v", i+1, all)
 		}
+		done := 0
+		for _, step := range s.steps() {
+			require.Greater(t, step.Nodes, done)
+			requireClose(t, all[step.Nodes-1], step.Time, "step at %d of %v", step.Nodes, all)
+			done = step.Nodes
+		}
+		require.Equal(t, len(all), done)
 	})
 }
 

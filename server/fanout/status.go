@@ -42,12 +42,26 @@ func (h *Hub) Status() *pb.GetStatusResponse {
 // Agents returns all clients, sorted by node name. With a service, it sets Lacks of each of them:
 // whether the client lacks the server's latest state of the Service, or has an open nack that
 // concerns it.
-func (h *Hub) Agents(service *model.ServiceKey) (out []*pb.AgentStatus) {
-	var about *serviceQuestion
-	if service != nil {
-		snapshot := h.store.Snapshot(service.Shard(h.store.Shards()))
-		about = &serviceQuestion{service: *service, snapshot: snapshot, changed: snapshot.ChangedAt(*service)}
+func (h *Hub) Agents(service *model.ServiceKey) []*pb.AgentStatus {
+	if service == nil {
+		return h.agents(nil)
 	}
+	snapshot := h.store.Snapshot(service.Shard(h.store.Shards()))
+	return h.agents(&question{
+		shard: snapshot.Shard(), sequence: snapshot.ChangedAt(*service),
+		nacked: func(n openNack) bool { return n.concerns(*service, snapshot) },
+	})
+}
+
+// AgentsLacking returns the clients, as Agents does, whose nodes have not acknowledged a shard up
+// to a sequence. As in a Convergence, a node that has nacked something of it counts as having it.
+func (h *Hub) AgentsLacking(shard uint32, sequence uint64) []*pb.AgentStatus {
+	all := h.agents(&question{shard: shard, sequence: sequence})
+	return slices.DeleteFunc(all, func(a *pb.AgentStatus) bool { return !a.GetLacks() })
+}
+
+// agents returns all clients. It sets Lacks to the answer to a question, unless that is nil.
+func (h *Hub) agents(about *question) (out []*pb.AgentStatus) {
 	now := time.Now()
 	for _, s := range h.sessions.list() {
 		agent := &pb.AgentStatus{
@@ -67,3 +81,9 @@ func (h *Hub) Agents(service *model.ServiceKey) (out []*pb.AgentStatus) {
 
 // Convergences returns how long nodes took to program the latest Updates, newest first.
 func (h *Hub) Convergences() []Convergence { return h.convergence.latest() }
+
+// Steps returns the curve of an Update: how many nodes had it within which time, in the order of
+// the times. It is empty if no node has the Update, and if the Update is not known any more.
+func (h *Hub) Steps(shard uint32, sequence uint64) []Step {
+	return h.convergence.steps(shard, sequence)
+}
