@@ -49,6 +49,8 @@ type Config struct {
 	// DebugSocket, HealthzBindAddress and MetricsBindAddress are the addresses of further
 	// listeners. Empty ones are not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string
+	// Page means that the page at page.Path is served at MetricsBindAddress.
+	Page bool
 
 	// GracePeriod is how long calls may take to end when the server stops.
 	GracePeriod time.Duration

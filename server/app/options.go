@@ -27,6 +27,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/certificates"
 	"github.com/slicecast/slicecast/server/fanout"
+	"github.com/slicecast/slicecast/server/page"
 )
 
 // These are the values of --source. sourceUpstream makes the server a relay.
@@ -128,8 +129,10 @@ func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
 		"Address (host:port) to serve /healthz, /livez and /readyz on, over HTTP without authentication. "+
 			"If empty, they are not served.")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
-		"Address (host:port) to serve /metrics on, over TLS to observers and operators. If empty, metrics are not "+
-			"served.")
+		"Address (host:port) to serve /metrics and the page on, over TLS to observers and operators. If empty, neither "+
+			"is served.")
+	fs.BoolVar(&o.Page, "page", true,
+		"Serve a page at "+page.Path+" of --metrics-bind-address on which people see the server's nodes and changes.")
 }
 
 func (o *Options) addTuningFlags(fs *pflag.FlagSet) {

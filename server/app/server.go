@@ -29,6 +29,7 @@ import (
 	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/h2"
+	"github.com/slicecast/slicecast/server/page"
 	"github.com/slicecast/slicecast/server/relay"
 )
 
@@ -134,15 +135,14 @@ func (s *Server) listen(authentication *auth.Auth) error {
 			return err
 		}
 	}
-	metrics, metricsTLS := daemon.MetricsHandler(c.Registry), (*tls.Config)(nil)
+	// Only requests of pages that exist are reviewed. A review costs the API server two requests, and
+	// a verdict is about one path.
+	guard, metricsTLS := authentication.Observers, (*tls.Config)(nil)
 	if serverTLS != nil {
 		s.addresses.GRPC = s.addTLS(l, serverTLS(), authentication)
-		// Only requests of this page are reviewed. A review costs the API server two requests, and a
-		// verdict is about one path.
-		pages := http.NewServeMux()
-		pages.Handle("GET /metrics", authentication.Observers(metrics))
-		metrics, metricsTLS = pages, serverTLS("http/1.1")
+		metricsTLS = serverTLS("http/1.1")
 	} else {
+		guard = func(h http.Handler) http.Handler { return h }
 		l = port("plaintext", bounded.Plaintext).Listener(l)
 		s.addresses.GRPC = s.addGRPC("gRPC", l, s.newGRPC(nil, authentication, auth.Operator("anybody")))
 	}
@@ -159,8 +159,24 @@ func (s *Server) listen(authentication *auth.Auth) error {
 		return err
 	}
 	s.addresses.Metrics, err = s.addHTTP("metrics", "metrics-bind-address", c.MetricsBindAddress,
-		port("metrics", bounded.Metrics), metricsTLS, metrics)
+		port("metrics", bounded.Metrics), metricsTLS, s.pages(guard))
 	return err
+}
+
+// pages returns the handler of the port of metrics. guard refuses those who may not see a page.
+func (s *Server) pages(guard func(http.Handler) http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", guard(daemon.MetricsHandler(s.config.Registry)))
+	if s.config.Page && s.config.MetricsBindAddress != "" {
+		page.New(page.Options{
+			Server: struct {
+				*debug.Service
+				*fanout.Hub
+			}{s.debug, s.hub},
+			Draining: s.draining, Logger: s.config.Logger, Registerer: s.config.Registry,
+		}).Handle(mux, guard)
+	}
+	return mux
 }
 
 // followTLS returns a function that returns the configuration of a listener for some protocols

@@ -55,7 +55,11 @@ func (h *Hub) Agents(service *model.ServiceKey) []*pb.AgentStatus {
 
 // AgentsLacking returns the clients, as Agents does, whose nodes have not acknowledged a shard up
 // to a sequence. As in a Convergence, a node that has nacked something of it counts as having it.
+// Nobody lacks a shard that does not exist.
 func (h *Hub) AgentsLacking(shard uint32, sequence uint64) []*pb.AgentStatus {
+	if shard >= h.store.Shards() {
+		return nil
+	}
 	all := h.agents(&question{shard: shard, sequence: sequence})
 	return slices.DeleteFunc(all, func(a *pb.AgentStatus) bool { return !a.GetLacks() })
 }

@@ -109,7 +109,7 @@ func serverCommand(dir string) command {
 			o := server.Options{Config: server.Config{Registry: r}}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.AddFlags(fs)
-			if err := fs.Parse(append(args, "--bind-address=127.0.0.1:0")); err != nil {
+			if err := fs.Parse(append(args, "--bind-address=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0")); err != nil {
 				return err
 			}
 			config, err := o.Complete(slog.New(slog.DiscardHandler))
