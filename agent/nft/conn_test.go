@@ -247,7 +247,9 @@ func TestElements(t *testing.T) {
 		require.NoError(t, c.Elements(table, form, func(e Element) bool {
 			require.True(t, d.HasForm(e))
 			_, again := held[string(e.Key)]
-			held[string(e.Key)] = Element{slices.Clone(e.Key), slices.Clone(e.End), slices.Clone(e.Data), e.Chain, e.Comment}
+			held[string(e.Key)] = Element{
+				Key: slices.Clone(e.Key), End: slices.Clone(e.End), Data: slices.Clone(e.Data), Chain: e.Chain, Comment: e.Comment,
+			}
 			return !again
 		}))
 		require.Equal(t, want, held)

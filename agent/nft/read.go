@@ -120,9 +120,12 @@ type Element struct {
 	// End is the last key of an interval. It is nil in other sets.
 	Key, End []byte
 	Data     []byte
-	// Chain is the chain that the element leads to, or "".
+	// Chain is the chain that the element goes to, or "".
 	Chain   string
 	Comment string
+	// IsEnd and Verdict are as in HeldElement.
+	IsEnd   bool
+	Verdict HeldVerdict
 }
 
 // Elements calls each with every element of a set, some of them several times, until each has had
@@ -164,10 +167,12 @@ func elementOf(b []byte) (e Element) {
 			e.End = netlink.Attribute(value, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = netlink.Attribute(value, unix.NFTA_DATA_VALUE)
-			v := netlink.Attribute(value, unix.NFTA_DATA_VERDICT)
-			if netlink.BigUint32(netlink.Attribute(v, unix.NFTA_VERDICT_CODE)) == verdictGoto {
-				e.Chain = netlink.Text(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN))
+			e.Verdict = VerdictOf(value)
+			if uint32(e.Verdict.Kind) == verdictGoto {
+				e.Chain = e.Verdict.Chain
 			}
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.IsEnd = netlink.BigUint32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = commentOf(value)
 		}

@@ -1,0 +1,603 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// The expressions follow net/netfilter/nft_*.c of Linux.
+
+// maxModulus is the largest number of results of a random number that are followed.
+const maxModulus = 1 << 18
+
+var errForm = errors.New("it is malformed")
+
+// compileRule decodes a rule. What cannot be judged makes the rule unknown.
+func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
+	r := &Rule{Table: t.name, Chain: c.name, Position: position}
+	var words []string
+	for kind, content := range netlink.Attributes(h.Expressions) {
+		if kind != unix.NFTA_LIST_ELEM {
+			continue
+		}
+		name := netlink.Text(netlink.Attribute(content, unix.NFTA_EXPR_NAME))
+		s, text, err := t.compile(name, netlink.Attribute(content, unix.NFTA_EXPR_DATA))
+		if text == "" {
+			text = name
+		}
+		words = append(words, text)
+		switch {
+		case err != nil && r.unknown == "":
+			r.unknown = fmt.Sprintf("the expression %q cannot be judged: %v", name, err)
+		case err == nil && s != nil:
+			r.steps = append(r.steps, s)
+		}
+	}
+	r.Text = strings.Join(words, " ")
+	if h.Comment != "" {
+		r.Text += fmt.Sprintf(" %q", h.Comment)
+	}
+	return r
+}
+
+// attributes decode the attributes of an expression.
+type attributes struct {
+	all []byte
+	bad bool
+}
+
+func (a *attributes) number(kind uint16) uint32 {
+	return netlink.BigUint32(netlink.Attribute(a.all, kind))
+}
+
+func (a *attributes) has(kind uint16) bool { return netlink.Attribute(a.all, kind) != nil }
+
+func (a *attributes) text(kind uint16) string { return netlink.Text(netlink.Attribute(a.all, kind)) }
+
+func (a *attributes) data(kind uint16) []byte {
+	return bytes.Clone(netlink.Attribute(netlink.Attribute(a.all, kind), unix.NFTA_DATA_VALUE))
+}
+
+// register returns the offset of a register in state.regs, which has room for length bytes.
+func (a *attributes) register(kind uint16, length int) int {
+	n := int(a.number(kind))
+	at := 0
+	switch {
+	case n >= unix.NFT_REG_1 && n <= unix.NFT_REG_4:
+		at = 16 * n
+	case n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15:
+		at = 4 * (n - unix.NFT_REG32_00 + 4)
+	default:
+		a.bad = true
+		return 0
+	}
+	if length > registers-at || length < 0 {
+		a.bad = true
+		return 0
+	}
+	return at
+}
+
+// compile decodes an expression. A nil step does nothing. text is empty if the name says it all.
+func (t *table) compile(name string, b []byte) (s step, text string, err error) {
+	a := &attributes{all: b}
+	switch name {
+	case "counter", "log", "notrack":
+		return nil, "", nil
+	case "payload":
+		s, text, err = payload(a)
+	case "meta":
+		s, text, err = t.meta(a)
+	case "ct":
+		s, text, err = ct(a)
+	case "fib":
+		s, text, err = fib(a)
+	case "cmp":
+		data := a.data(unix.NFTA_CMP_DATA)
+		op := a.number(unix.NFTA_CMP_OP)
+		s = compare{a.register(unix.NFTA_CMP_SREG, len(data)), op, data}
+		text = fmt.Sprintf("%s 0x%x", [...]string{"==", "!=", "<", "<=", ">", ">="}[min(op, 5)], data)
+		a.bad = a.bad || op > unix.NFT_CMP_GTE
+	case "range":
+		from, to := a.data(unix.NFTA_RANGE_FROM_DATA), a.data(unix.NFTA_RANGE_TO_DATA)
+		s = within{a.register(unix.NFTA_RANGE_SREG, len(from)), from, to, a.number(unix.NFTA_RANGE_OP) != unix.NFT_RANGE_EQ}
+		text = fmt.Sprintf("range 0x%x-0x%x", from, to)
+		a.bad = a.bad || len(from) != len(to)
+	case "bitwise":
+		s, text, err = bitwise(a)
+	case "immediate":
+		s, text, err = t.immediate(a)
+	case "lookup":
+		s, text, err = t.lookup(a)
+	case "numgen":
+		s, text, err = numgen(a)
+	case "nat":
+		s, text, err = t.nat(a)
+	case "masq":
+		s = masquerade{}
+	case "reject":
+		s = verdict{result{kind: reject}}
+	case "dynset":
+		s, text, err = t.dynset(a)
+	default:
+		return nil, "", errors.New("it is not known")
+	}
+	if err == nil && a.bad {
+		err = errForm
+	}
+	return s, text, err
+}
+
+// store writes a value to registers, and fills up the last one.
+func (s *state) store(at int, value []byte) {
+	n := copy(s.regs[at:], value)
+	for ; n%4 != 0 && at+n < registers; n++ {
+		s.regs[at+n] = 0
+	}
+}
+
+func (s *state) storeNumber(at int, n uint32) { binary.NativeEndian.PutUint32(s.regs[at:], n) }
+
+func (s *state) number(at int) uint32 { return binary.NativeEndian.Uint32(s.regs[at:]) }
+
+// load is a step that stores a value in registers.
+type load struct {
+	to    int
+	value func(x *run, s *state) ([]byte, bool)
+}
+
+func (l load) do(x *run, s *state, next func(*state)) result {
+	if value, ok := l.value(x, s); ok {
+		s.store(l.to, value)
+		next(s)
+	}
+	return result{}
+}
+
+func numbered(value func(x *run, s *state) uint32) func(*run, *state) ([]byte, bool) {
+	return func(x *run, s *state) ([]byte, bool) {
+		return binary.NativeEndian.AppendUint32(nil, value(x, s)), true
+	}
+}
+
+func payload(a *attributes) (step, string, error) {
+	base, offset, length := a.number(unix.NFTA_PAYLOAD_BASE), a.number(unix.NFTA_PAYLOAD_OFFSET), a.number(unix.NFTA_PAYLOAD_LEN)
+	if a.has(unix.NFTA_PAYLOAD_SREG) {
+		return nil, "", errors.New("it changes the packet")
+	}
+	probe := &run{packet: Packet{Destination: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), Source: netip.IPv6Unspecified()}}
+	probe.setHeaders()
+	probe.packet = Packet{Destination: netip.AddrPortFrom(netip.IPv4Unspecified(), 0), Source: netip.IPv4Unspecified()}
+	probe.setHeaders() // the union of both families
+	probe.network.set(8, make([]byte, 32))
+	probe.transport.set(2, make([]byte, 2))
+	from := func(x *run) *headers { return &x.network }
+	name := "network"
+	switch base {
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		from, name = func(x *run) *headers { return &x.transport }, "transport"
+	default:
+		return nil, "", errors.New("it reads a part of the packet that is not known")
+	}
+	if _, ok := from(probe).get(offset, length); !ok {
+		return nil, "", errors.New("it reads a part of the packet that is not known")
+	}
+	text := fmt.Sprintf("%s header @%d,%d", name, offset, length)
+	switch {
+	case name == "transport":
+		text = "destination port"
+	case offset == 12 && length == 4, offset == 8 && length == 16:
+		text = "source address"
+	case offset == 16 && length == 4, offset == 24 && length == 16:
+		text = "destination address"
+	}
+	return load{a.register(unix.NFTA_PAYLOAD_DREG, int(length)), func(x *run, _ *state) ([]byte, bool) {
+		return from(x).get(offset, length)
+	}}, text, nil
+}
+
+func (t *table) meta(a *attributes) (step, string, error) {
+	key := a.number(unix.NFTA_META_KEY)
+	if a.has(unix.NFTA_META_SREG) {
+		if key != unix.NFT_META_MARK {
+			return nil, "", fmt.Errorf("it sets key %d of meta", key)
+		}
+		return setMark{a.register(unix.NFTA_META_SREG, 4), false}, "set mark", nil
+	}
+	var value func(x *run, s *state) ([]byte, bool)
+	text, length := "", 4
+	switch key {
+	case unix.NFT_META_MARK:
+		value, text = numbered(func(_ *run, s *state) uint32 { return s.mark }), "mark"
+	case unix.NFT_META_L4PROTO:
+		value = func(x *run, _ *state) ([]byte, bool) { return []byte{protocolNumber(x.packet.Protocol)}, true }
+		text = "protocol"
+	case unix.NFT_META_NFPROTO:
+		value = func(x *run, _ *state) ([]byte, bool) {
+			if x.packet.Family() == model.IPv6 {
+				return []byte{unix.NFPROTO_IPV6}, true
+			}
+			return []byte{unix.NFPROTO_IPV4}, true
+		}
+		text = "family"
+	case unix.NFT_META_IIFNAME:
+		length = unix.IFNAMSIZ
+		value = func(x *run, _ *state) ([]byte, bool) {
+			name := make([]byte, unix.IFNAMSIZ)
+			if x.hooked != unix.NF_INET_POST_ROUTING {
+				copy(name[:unix.IFNAMSIZ-1], x.packet.Interface)
+			}
+			return name, true
+		}
+		text = "input interface"
+	default:
+		return nil, "", fmt.Errorf("it reads key %d of meta", key)
+	}
+	return load{a.register(unix.NFTA_META_DREG, length), value}, text, nil
+}
+
+// setMark sets the mark of the packet or of the connection.
+type setMark struct {
+	from       int
+	connection bool
+}
+
+func (m setMark) do(_ *run, s *state, next func(*state)) result {
+	if m.connection {
+		s.ctMark = s.number(m.from)
+	} else {
+		s.mark = s.number(m.from)
+	}
+	next(s)
+	return result{}
+}
+
+func ct(a *attributes) (step, string, error) {
+	key := a.number(unix.NFTA_CT_KEY)
+	if a.has(unix.NFTA_CT_SREG) {
+		if key != unix.NFT_CT_MARK {
+			return nil, "", fmt.Errorf("it sets key %d of ct", key)
+		}
+		return setMark{a.register(unix.NFTA_CT_SREG, 4), true}, "set ct mark", nil
+	}
+	var value func(*run, *state) uint32
+	text := ""
+	switch key {
+	case unix.NFT_CT_STATE:
+		value, text = func(*run, *state) uint32 { return nft.CtStateNew }, "ct state"
+	case unix.NFT_CT_STATUS:
+		value, text = func(_ *run, s *state) uint32 {
+			if s.translated {
+				return nft.CtStatusDNAT
+			}
+			return 0
+		}, "ct status"
+	case unix.NFT_CT_MARK:
+		value, text = func(_ *run, s *state) uint32 { return s.ctMark }, "ct mark"
+	default:
+		return nil, "", fmt.Errorf("it reads key %d of ct", key)
+	}
+	return load{a.register(unix.NFTA_CT_DREG, 4), numbered(value)}, text, nil
+}
+
+func fib(a *attributes) (step, string, error) {
+	const source, destination = 1, 2 // NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
+	flags := a.number(unix.NFTA_FIB_FLAGS)
+	if a.number(unix.NFTA_FIB_RESULT) != unix.NFT_FIB_RESULT_ADDRTYPE || flags != source && flags != destination {
+		return nil, "", errors.New("it asks the routes for something else than the type of an address")
+	}
+	text := "type of the destination"
+	if flags == source {
+		text = "type of the source"
+	}
+	return load{a.register(unix.NFTA_FIB_DREG, 4), numbered(func(x *run, s *state) uint32 {
+		address := s.to.Addr()
+		if flags == source {
+			address = x.packet.Source
+		}
+		return x.rules.facts.kind(address)
+	})}, text, nil
+}
+
+// kind returns the kernel's type of an address (RTN_*).
+func (f Facts) kind(a netip.Addr) uint32 {
+	switch {
+	case f.local(a):
+		return unix.RTN_LOCAL
+	case a.IsMulticast():
+		return unix.RTN_MULTICAST
+	}
+	return unix.RTN_UNICAST
+}
+
+// compare matches if a comparison is true.
+type compare struct {
+	from int
+	op   uint32
+	data []byte
+}
+
+func (c compare) do(_ *run, s *state, next func(*state)) result {
+	d := bytes.Compare(s.regs[c.from:c.from+len(c.data)], c.data)
+	if [...]bool{d == 0, d != 0, d < 0, d <= 0, d > 0, d >= 0}[c.op] {
+		next(s)
+	}
+	return result{}
+}
+
+// within matches if a value is in a range.
+type within struct {
+	at       int
+	from, to []byte
+	inverted bool
+}
+
+func (w within) do(_ *run, s *state, next func(*state)) result {
+	value := s.regs[w.at : w.at+len(w.from)]
+	if (bytes.Compare(value, w.from) >= 0 && bytes.Compare(value, w.to) <= 0) != w.inverted {
+		next(s)
+	}
+	return result{}
+}
+
+// masked is a bitwise operation.
+type masked struct {
+	from, to  int
+	mask, xor []byte
+}
+
+func (m masked) do(_ *run, s *state, next func(*state)) result {
+	var value [registers]byte
+	for i := range m.mask {
+		value[i] = s.regs[m.from+i]&m.mask[i] ^ m.xor[i]
+	}
+	s.store(m.to, value[:len(m.mask)])
+	next(s)
+	return result{}
+}
+
+// bitwiseOp is NFTA_BITWISE_OP. Its value 0 is "and, then xor".
+const bitwiseOp = 6
+
+func bitwise(a *attributes) (step, string, error) {
+	if op := a.number(bitwiseOp); op != 0 {
+		return nil, "", fmt.Errorf("it is operation %d", op)
+	}
+	m := masked{mask: a.data(unix.NFTA_BITWISE_MASK), xor: a.data(unix.NFTA_BITWISE_XOR)}
+	if len(m.mask) != len(m.xor) {
+		return nil, "", errForm
+	}
+	m.from, m.to = a.register(unix.NFTA_BITWISE_SREG, len(m.mask)), a.register(unix.NFTA_BITWISE_DREG, len(m.mask))
+	return m, fmt.Sprintf("and 0x%x xor 0x%x", m.mask, m.xor), nil
+}
+
+// verdict ends a rule.
+type verdict struct{ result }
+
+func (v verdict) do(*run, *state, func(*state)) result { return v.result }
+
+// resultTexts are what resultKinds do.
+var resultTexts = [...]string{goOn: "continue", accept: "accept", drop: "drop", reject: "reject", leave: "return", call: "jump", jump: "goto"}
+
+func (r result) text() string {
+	if r.chain != nil {
+		return resultTexts[r.kind] + " " + r.chain.name
+	}
+	return resultTexts[r.kind]
+}
+
+func (t *table) immediate(a *attributes) (step, string, error) {
+	if a.number(unix.NFTA_IMMEDIATE_DREG) == unix.NFT_REG_VERDICT {
+		v := nft.VerdictOf(netlink.Attribute(a.all, unix.NFTA_IMMEDIATE_DATA))
+		r, ok := t.verdict(v)
+		if !ok || !v.Valid {
+			return nil, "", fmt.Errorf("its verdict is %d", v.Kind)
+		}
+		return verdict{r}, r.text(), nil
+	}
+	data := a.data(unix.NFTA_IMMEDIATE_DATA)
+	value := func(*run, *state) ([]byte, bool) { return data, true }
+	return load{a.register(unix.NFTA_IMMEDIATE_DREG, len(data)), value}, fmt.Sprintf("0x%x", data), nil
+}
+
+// find looks a key up in a set or map.
+type find struct {
+	set      *set
+	key, to  int
+	length   int
+	table    string
+	isMap    bool
+	verdicts bool
+	inverted bool
+}
+
+func (f find) do(x *run, s *state, next func(*state)) result {
+	key := string(s.regs[f.key : f.key+f.length])
+	if f.set.dynamic {
+		data, ok := s.memory.find(f.table+" "+f.set.name, key)
+		if ok != f.inverted {
+			if f.isMap {
+				s.store(f.to, []byte(data))
+			}
+			next(s)
+		}
+		return result{}
+	}
+	e := f.set.find(key)
+	switch {
+	case (e != nil) == f.inverted:
+	case f.verdicts:
+		if e.verdict.kind == goOn {
+			next(s) // the verdict continue
+		}
+		return e.verdict
+	case f.isMap:
+		s.store(f.to, []byte(e.data))
+		next(s)
+	default:
+		next(s)
+	}
+	return result{}
+}
+
+func (t *table) lookup(a *attributes) (step, string, error) {
+	name := a.text(unix.NFTA_LOOKUP_SET)
+	s := t.sets[name]
+	if s == nil {
+		return nil, "", fmt.Errorf("it uses the set %q, which does not exist", name)
+	}
+	f := find{
+		set: s, table: t.name, isMap: a.has(unix.NFTA_LOOKUP_DREG), length: s.keyLen,
+		inverted: a.number(unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0,
+	}
+	f.key = a.register(unix.NFTA_LOOKUP_SREG, f.length)
+	longest := 0
+	if f.isMap {
+		f.verdicts = a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
+		for e := range s.elements() {
+			longest = max(longest, len(e.data))
+			if f.verdicts && !e.valid {
+				return nil, "", fmt.Errorf("map %q has a verdict that is not known", name)
+			}
+		}
+		if !f.verdicts {
+			f.to = a.register(unix.NFTA_LOOKUP_DREG, longest)
+		}
+	}
+	if s.isRange && s.fields == nil {
+		return nil, "", fmt.Errorf("the intervals of set %q have fields of a type that is not known", name)
+	}
+	return f, "lookup @" + name, nil
+}
+
+// random draws a number.
+type random struct {
+	to              int
+	modulus, offset uint32
+}
+
+func (r random) do(_ *run, s *state, next func(*state)) result {
+	// next may change what it is called with
+	before := *s
+	before.probability /= float64(r.modulus)
+	for i := range r.modulus {
+		*s = before
+		s.storeNumber(r.to, i+r.offset)
+		next(s)
+	}
+	return result{}
+}
+
+func numgen(a *attributes) (step, string, error) {
+	r := random{a.register(unix.NFTA_NG_DREG, 4), a.number(unix.NFTA_NG_MODULUS), a.number(unix.NFTA_NG_OFFSET)}
+	if r.modulus == 0 || r.modulus > maxModulus {
+		return nil, "", fmt.Errorf("it chooses from %d numbers", r.modulus)
+	}
+	return r, fmt.Sprintf("numgen mod %d", r.modulus), nil
+}
+
+// dnat translates the destination.
+type dnat struct{ address, port, length int }
+
+func (d dnat) do(_ *run, s *state, _ func(*state)) result {
+	to, _ := netip.AddrFromSlice(s.regs[d.address : d.address+d.length])
+	port := s.to.Port()
+	if d.port > 0 {
+		port = binary.BigEndian.Uint16(s.regs[d.port:])
+	}
+	s.to, s.translated = netip.AddrPortFrom(to, port), true
+	return result{kind: accept}
+}
+
+func (t *table) nat(a *attributes) (step, string, error) {
+	switch {
+	case a.number(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT:
+		return masquerade{}, "snat", nil
+	case a.number(unix.NFTA_NAT_REG_ADDR_MIN) != a.number(unix.NFTA_NAT_REG_ADDR_MAX) && a.has(unix.NFTA_NAT_REG_ADDR_MAX),
+		a.number(unix.NFTA_NAT_REG_PROTO_MIN) != a.number(unix.NFTA_NAT_REG_PROTO_MAX) && a.has(unix.NFTA_NAT_REG_PROTO_MAX):
+		return nil, "", errors.New("it translates to a range")
+	case !a.has(unix.NFTA_NAT_REG_ADDR_MIN):
+		return nil, "", errors.New("it translates only the port")
+	}
+	d := dnat{length: nft.FamilyOf(t.Family).Address.Length}
+	d.address = a.register(unix.NFTA_NAT_REG_ADDR_MIN, d.length)
+	if a.has(unix.NFTA_NAT_REG_PROTO_MIN) {
+		d.port = a.register(unix.NFTA_NAT_REG_PROTO_MIN, 4)
+	}
+	return d, "dnat", nil
+}
+
+// masquerade translates the source.
+type masquerade struct{}
+
+func (masquerade) do(_ *run, s *state, _ func(*state)) result {
+	s.masqueraded = true
+	return result{kind: accept}
+}
+
+// remember adds an element to a set, or removes it.
+type remember struct {
+	set             *set
+	table           string
+	key, data       int
+	length, dataLen int
+	timeout         time.Duration
+	remove          bool
+}
+
+func (r remember) do(x *run, s *state, next func(*state)) result {
+	key := string(s.regs[r.key : r.key+r.length])
+	if x.packet.Forgetful && !r.remove {
+		return result{}
+	}
+	one := remembered{set: r.table + " " + r.set.name, key: key, timeout: r.timeout, forgotten: r.remove}
+	if r.remove {
+		if _, known := s.memory.find(one.set, key); !known {
+			next(s)
+			return result{}
+		}
+	} else if r.dataLen > 0 {
+		one.data = string(s.regs[r.data : r.data+r.dataLen])
+	}
+	s.memory = s.memory.put(one)
+	next(s)
+	return result{}
+}
+
+func (t *table) dynset(a *attributes) (step, string, error) {
+	name := a.text(unix.NFTA_DYNSET_SET_NAME)
+	s := t.sets[name]
+	if s == nil || !s.dynamic {
+		return nil, "", fmt.Errorf("it changes the set %q, which does not exist or which packets do not change", name)
+	}
+	const remove = 2 // NFT_DYNSET_OP_DELETE
+	op := a.number(unix.NFTA_DYNSET_OP)
+	if op > remove {
+		return nil, "", fmt.Errorf("it is operation %d", op)
+	}
+	r := remember{set: s, table: t.name, length: s.keyLen, remove: op == remove}
+	r.key = a.register(unix.NFTA_DYNSET_SREG_KEY, s.keyLen)
+	if a.has(unix.NFTA_DYNSET_SREG_DATA) {
+		r.dataLen = s.dataLen
+		r.data = a.register(unix.NFTA_DYNSET_SREG_DATA, s.dataLen)
+	}
+	if b := netlink.Attribute(a.all, unix.NFTA_DYNSET_TIMEOUT); len(b) == 8 {
+		r.timeout = time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
+	}
+	if r.timeout == 0 {
+		r.timeout = s.timeout
+	}
+	return r, [...]string{"add to", "update", "delete from"}[op] + " @" + name, nil
+}

@@ -1,0 +1,397 @@
+package trace
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+const (
+	// maxSteps is how many steps a packet may take, over all branches. A Service port with 10,000
+	// backends takes about a million.
+	maxSteps = 1 << 25
+	// maxDepth is how deep chains may call each other. The kernel allows 16 in nf_tables.
+	maxDepth = 64
+	// registers is the size of nf_tables' registers in bytes.
+	registers = 80
+)
+
+// state is a packet on its way, in one of the branches.
+type state struct {
+	probability float64
+	mark        uint32
+	ctMark      uint32
+	to          netip.AddrPort
+	translated  bool
+	masqueraded bool
+	verdict     Verdict
+	memory      Memory
+	path        *path
+	regs        [registers]byte
+}
+
+// like reports whether two states will have the same future, apart from registers, which no rule
+// reads before it has written them.
+func (s *state) like(o *state) bool {
+	return s.mark == o.mark && s.ctMark == o.ctMark && s.to == o.to && s.translated == o.translated &&
+		s.masqueraded == o.masqueraded && s.memory == o.memory
+}
+
+// path is a list of rules, last one first.
+type path struct {
+	rule   *Rule
+	before *path
+}
+
+func (p *path) list() (rules []*Rule) {
+	for ; p != nil; p = p.before {
+		rules = append(rules, p.rule)
+	}
+	slices.Reverse(rules)
+	return rules
+}
+
+// Memory is what the kernel remembers of clients, newest first. The zero Memory is empty.
+type Memory struct{ last *remembered }
+
+type remembered struct {
+	set, key, data string
+	timeout        time.Duration
+	forgotten      bool
+	before         *remembered
+}
+
+func (m Memory) find(set, key string) (data string, ok bool) {
+	for r := m.last; r != nil; r = r.before {
+		if r.set == set && r.key == key {
+			return r.data, !r.forgotten
+		}
+	}
+	return "", false
+}
+
+// put returns the Memory with one more element.
+func (m Memory) put(r remembered) Memory {
+	r.before = m.last
+	return Memory{&r}
+}
+
+// since returns the timeout of what was remembered last since an earlier Memory.
+func (m Memory) since(earlier Memory) time.Duration {
+	for r := m.last; r != nil && r != earlier.last; r = r.before {
+		if !r.forgotten {
+			return r.timeout
+		}
+	}
+	return 0
+}
+
+// step is a part of a rule: something that changes the state, a match, or a verdict.
+type step interface {
+	// do carries out the step. It calls next for each branch that goes on with the rule.
+	do(x *run, s *state, next func(*state)) result
+}
+
+// result is how a step ends if no branch goes on. goOn means that next was called, or that the rule
+// does not match.
+type result struct {
+	kind  resultKind
+	chain *chain
+}
+
+type resultKind uint8
+
+const (
+	goOn resultKind = iota
+	accept
+	drop
+	reject
+	leave // the chain
+	call
+	jump
+)
+
+// run follows a packet.
+type run struct {
+	rules  *Rules
+	packet Packet
+	budget int
+	depth  int
+	hooked uint32
+	done   []state
+
+	network, transport headers
+}
+
+// headers are the bytes of a header and which of them are known.
+type headers struct {
+	bytes [40]byte
+	known [40]bool
+}
+
+func (h *headers) set(offset int, b []byte) {
+	copy(h.bytes[offset:], b)
+	for i := range b {
+		h.known[offset+i] = true
+	}
+}
+
+func (h *headers) get(offset, length uint32) ([]byte, bool) {
+	if offset > 40 || length > 40 || offset+length > 40 {
+		return nil, false
+	}
+	for _, known := range h.known[offset : offset+length] {
+		if !known {
+			return nil, false
+		}
+	}
+	return h.bytes[offset : offset+length], true
+}
+
+func protocolNumber(p model.Protocol) byte {
+	switch p {
+	case model.UDP:
+		return unix.IPPROTO_UDP
+	case model.SCTP:
+		return unix.IPPROTO_SCTP
+	}
+	return unix.IPPROTO_TCP
+}
+
+// setHeaders writes what is known of the packet's headers, except for the destination.
+func (x *run) setHeaders() {
+	protocol := []byte{protocolNumber(x.packet.Protocol)}
+	if x.packet.Family() == model.IPv4 {
+		x.network.set(9, protocol)
+		x.network.set(12, x.packet.Source.AsSlice())
+	} else {
+		x.network.set(6, protocol)
+		x.network.set(8, x.packet.Source.AsSlice())
+	}
+}
+
+// setDestination writes the destination of a state into the headers.
+func (x *run) setDestination(s *state) {
+	offset := 16
+	if x.packet.Family() == model.IPv6 {
+		offset = 24
+	}
+	x.network.set(offset, s.to.Addr().AsSlice())
+	x.transport.set(2, binary.BigEndian.AppendUint16(nil, s.to.Port()))
+}
+
+// hook lets packets pass the base chains of a hook. It returns those that go on.
+func (x *run) hook(hook uint32, in []state) []state {
+	x.hooked = hook
+	for _, b := range x.rules.bases {
+		if b.hook != hook {
+			continue
+		}
+		var out []state
+		for _, s := range in {
+			// The kernel translates a connection once in each direction.
+			if b.nat && (s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
+				out = append(out, s)
+				continue
+			}
+			out = append(out, x.base(b, s)...)
+		}
+		in = out
+	}
+	return in
+}
+
+// base lets a packet pass a base chain. It returns the branches that go on to the next one.
+func (x *run) base(b *base, s state) []state {
+	var accepted []state
+	ended := x.chain(b.chain, []state{s}, &accepted)
+	for i := range ended {
+		if b.drops {
+			ended[i].verdict = Drop
+			x.done = append(x.done, ended[i])
+		} else {
+			accepted = append(accepted, ended[i])
+		}
+	}
+	return accepted
+}
+
+// ruleResult is what a rule does with a branch.
+type ruleResult struct {
+	result
+	state state
+	// matched means that all of the rule's steps were done.
+	matched bool
+}
+
+// chain lets packets pass a chain. It returns those that come to its end or leave it. Those that
+// are accepted are added to accepted.
+func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
+	if x.depth++; x.depth > maxDepth {
+		x.budget = 0
+	}
+	defer func() { x.depth-- }()
+	var results []ruleResult
+	for _, s := range in {
+		current := []state{s}
+		for r := range c.candidates(s.to.Addr()) {
+			if len(current) == 0 || x.budget <= 0 {
+				break
+			}
+			// A rule that does the same as the one before, with the same packet, has the same results.
+			var factor float64
+			if r.same && len(current) == 1 && len(results) > 0 && current[0].like(&s) {
+				factor = current[0].probability / s.probability
+			} else {
+				factor = 1
+				results = results[:0]
+				for i := range current {
+					results = append(results, x.rule(r, &current[i])...)
+				}
+				s = current[0]
+			}
+			current = current[:0:0]
+			for i := range results {
+				one := results[i]
+				one.state.probability *= factor
+				if one.matched {
+					one.state.path = &path{r, one.state.path}
+				}
+				switch one.kind {
+				case goOn:
+					current = join(current, one.state)
+				case accept:
+					*accepted = append(*accepted, one.state)
+				case drop, reject:
+					one.state.verdict = Drop
+					if one.kind == reject {
+						one.state.verdict = Reject
+					}
+					x.done = append(x.done, one.state)
+				case leave:
+					ended = join(ended, one.state)
+				case call:
+					current = join(current, x.chain(one.chain, []state{one.state}, accepted)...)
+				case jump:
+					ended = join(ended, x.chain(one.chain, []state{one.state}, accepted)...)
+				}
+			}
+		}
+		results = results[:0]
+		ended = join(ended, current...)
+	}
+	return ended
+}
+
+// join adds states to others, merging those with the same future.
+func join(to []state, others ...state) []state {
+	for i := range others {
+		o := &others[i]
+		at := slices.IndexFunc(to, func(s state) bool { return s.like(o) })
+		if at >= 0 {
+			to[at].probability += o.probability
+			continue
+		}
+		to = append(to, *o)
+	}
+	return to
+}
+
+// rule carries out a rule for one branch.
+func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
+	if r.unknown != "" {
+		x.rules.unjudged[r] = struct{}{}
+		return []ruleResult{{state: *s}}
+	}
+	x.setDestination(s)
+	var missed *state
+	var follow func(i int, s *state)
+	follow = func(i int, s *state) {
+		if x.budget--; x.budget <= 0 {
+			return
+		}
+		if i == len(r.steps) {
+			results = append(results, ruleResult{state: *s, matched: true})
+			return
+		}
+		going := false
+		end := r.steps[i].do(x, s, func(next *state) {
+			going = true
+			follow(i+1, next)
+		})
+		switch {
+		case going:
+		case end.kind != goOn:
+			results = append(results, ruleResult{result: end, state: *s, matched: true})
+		case missed == nil || !missed.like(s):
+			if missed != nil {
+				results = append(results, ruleResult{state: *missed})
+			}
+			copied := *s
+			missed = &copied
+		default:
+			missed.probability += s.probability
+		}
+	}
+	copied := *s
+	follow(0, &copied)
+	if missed != nil {
+		results = append(results, ruleResult{state: *missed})
+	}
+	return results
+}
+
+// minIndexed is the number of rules from which a chain has an index.
+const minIndexed = 32
+
+// index finds the rules of a long chain that may match a packet.
+type index struct {
+	always []int
+	to     map[netip.Addr][]int
+}
+
+func newIndex(rules []*Rule) *index {
+	if len(rules) < minIndexed {
+		return nil
+	}
+	x := &index{to: map[netip.Addr][]int{}}
+	for i, r := range rules {
+		if r.to.IsValid() {
+			x.to[r.to] = append(x.to[r.to], i)
+		} else {
+			x.always = append(x.always, i)
+		}
+	}
+	return x
+}
+
+// candidates yields the rules that may match a packet to an address, in their order.
+func (c *chain) candidates(to netip.Addr) func(yield func(*Rule) bool) {
+	return func(yield func(*Rule) bool) {
+		if c.index == nil {
+			for _, r := range c.rules {
+				if !yield(r) {
+					return
+				}
+			}
+			return
+		}
+		a, b := c.index.always, c.index.to[to]
+		for len(a) > 0 || len(b) > 0 {
+			var at int
+			if len(b) == 0 || len(a) > 0 && a[0] < b[0] {
+				at, a = a[0], a[1:]
+			} else {
+				at, b = b[0], b[1:]
+			}
+			if !yield(c.rules[at]) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,285 @@
+// Package trace says what a kernel's rules do to the first packet of a connection. It reads the
+// rules from the kernel and evaluates them as the kernel would, whoever has made them, so it can
+// judge the rules of Slicecast and those of kube-proxy in the same way.
+//
+// Where the kernel draws a random number, all results are followed, each with its probability. What
+// the rules make the kernel remember of a client is part of the outcome, and a second connection of
+// the same client can be followed with it. What packets before have made the kernel remember does
+// not count.
+//
+// A rule with an expression that this package does not know, or whose result it cannot know, cannot
+// be judged. It counts as not matching, and is reported. Nothing is guessed.
+//
+// # Scope
+//
+// All chains that translate addresses are evaluated. Of the chains that filter, only those of a
+// proxy are: a network policy or a firewall which drops packets to a Service does what it is for.
+package trace
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Packet is the first packet of a connection.
+type Packet struct {
+	Protocol    model.Protocol
+	Source      netip.Addr
+	Destination netip.AddrPort
+	// Interface is the name of the interface over which the packet arrives. If it is empty, this node
+	// sends the packet.
+	Interface string
+	// Known is what an Outcome of the client's earlier connection says that the kernel remembers.
+	Known Memory
+	// Forgetful means that the kernel has no room to remember another client.
+	Forgetful bool
+}
+
+// Family returns the packet's IP family.
+func (p Packet) Family() model.Family { return model.FamilyOf(p.Destination.Addr()) }
+
+// Verdict is what happens to a packet.
+type Verdict uint8
+
+const (
+	// Pass means that the packet goes on its way.
+	Pass Verdict = iota
+	// Drop means that the packet is dropped without an answer.
+	Drop
+	// Reject means that the sender is told that the connection is refused.
+	Reject
+)
+
+// String returns a verb.
+func (v Verdict) String() string { return [...]string{"passes", "is dropped", "is rejected"}[v] }
+
+// Outcome is something that may happen to a packet.
+type Outcome struct {
+	Probability float64
+	Verdict     Verdict
+	// Backend is where the packet is translated to. It is not valid if the packet is not translated.
+	Backend netip.AddrPort
+	// Masquerade means that the packet's source becomes one of the node's addresses.
+	Masquerade bool
+	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
+	Affinity time.Duration
+	// Memory is what the kernel remembers of the client.
+	Memory Memory
+	// Path are the rules that have led the packet here, in their order.
+	Path []*Rule
+}
+
+// Rule is a rule of the kernel.
+type Rule struct {
+	// Table and Chain are where the rule is. Position counts the chain's rules from 1.
+	Table, Chain string
+	Position     int
+	// Text is the rule, or what the rule's expressions do.
+	Text string
+	// unknown is what cannot be judged of the rule.
+	unknown string
+
+	steps []step
+	// same means that the rule before does the same.
+	same bool
+	// to is the address that the rule is for, if the rule is for a single one.
+	to netip.Addr
+}
+
+// String names the rule.
+func (r *Rule) String() string {
+	return fmt.Sprintf("rule %d of chain %s in %s (%s)", r.Position, r.Chain, r.Table, r.Text)
+}
+
+// chain is a list of rules.
+type chain struct {
+	table, name string
+	rules       []*Rule
+	// index lists the positions in rules that a packet to an address may match, if the chain is long.
+	index *index
+	// reached means that a rule or an element leads to the chain.
+	reached bool
+	// drops means that what reaches the end of a base chain is dropped.
+	drops bool
+	// proxys means that the chain belongs to a proxy.
+	proxys bool
+}
+
+// base is a chain that the kernel calls.
+type base struct {
+	*chain
+	hook     uint32 // unix.NF_INET_*
+	priority int32
+	nat      bool
+}
+
+// Facts are what rules ask about the node beside the packet.
+type Facts struct {
+	// Local are the node's own addresses. Loopback addresses are local in any case.
+	Local map[netip.Addr]bool
+	// Addresses are the node's own addresses without those that only Services have, ascending.
+	Addresses []netip.Addr
+}
+
+func (f Facts) local(a netip.Addr) bool { return a.IsLoopback() || f.Local[a] }
+
+// Rules are the rules of a kernel for one IP family.
+type Rules struct {
+	Family model.Family
+	facts  Facts
+	chains []*chain
+	bases  []*base
+	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
+	// without an address. The rule or map that does is the value.
+	frontends map[Frontend]string
+	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
+	Unjudged []string
+	// unjudged are the rules of other chains that could not be judged, as far as packets came by them.
+	unjudged map[*Rule]struct{}
+}
+
+// Frontend is an address and port that rules mention. NodePorts have no address.
+type Frontend struct {
+	Protocol model.Protocol
+	Address  netip.Addr
+	Port     uint16
+}
+
+// String returns the frontend as in 10.96.0.1:443/TCP.
+func (f Frontend) String() string {
+	if !f.Address.IsValid() {
+		return fmt.Sprintf("NodePort %d/%v", f.Port, f.Protocol)
+	}
+	return fmt.Sprintf("%v/%v", netip.AddrPortFrom(f.Address, f.Port), f.Protocol)
+}
+
+// Frontends returns all addresses and ports that rules and maps mention, each with the place.
+func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
+
+// Unreached returns the chains of proxies to which nothing leads.
+func (r *Rules) Unreached() (names []string) {
+	for _, c := range r.chains {
+		if c.proxys && !c.reached {
+			names = append(names, fmt.Sprintf("chain %s of %s", c.name, c.table))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Foreign returns the rules of others that a packet came by and that could not be judged.
+func (r *Rules) Foreign() (rules []string) {
+	for rule := range r.unjudged {
+		rules = append(rules, fmt.Sprintf("%v: %s", rule, rule.unknown))
+	}
+	slices.Sort(rules)
+	return rules
+}
+
+// newRules returns Rules without any.
+func newRules(family model.Family, facts Facts) *Rules {
+	return &Rules{
+		Family: family, facts: facts, frontends: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
+	}
+}
+
+// finish prepares the chains for packets.
+func (r *Rules) finish() {
+	slices.SortStableFunc(r.bases, func(a, b *base) int {
+		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
+	})
+	for _, b := range r.bases {
+		b.reached = true
+	}
+	for _, c := range r.chains {
+		c.index = newIndex(c.rules)
+		for _, rule := range c.rules {
+			if rule.unknown != "" && c.proxys {
+				r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: %s", rule, rule.unknown))
+			}
+		}
+	}
+	slices.Sort(r.Unjudged)
+}
+
+// ErrTooComplex reports that a packet takes more steps through the rules than are followed.
+var ErrTooComplex = errors.New("the rules have too many branches to follow them all")
+
+// Trace returns everything that may happen to a packet. The probabilities add up to 1.
+func (r *Rules) Trace(p Packet) ([]Outcome, error) {
+	x := &run{rules: r, packet: p, budget: maxSteps}
+	x.setHeaders()
+	first := state{probability: 1, to: p.Destination, memory: p.Known}
+	in := []state{first}
+	hooks := []uint32{unix.NF_INET_LOCAL_OUT}
+	if p.Interface != "" {
+		hooks[0] = unix.NF_INET_PRE_ROUTING
+	}
+	in = x.hook(hooks[0], in)
+	if p.Interface != "" {
+		// What is translated counts as forwarded. Whether the backend is in the node's own network makes
+		// no difference to what proxies do.
+		var input, forward []state
+		for _, s := range in {
+			if !s.translated && r.facts.local(s.to.Addr()) {
+				input = append(input, s)
+			} else {
+				forward = append(forward, s)
+			}
+		}
+		x.finish(x.hook(unix.NF_INET_LOCAL_IN, input))
+		in = x.hook(unix.NF_INET_FORWARD, forward)
+	}
+	x.finish(x.hook(unix.NF_INET_POST_ROUTING, in))
+	if x.budget <= 0 {
+		return nil, ErrTooComplex
+	}
+	return x.outcomes(), nil
+}
+
+// finish records states as outcomes.
+func (x *run) finish(all []state) { x.done = append(x.done, all...) }
+
+// outcomes returns the final states, merging those that are the same.
+func (x *run) outcomes() []Outcome {
+	type key struct {
+		verdict    Verdict
+		backend    netip.AddrPort
+		masquerade bool
+		affinity   time.Duration
+	}
+	merged := map[key]*Outcome{}
+	for i := range x.done {
+		s := &x.done[i]
+		o := Outcome{Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, Memory: s.memory}
+		if s.translated {
+			o.Backend = s.to
+		}
+		o.Affinity = s.memory.since(x.packet.Known)
+		k := key{o.Verdict, o.Backend, o.Masquerade, o.Affinity}
+		if known := merged[k]; known != nil {
+			known.Probability += o.Probability
+			continue
+		}
+		o.Path = s.path.list()
+		merged[k] = &o
+	}
+	out := make([]Outcome, 0, len(merged))
+	for o := range maps.Values(merged) {
+		out = append(out, *o)
+	}
+	slices.SortFunc(out, func(a, b Outcome) int {
+		return cmp.Or(cmp.Compare(a.Verdict, b.Verdict), a.Backend.Compare(b.Backend), cmp.Compare(a.Affinity, b.Affinity))
+	})
+	return out
+}

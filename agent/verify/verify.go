@@ -1,0 +1,626 @@
+// Package verify compares what a kernel's rules do with what a node should do for its Services.
+//
+// It sends imagined packets through the rules (agent/trace): to each frontend, from each kind of
+// source that the frontend's routes distinguish, and from local backends to themselves. What may
+// happen to a packet is compared with what the view decided (agent/view). Whose rules these are
+// makes no difference.
+//
+// The other way round, each frontend that the rules mention must be that of a Service, and some
+// rule must lead to each chain of a proxy.
+package verify
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/trace"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Difference is something that the kernel does and that it should not do, or the other way round.
+type Difference struct {
+	// Service, Frontend and Source say for which packets. They are empty if no Service is concerned.
+	Service  string `json:"service,omitempty"`
+	Frontend string `json:"frontend,omitempty"`
+	Source   string `json:"source,omitempty"`
+	// Wanted and Found are what should happen and what happens, each with a verb.
+	Wanted string `json:"wanted"`
+	Found  string `json:"found"`
+	// Rule is the last rule that has decided this, or the place of what is found.
+	Rule string `json:"rule,omitempty"`
+}
+
+// String returns the difference as a sentence.
+func (d Difference) String() string {
+	var b strings.Builder
+	if d.Service != "" {
+		fmt.Fprintf(&b, "%s: ", d.Service)
+	}
+	if d.Frontend != "" {
+		fmt.Fprintf(&b, "what comes to %s ", d.Frontend)
+	}
+	if d.Source != "" {
+		fmt.Fprintf(&b, "from %s ", d.Source)
+	}
+	if b.Len() == 0 {
+		b.WriteString("there ")
+	}
+	fmt.Fprintf(&b, "should %s, but %s", d.Wanted, d.Found)
+	if d.Rule != "" {
+		fmt.Fprintf(&b, "; see %s", d.Rule)
+	}
+	return b.String()
+}
+
+// Result is the result of a comparison.
+type Result struct {
+	Differences []Difference `json:"differences"`
+	// Unjudged are what could not be judged, each with the reason.
+	Unjudged []string `json:"unjudged,omitempty"`
+	// Frontends and Packets count what was compared.
+	Frontends int `json:"frontends"`
+	Packets   int `json:"packets"`
+}
+
+// Merge adds another result.
+func (r *Result) Merge(o Result) {
+	r.Differences = append(r.Differences, o.Differences...)
+	r.Unjudged = append(r.Unjudged, o.Unjudged...)
+	r.Frontends += o.Frontends
+	r.Packets += o.Packets
+}
+
+// Both returns the result with only those of its differences that an earlier result has, too. What
+// was on its way into the kernel when one of them was made is not a difference.
+func (r Result) Both(earlier Result) Result {
+	r.Differences = slices.DeleteFunc(slices.Clone(r.Differences), func(d Difference) bool {
+		return !slices.ContainsFunc(earlier.Differences, func(o Difference) bool { return o.about() == d.about() })
+	})
+	return r
+}
+
+// about returns what a difference is about. Rules have other numbers after each change.
+func (d Difference) about() Difference {
+	d.Rule = ""
+	if d.Frontend == "" { // what the rules have and should not
+		return d
+	}
+	d.Found = ""
+	return d
+}
+
+// Options are what the packets of a comparison depend on.
+type Options struct {
+	// State is what the node should do.
+	State view.State
+	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are not
+	// among them.
+	Addresses []netip.Addr
+}
+
+// maxBackendsShown is how many backends a difference names.
+const maxBackendsShown = 5
+
+// comparison compares one IP family.
+type comparison struct {
+	Options
+	Result
+	rules  *trace.Rules
+	family model.Family
+	// backends are the addresses of all backends.
+	backends map[netip.Addr]struct{}
+	pods     []netip.Addr
+	node     netip.Addr
+	outside  netip.Addr
+}
+
+// Compare compares the rules of one IP family with what they should do.
+func Compare(o Options, rules *trace.Rules) Result {
+	c := &comparison{Options: o, rules: rules, family: rules.Family, backends: map[netip.Addr]struct{}{}}
+	c.Differences = []Difference{}
+	ports := slices.DeleteFunc(slices.Collect(maps.Values(o.State.Ports)), func(p *view.ServicePort) bool {
+		return p.ID.Family != c.family
+	})
+	slices.SortFunc(ports, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	for _, p := range ports {
+		for _, set := range []view.Backends{p.Cluster, p.Local} {
+			for b := range set.All() {
+				c.backends[b.Address.Addr()] = struct{}{}
+			}
+		}
+	}
+	c.chooseSources()
+	wanted := map[trace.Frontend]struct{}{}
+	for _, p := range ports {
+		for _, f := range p.Frontends {
+			wanted[trace.Frontend{Protocol: p.ID.Protocol, Address: f.Address, Port: f.Port}] = struct{}{}
+			c.Frontends++
+			c.frontend(p, f)
+		}
+		c.hairpins(p)
+	}
+	c.unwanted(wanted)
+	return c.Result
+}
+
+// The names of interfaces that packets arrive over, where only the kind of interface matters.
+var (
+	outsideInterfaces = []string{"outside", "elsewhere"}
+	anyPodInterface   = "pod"
+)
+
+// source is where a packet comes from.
+type source struct {
+	name    string
+	address netip.Addr
+	// over is the interface; "" means that the node sends the packet.
+	over string
+}
+
+func (s source) String() string { return fmt.Sprintf("%s (%v)", s.name, s.address) }
+
+// kind returns which of a frontend's routes is that of a source.
+func (c *comparison) route(f view.Frontend, s source) view.Route {
+	pods := c.State.Node.Pods
+	byInterface := pods.Interface != "" && s.over == pods.Interface ||
+		pods.InterfacePrefix != "" && s.over != "" && strings.HasPrefix(s.over, pods.InterfacePrefix)
+	switch {
+	case byInterface, contains(pods.Prefixes, s.address):
+		return f.Pods
+	case s.over == "":
+		return f.Node
+	}
+	return f.Others
+}
+
+func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// chooseSources chooses addresses for a pod, the node and a client outside. None of them is a
+// backend, because a backend's packets to itself are another matter.
+func (c *comparison) chooseSources() {
+	unused := func(a netip.Addr) bool {
+		_, isBackend := c.backends[a]
+		return a.IsValid() && !isBackend && !slices.Contains(c.Addresses, a)
+	}
+	for _, p := range c.State.Node.Pods.Prefixes {
+		if model.FamilyOf(p.Addr()) != c.family {
+			continue
+		}
+		a := last(p)
+		for range 1 << 10 {
+			if !p.Contains(a) {
+				break
+			}
+			if unused(a) {
+				c.pods = append(c.pods, a)
+				break
+			}
+			a = a.Prev()
+		}
+	}
+	for _, a := range c.Addresses {
+		if model.FamilyOf(a) == c.family && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			c.node = a
+			break
+		}
+	}
+	// reserved for documentation
+	prefixes := []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("192.0.2.0/24")}
+	if c.family == model.IPv6 {
+		prefixes = []netip.Prefix{netip.MustParsePrefix("2001:db8:ffff::/64"), netip.MustParsePrefix("3fff::/64")}
+	}
+	for _, p := range prefixes {
+		if a := last(p).Prev(); unused(a) && !contains(c.State.Node.Pods.Prefixes, a) {
+			c.outside = a
+			break
+		}
+	}
+}
+
+// last returns the last address of a prefix but one, which is no broadcast address.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	if p.IsSingleIP() {
+		return a
+	}
+	return a.Prev()
+}
+
+// sources returns where packets to a frontend come from.
+func (c *comparison) sources(f view.Frontend) (all []source) {
+	over := outsideInterfaces[0]
+	if p := c.State.Node.Pods.InterfacePrefix; p != "" && strings.HasPrefix(over, p) {
+		over = outsideInterfaces[1]
+	}
+	add := func(name string, a netip.Addr, over string) {
+		if a.IsValid() {
+			all = append(all, source{name, a, over})
+		}
+	}
+	podInterface := anyPodInterface
+	switch pods := c.State.Node.Pods; {
+	case pods.Interface != "":
+		podInterface = pods.Interface
+		add("a pod", c.outside, podInterface)
+	case pods.InterfacePrefix != "":
+		podInterface = pods.InterfacePrefix + "0"
+		add("a pod", c.outside, podInterface)
+	}
+	for _, a := range c.pods {
+		add("a pod", a, podInterface)
+	}
+	add("the node", c.node, "")
+	add("outside", c.outside, over)
+	for _, p := range f.Sources {
+		if model.FamilyOf(p.Addr()) != c.family || p.Bits() == 0 {
+			continue
+		}
+		first := p.Masked().Addr()
+		add("outside, in "+p.String(), first, over)
+		if before := first.Prev(); !contains(f.Sources, before) {
+			add("outside, just before "+p.String(), before, over)
+		}
+		end := last(p)
+		if !p.IsSingleIP() {
+			end = end.Next()
+		}
+		add("outside, in "+p.String(), end, over)
+		if after := end.Next(); !contains(f.Sources, after) {
+			add("outside, just after "+p.String(), after, over)
+		}
+	}
+	return all
+}
+
+// frontend compares what happens to packets to a frontend.
+func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
+	if f.Kind != view.NodePort {
+		to := netip.AddrPortFrom(f.Address, f.Port)
+		for _, s := range c.sources(f) {
+			c.packet(p, f, s, to)
+		}
+		return
+	}
+	for _, a := range c.Addresses {
+		if model.FamilyOf(a) != c.family || a.IsLinkLocalUnicast() || c.isFrontend(p, a, f.Port) {
+			continue
+		}
+		to := netip.AddrPortFrom(a, f.Port)
+		open := contains(c.State.Node.NodePorts, a)
+		switch {
+		case a.IsLoopback():
+			open = open && a.Is4() && c.State.Node.LocalhostNodePorts
+			s := source{"the node", a, ""}
+			if open {
+				c.packet(p, f, s, to)
+			} else {
+				c.untouched(p, f, s, to)
+			}
+		case open:
+			for _, s := range c.sources(f) {
+				c.packet(p, f, s, to)
+			}
+		case c.outside.IsValid():
+			c.untouched(p, f, source{"outside", c.outside, outsideInterfaces[0]}, to)
+		}
+	}
+}
+
+// isFrontend reports whether an address of the node is also that of a Service, on the same port.
+func (c *comparison) isFrontend(p *view.ServicePort, a netip.Addr, port uint16) bool {
+	for _, o := range c.State.Ports {
+		for _, f := range o.Frontends {
+			if f.Address == a && f.Port == port && o.ID.Protocol == p.ID.Protocol {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// question is a packet and what it is about.
+type question struct {
+	port     *view.ServicePort
+	frontend view.Frontend
+	source   source
+	to       netip.AddrPort
+}
+
+func (q question) packet() trace.Packet {
+	return trace.Packet{Protocol: q.port.ID.Protocol, Source: q.source.address, Destination: q.to, Interface: q.source.over}
+}
+
+// differ records a difference.
+func (c *comparison) differ(q question, wanted, found string, path []*trace.Rule) {
+	d := Difference{
+		Service: q.port.ID.String(), Frontend: fmt.Sprintf("%v %v", q.frontend.Kind, q.to), Source: q.source.String(),
+		Wanted: wanted, Found: found,
+	}
+	if len(path) > 0 {
+		d.Rule = path[len(path)-1].String()
+	}
+	c.Differences = append(c.Differences, d)
+}
+
+// trace follows a packet. It reports false if that is not possible, and records the reason.
+func (c *comparison) trace(q question, p trace.Packet) ([]trace.Outcome, bool) {
+	c.Packets++
+	out, err := c.rules.Trace(p)
+	if err != nil {
+		c.Unjudged = append(c.Unjudged, fmt.Sprintf("%v at %v %v from %v: %v", q.port.ID, q.frontend.Kind, q.to, q.source, err))
+	}
+	return out, err == nil
+}
+
+// untouched compares that a packet passes without translation.
+func (c *comparison) untouched(p *view.ServicePort, f view.Frontend, s source, to netip.AddrPort) {
+	q := question{p, f, s, to}
+	out, ok := c.trace(q, q.packet())
+	if !ok {
+		return
+	}
+	for _, o := range out {
+		if o.Backend.IsValid() || o.Verdict != trace.Pass {
+			c.differ(q, "be left alone, because the address has no NodePorts", describe(out), o.Path)
+			return
+		}
+	}
+}
+
+// packet compares what happens to a packet to a frontend.
+func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to netip.AddrPort) {
+	q := question{p, f, s, to}
+	out, ok := c.trace(q, q.packet())
+	if !ok {
+		return
+	}
+	route := c.route(f, s)
+	if len(f.Sources) > 0 && !contains(f.Sources, s.address) {
+		route = view.Route{To: view.Drop}
+	}
+	wanted := map[view.Target]trace.Verdict{view.Drop: trace.Drop, view.Reject: trace.Reject}
+	if verdict, ends := wanted[route.To]; ends {
+		for _, o := range out {
+			if o.Verdict != verdict {
+				text := "be rejected"
+				if verdict == trace.Drop {
+					text = "be dropped"
+				}
+				c.differ(q, text, describe(out), o.Path)
+				return
+			}
+		}
+		return
+	}
+	if c.backendsDiffer(q, p.Backends(route.To), route, out) {
+		return
+	}
+	c.affinity(q, p, out)
+}
+
+// tolerance is how much the probability of a backend may differ from what it should be. The
+// fractions in iptables' rules have eleven digits.
+const tolerance = 0.01
+
+// backendsDiffer compares the backends that packets are led to. It reports whether there is a
+// difference.
+func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Route, out []trace.Outcome) bool {
+	wanted := fmt.Sprintf("lead to %s of the %v set", count(set.Len(), "backend"), route.To)
+	probability := map[netip.AddrPort]float64{}
+	for _, o := range out {
+		switch {
+		case o.Verdict != trace.Pass || !o.Backend.IsValid():
+			if o.Probability > 1e-6 {
+				c.differ(q, wanted, describe(out), o.Path)
+				return true
+			}
+		case !set.Contains(o.Backend):
+			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), o.Path)
+			return true
+		case o.Masquerade != (route.Masquerade || o.Backend.Addr() == q.source.address):
+			text, found := "with its own source address", "it is masqueraded"
+			if !o.Masquerade {
+				text, found = "masqueraded", "it is not masqueraded"
+			}
+			c.differ(q, fmt.Sprintf("lead to %v %s", o.Backend, text), found, o.Path)
+			return true
+		default:
+			probability[o.Backend] += o.Probability
+		}
+	}
+	var missing []string
+	for b := range set.All() {
+		if probability[b.Address] == 0 {
+			missing = append(missing, b.Address.String())
+		}
+	}
+	if len(missing) > 0 {
+		var path []*trace.Rule
+		if len(out) > 0 {
+			path = out[0].Path
+		}
+		c.differ(q, wanted, "never leads to "+list(missing), path)
+		return true
+	}
+	even := 1 / float64(set.Len())
+	for _, o := range out {
+		if p := probability[o.Backend]; o.Backend.IsValid() && math.Abs(p-even) > tolerance*even {
+			c.differ(q, fmt.Sprintf("lead to each of %s with probability %.4f", count(set.Len(), "backend"), even),
+				fmt.Sprintf("leads to %v with probability %.4f", o.Backend, p), o.Path)
+			return true
+		}
+	}
+	return false
+}
+
+// affinity compares how the kernel remembers clients.
+func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outcome) {
+	for _, o := range out {
+		if o.Affinity != p.Affinity {
+			c.differ(q, "have "+remembers(p.Affinity), "has "+remembers(o.Affinity), o.Path)
+			return
+		}
+	}
+	if p.Affinity == 0 {
+		return
+	}
+	for _, o := range out {
+		again := q.packet()
+		again.Known = o.Memory
+		second, ok := c.trace(q, again)
+		if !ok {
+			return
+		}
+		for _, s := range second {
+			if s.Backend != o.Backend || s.Verdict != o.Verdict {
+				c.differ(q, fmt.Sprintf("lead to %v again, with which the client was connected before", o.Backend), describe(second), s.Path)
+				return
+			}
+			if s.Affinity != p.Affinity {
+				c.differ(q, fmt.Sprintf("have %s after each connection", remembers(p.Affinity)), "has "+remembers(s.Affinity), s.Path)
+				return
+			}
+		}
+	}
+	full := q.packet()
+	full.Forgetful = true
+	if third, ok := c.trace(q, full); ok {
+		for _, o := range third {
+			if o.Verdict != trace.Pass || !o.Backend.IsValid() {
+				c.differ(q, "lead to a backend even if the kernel cannot remember more clients", describe(third), o.Path)
+				return
+			}
+		}
+	}
+}
+
+func remembers(d time.Duration) string {
+	if d == 0 {
+		return "no affinity"
+	}
+	return fmt.Sprintf("an affinity of %v", d)
+}
+
+// hairpins compares that a local backend's connection to itself, by its Service, is masqueraded.
+func (c *comparison) hairpins(p *view.ServicePort) {
+	if len(p.Frontends) == 0 || p.Frontends[0].Kind == view.NodePort {
+		return
+	}
+	f := p.Frontends[0]
+	q := question{p, f, source{}, netip.AddrPortFrom(f.Address, f.Port)}
+	seen := map[netip.Addr]struct{}{}
+	for b := range p.Cluster.All() {
+		a := b.Address.Addr()
+		if _, again := seen[a]; again || !b.Local {
+			continue
+		}
+		seen[a] = struct{}{}
+		over := cmp.Or(c.State.Node.Pods.Interface, anyPodInterface)
+		if prefix := c.State.Node.Pods.InterfacePrefix; prefix != "" {
+			over = prefix + "0"
+		}
+		if slices.Contains(c.Addresses, a) {
+			over = ""
+		}
+		q.source = source{"the backend itself", a, over}
+		if c.route(f, q.source).To != view.Cluster {
+			continue
+		}
+		out, ok := c.trace(q, q.packet())
+		if !ok {
+			return
+		}
+		for _, o := range out {
+			if o.Verdict == trace.Pass && o.Backend.Addr() == a && !o.Masquerade {
+				c.differ(q, fmt.Sprintf("lead to %v masqueraded, because it would answer itself otherwise", o.Backend), "it is not masqueraded", o.Path)
+				break
+			}
+		}
+	}
+}
+
+// unwanted finds what the rules have and no Service does.
+func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
+	frontends := c.rules.Frontends()
+	sorted := slices.SortedFunc(maps.Keys(frontends), func(a, b trace.Frontend) int { return strings.Compare(a.String(), b.String()) })
+	for _, f := range sorted {
+		if _, ok := wanted[f]; !ok {
+			c.Differences = append(c.Differences, Difference{
+				Wanted: "be no rules for " + f.String() + ", which no Service has on this node", Found: "there are some", Rule: frontends[f],
+			})
+		}
+	}
+	for _, name := range c.rules.Unreached() {
+		c.Differences = append(c.Differences, Difference{
+			Wanted: "be a rule that leads to each chain", Found: "there is none for one", Rule: name,
+		})
+	}
+	c.Unjudged = append(c.Unjudged, c.rules.Unjudged...)
+}
+
+// describe says in words what happens to packets.
+func describe(out []trace.Outcome) string {
+	var backends, others []string
+	masqueraded := 0
+	for _, o := range out {
+		switch {
+		case o.Verdict != trace.Pass:
+			others = append(others, o.Verdict.String())
+		case o.Backend.IsValid():
+			backends = append(backends, o.Backend.String())
+			if o.Masquerade {
+				masqueraded++
+			}
+		default:
+			others = append(others, "is not translated")
+		}
+	}
+	slices.Sort(others)
+	others = slices.Compact(others)
+	if len(backends) > 0 {
+		text := "leads to " + list(backends)
+		if masqueraded == len(backends) {
+			text += ", masqueraded"
+		}
+		others = append(others, text)
+	}
+	return cmp.Or(strings.Join(others, " or "), "nothing happens")
+}
+
+// list joins some of the words.
+func list(words []string) string {
+	if rest := len(words) - maxBackendsShown; rest > 1 {
+		return strings.Join(words[:maxBackendsShown], ", ") + fmt.Sprintf(" and %d others", rest)
+	}
+	return strings.Join(words, ", ")
+}
+
+func count(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
+
+// Join returns an error for what could not be judged, or nil.
+func (r Result) Join() error {
+	var errs []error
+	for _, u := range r.Unjudged {
+		errs = append(errs, errors.New(u))
+	}
+	return errors.Join(errs...)
+}
