@@ -4,6 +4,8 @@ package verify
 
 import (
 	"log/slog"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,6 +71,119 @@ func replaceNFT(t *testing.T, node *testenv.Node, state view.State) {
 	}))
 }
 
+// breakage is a way to break the kernel, as input of nft, and what has to be found then. In the input,
+// KEY(map,data) is the key of the element with the data, DATA(map,key) the data for a key, ID(address)
+// the id of the Service with the address, and RULE(chain,n) the nth rule of a chain.
+type breakage struct {
+	name, input string
+	found       []string
+}
+
+var nftBreakages = []breakage{
+	{"a backend is removed", "delete element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.2 . 8080) }",
+		[]string{"shop/web:http/TCP/IPv4: what comes to clusterIP 10.96.0.1:80 from a pod", "never leads to 10.180.0.2:8080"}},
+	{"the last backend of a large set is removed", "delete element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.31 . 8080) }",
+		[]string{"shop/dns:http/UDP/IPv4", "never leads to 10.180.0.31:8080"}},
+	{"all backends of a set are removed", "flush map T local-endpoints", []string{"shop/edge:http/TCP/IPv4", "lead to 1 backend of the local set, but is not translated"}},
+	{"a backend is swapped", "delete element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.1 . 8080) }\n" +
+		"add element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.1 . 8080) : 10.180.0.51 . 8080 }",
+		[]string{"shop/web:http/TCP/IPv4", "may lead to 10.180.0.51:8080, which is not among them"}},
+	{"a backend has another port", "delete element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.1 . 8080) }\n" +
+		"add element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.1 . 8080) : 10.180.0.1 . 8081 }",
+		[]string{"may lead to 10.180.0.1:8081"}},
+	{"a backend is there twice", "delete element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.3 . 8080) }\n" +
+		"add element T cluster-endpoints { KEY(cluster-endpoints,10.180.0.3 . 8080) : 10.180.0.2 . 8080 }",
+		[]string{"never leads to 10.180.0.3:8080"}},
+	{"a backend is added", "add element T cluster-endpoints { ID(10.180.0.11) . 0x15 : 10.180.0.99 . 8080 }",
+		[]string{"shop/dns:http/UDP/IPv4", "may lead to 10.180.0.99:8080"}},
+	{"the size of a set is too small", "delete element T cluster-sizes { ID(10.180.0.1) }\nadd element T cluster-sizes { ID(10.180.0.1) : 0x1 }\n" +
+		"add element T cluster-picks { 0x1 : goto local-1 }\nadd element T cluster-nodeport-picks { 0x1 : goto local-1-nodeport }",
+		[]string{"shop/web:http/TCP/IPv4"}},
+	{"the size of a set is removed", "delete element T cluster-sizes { ID(10.180.0.1) }", []string{"shop/web:http/TCP/IPv4", "is not translated"}},
+	{"a size leads nowhere", "delete element T cluster-picks { 0x3 }", []string{"shop/web:http/TCP/IPv4", "clusterIP 10.96.0.1:80"}},
+	{"a size of NodePorts leads nowhere", "delete element T cluster-nodeport-picks { 0x3 }", []string{"shop/web:http/TCP/IPv4", "nodePort"}},
+	{"a frontend is removed", "delete element T frontends { 10.96.0.2 . udp . 80 }", []string{"shop/dns:http/UDP/IPv4", "is rejected"}},
+	{"an external IP is removed", "delete element T frontends { 10.97.0.1 . tcp . 80 }", []string{"externalIP 10.97.0.1:80", "is not translated"}},
+	{"a NodePort is removed", "delete element T nodeports { tcp . 30001 }", []string{"shop/web:http/TCP/IPv4", "nodePort", "is not translated"}},
+	{"a frontend leads to another Service", "delete element T frontends { 10.96.0.1 . tcp . 80 }\n" +
+		"add element T frontends { 10.96.0.1 . tcp . 80 : DATA(frontends,10.96.0.4 . tcp . 80) }", []string{"shop/web:http/TCP/IPv4", "10.180.0.51:8080"}},
+	{"a frontend has the policy of another", "delete element T frontends { 10.97.0.1 . tcp . 80 }\n" +
+		"add element T frontends { 10.97.0.1 . tcp . 80 : DATA(frontends,10.96.0.1 . tcp . 80) }", []string{"externalIP 10.97.0.1:80 from a pod", "it is not masqueraded"}},
+	{"the filter of sources is bypassed", "delete element T frontends { 10.97.0.4 . tcp . 80 }\n" +
+		"add element T frontends { 10.97.0.4 . tcp . 80 : DATA(nodeports,tcp . 30004) }", []string{"loadBalancer 10.97.0.4:80", "be dropped"}},
+	{"a range of sources is removed", "delete element T sources-24 { 10.97.0.4 . tcp . 80 . 10.98.0.0 }", []string{"in 10.98.0.0/24", "is dropped"}},
+	{"a range of sources is added", "add element T sources-24 { 10.97.0.4 . tcp . 80 . 203.0.113.0 }", []string{"from outside (203.0.113", "be dropped"}},
+	{"a length of sources is forgotten", "delete RULE(sources,1)", []string{"shop/edge:http/TCP/IPv4", "from a pod", "is dropped"}},
+	{"sources are not dropped", "delete RULE(sources,3)", []string{"should be dropped"}},
+	{"nobody drops loopback NodePorts", "delete RULE(services,2)\nadd rule T services goto nodeports", []string{"127.0.0.1:30001", "be left alone"}},
+	{"a policy leads nowhere", "delete element T policies { 0x1 }", []string{"shop/none:http/TCP/IPv4"}},
+	{"a policy leads to another one", "delete element T policies { 0x0 }\nadd element T policies { 0x0 : goto pods-reject.node-reject.others-drop }",
+		[]string{"clusterIP 10.96.0.5:80", "from outside", "should be rejected, but is dropped"}},
+	{"pods are not recognized", "delete RULE(pods-cluster.node-cluster-masquerade.others-cluster-masquerade,1)", []string{"from a pod", "it is masqueraded"}},
+	{"a rule is reordered", "add rule T pods-cluster.node-cluster-masquerade.others-cluster-masquerade ip saddr 10.180.0.0/16 goto cluster\n" +
+		"delete RULE(pods-cluster.node-cluster-masquerade.others-cluster-masquerade,1)", []string{"from a pod", "it is masqueraded"}},
+	{"the node is not recognized", "delete RULE(pods-cluster.node-cluster-masquerade.others-local,2)", []string{"from the node", "shop/edge"}},
+	{"nothing is masqueraded", "delete RULE(postrouting,1)", []string{"from outside", "masqueraded, but it is not masqueraded"}},
+	{"everything is masqueraded", "insert rule T postrouting masquerade", []string{"with its own source address, but it is masqueraded"}},
+	{"hairpins are not masqueraded", "delete RULE(postrouting,2)", []string{"from the backend itself", "not masqueraded"}},
+	{"one hairpin is not masqueraded", "delete element T hairpins { 10.180.0.11 . 10.180.0.11 }", []string{"shop/dns", "from the backend itself (10.180.0.11)"}},
+	{"the node's packets are not looked up", "flush chain T output", []string{"from the node", "is not translated"}},
+	{"packets are not looked up", "flush chain T prerouting", []string{"from outside", "is not translated"}},
+	{"a chain of a size is empty", "flush chain T cluster-3", []string{"shop/web:http/TCP/IPv4", "is not translated"}},
+	{"a chain draws from too few", "flush chain T cluster-24\nadd rule T cluster-24 meta mark 0 drop\ndelete RULE(cluster,1)", []string{"shop/dns"}},
+	{"the draws are uneven", "insert rule T cluster-3 meta l4proto tcp numgen random mod 2 0 dnat to 10.180.0.1:8080", []string{"shop/web", "probability"}},
+	{"affinity is not looked up", "delete RULE(cluster-3-affinity-10800,1)", []string{"shop/sticky", "lead to 10.180.0.4", "again"}},
+	{"affinity is not kept", "delete RULE(cluster-3-affinity-10800,3)", []string{"shop/sticky", "have an affinity of 3h0m0s, but has no affinity"}},
+	{"clients beyond the limit find nothing", "delete RULE(cluster-3-affinity-10800,4)", []string{"even if the kernel cannot remember more clients"}},
+	{"the backend of an affinity is gone", "delete element T cluster-backends { KEY(cluster-backends,10.180.0.42 . 8080) }", []string{"shop/sticky"}},
+	{"a stale frontend", "add element T frontends { 10.96.0.77 . tcp . 80 : DATA(frontends,10.96.0.1 . tcp . 80) }",
+		[]string{"there should be no rules for 10.96.0.77:80/TCP", "map frontends"}},
+	{"a stale NodePort", "add element T nodeports { udp . 30999 : DATA(nodeports,tcp . 30001) }", []string{"there should be no rules for NodePort 30999/UDP"}},
+	{"a stale chain", "add chain T stale\nadd rule T stale drop", []string{"chain stale"}},
+	{"the filter drops everything", "insert rule T forward drop", []string{"is dropped", "chain forward"}},
+	{"a chain drops by its policy", "add chain T forward { policy drop; }", []string{"is dropped"}},
+	{"the table is dormant", "add table T { flags dormant; }", []string{"is not translated"}},
+	{"the table is gone", "delete table T ", []string{"shop/web", "shop/dns", "shop/edge", "shop/sticky"}},
+	{"another table is faster", "add table ip other\nadd chain ip other pre { type nat hook prerouting priority -110; }\n" +
+		"add rule ip other pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.9.9:99", []string{"10.9.9.9:99", "chain pre in table ip other"}},
+	{"a rule that cannot be judged", "insert rule T services tcp sport 1 drop", []string{"cannot be judged"}},
+}
+
+var placeholder = regexp.MustCompile(`(KEY|DATA|ID|RULE)\(([^)]*)\)`)
+
+// input replaces the placeholders of a breakage by what is in a listing of the table.
+func (b breakage) in(t *testing.T, listing string) string {
+	part := func(kind, name string) string {
+		_, rest, ok := strings.Cut(listing, kind+" "+name+" {")
+		require.True(t, ok, "%s %s", kind, name)
+		text, _, _ := strings.Cut(rest, "\n\t}")
+		return text
+	}
+	find := func(text, pattern string) string {
+		m := regexp.MustCompile(pattern).FindStringSubmatch(text)
+		require.NotNil(t, m, pattern)
+		return m[1]
+	}
+	text := placeholder.ReplaceAllStringFunc(b.input, func(s string) string {
+		m := placeholder.FindStringSubmatch(s)
+		name, what, _ := strings.Cut(m[2], ",")
+		quoted := regexp.QuoteMeta(what)
+		switch m[1] {
+		case "KEY":
+			return find(part("map", name), `(0x\w+ \. 0x\w+) : `+quoted+`\b`)
+		case "DATA":
+			return find(part("map", name), quoted+`(?: comment "[^"]*")? : (0x\w+)`)
+		case "ID":
+			return find(part("map", "cluster-endpoints"), `(0x\w+) \. 0x\w+ : `+regexp.QuoteMeta(name)+` `)
+		}
+		n, err := strconv.Atoi(what)
+		require.NoError(t, err)
+		handles := regexp.MustCompile(`# handle (\d+)\n`).FindAllStringSubmatch(part("chain", name)+"\n", -1)
+		return "rule T " + name + " handle " + handles[n][1] // the first is the chain's
+	})
+	return strings.ReplaceAll(text, " T ", " ip slicecast ")
+}
+
 // TestNFTables breaks the table in many ways.
 func TestNFTables(t *testing.T) {
 	t.Parallel()
@@ -78,4 +193,25 @@ func TestNFTables(t *testing.T) {
 	r := compareNFT(t, node, state)
 	require.Empty(t, sentences(r))
 	require.Greater(t, r.Packets, 100)
+	for _, b := range nftBreakages {
+		t.Run(b.name, func(t *testing.T) {
+			listing, err := node.Run(t.Context(), "nft", "-a", "list", "table", "ip", "slicecast")
+			require.NoError(t, err)
+			command := node.Command(t.Context(), "nft", "-f", "-")
+			command.Stdin = strings.NewReader(b.in(t, listing))
+			out, err := command.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			found := sentences(compareNFT(t, node, state))
+			for _, text := range b.found {
+				require.Contains(t, found, text)
+			}
+			require.NotContains(t, found, "IPv6")
+			_, _ = node.Run(t.Context(), "nft", "delete", "table", "ip", "other") // if there is one
+			if strings.Contains(b.name, "the table is") || strings.Contains(b.name, "policy") {
+				_, _ = node.Run(t.Context(), "nft", "delete", "table", "ip", "slicecast")
+			}
+			replaceNFT(t, node, state)
+			require.Empty(t, sentences(compareNFT(t, node, state)), "repaired")
+		})
+	}
 }

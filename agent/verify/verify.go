@@ -422,10 +422,25 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 	wanted := fmt.Sprintf("lead to %s of the %v set", count(set.Len(), "backend"), route.To)
 	probability := map[netip.AddrPort]float64{}
 	for _, o := range out {
+		if o.Verdict == trace.Pass && o.Backend.IsValid() {
+			probability[o.Backend] += o.Probability
+		}
+	}
+	var missing []string
+	for b := range set.All() {
+		if probability[b.Address] == 0 {
+			missing = append(missing, b.Address.String())
+		}
+	}
+	for _, o := range out {
 		switch {
 		case o.Verdict != trace.Pass || !o.Backend.IsValid():
 			if o.Probability > 1e-6 {
-				c.differ(q, wanted, describe(out), o.Path)
+				found := describe(out)
+				if len(probability) > 0 && len(missing) > 0 {
+					found += ", and never leads to " + list(missing)
+				}
+				c.differ(q, wanted, found, o.Path)
 				return true
 			}
 		case !set.Contains(o.Backend):
@@ -438,22 +453,10 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 			}
 			c.differ(q, fmt.Sprintf("lead to %v %s", o.Backend, text), found, o.Path)
 			return true
-		default:
-			probability[o.Backend] += o.Probability
-		}
-	}
-	var missing []string
-	for b := range set.All() {
-		if probability[b.Address] == 0 {
-			missing = append(missing, b.Address.String())
 		}
 	}
 	if len(missing) > 0 {
-		var path []*trace.Rule
-		if len(out) > 0 {
-			path = out[0].Path
-		}
-		c.differ(q, wanted, "never leads to "+list(missing), path)
+		c.differ(q, wanted, "never leads to "+list(missing), out[0].Path)
 		return true
 	}
 	even := 1 / float64(set.Len())
