@@ -213,4 +213,6 @@ func verdictOf(b []byte) HeldVerdict {
 }
 
 // VerdictOf decodes the verdict in an expression's data. It is not Valid if the data have none.
-func VerdictOf(data []byte) HeldVerdict { return verdictOf(netlink.Attribute(data, unix.NFTA_DATA_VERDICT)) }
+func VerdictOf(data []byte) HeldVerdict {
+	return verdictOf(netlink.Attribute(data, unix.NFTA_DATA_VERDICT))
+}

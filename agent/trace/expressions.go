@@ -237,7 +237,7 @@ func (t *table) meta(a *attributes) (step, string, error) {
 		value = func(x *run, _ *state) ([]byte, bool) {
 			name := make([]byte, unix.IFNAMSIZ)
 			if x.hooked != unix.NF_INET_POST_ROUTING {
-				copy(name[:unix.IFNAMSIZ-1], x.packet.Interface)
+				copy(name[:unix.IFNAMSIZ-1], x.over)
 			}
 			return name, true
 		}
@@ -389,7 +389,7 @@ type verdict struct{ result }
 func (v verdict) do(*run, *state, func(*state)) result { return v.result }
 
 // resultTexts are what resultKinds do.
-var resultTexts = [...]string{goOn: "continue", accept: "accept", drop: "drop", reject: "reject", leave: "return", call: "jump", jump: "goto"}
+var resultTexts = [...]string{goOn: "continue", accept: "accept", drop: "drop", reject: "reject", leave: "return", call: "jump", jump: "goto", partly: ""}
 
 func (r result) text() string {
 	if r.chain != nil {

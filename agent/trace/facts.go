@@ -1,11 +1,18 @@
 package trace
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	anetlink "github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // serviceDevices are the devices whose addresses are those of Services, in the modes for IPVS.
@@ -40,4 +47,46 @@ func ReadFacts() (Facts, error) {
 	slices.SortFunc(f.Addresses, netip.Addr.Compare)
 	f.Addresses = slices.Compact(f.Addresses)
 	return f, nil
+}
+
+// Read reads the rules of an IP family that the kernel holds, in the network namespace of the calling
+// thread. It uses the programs for saving of both variants of iptables, if they are there.
+func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error) {
+	r := newRules(family, facts)
+	c, err := nft.Dial()
+	hasIPTables := false
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT): // then it holds no rules
+	case err != nil:
+		return nil, fmt.Errorf("read the rules of nf_tables: %w", err)
+	default:
+		defer c.Close()
+		if hasIPTables, err = r.addNFTables(c); err != nil {
+			return nil, err
+		}
+	}
+	if hasIPTables {
+		ok, err := r.readIPTables(ctx, "nft")
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			r.Unjudged = append(r.Unjudged, "there are rules of iptables in nf_tables, but no program iptables-nft-save to read "+
+				"them with: install iptables")
+		}
+	}
+	if _, err := r.readIPTables(ctx, "legacy"); err != nil {
+		return nil, err
+	}
+	r.finish()
+	return r, nil
+}
+
+// Has reports whether the kernel has an IP family, even if no interface has an address of it.
+func Has(family model.Family) bool {
+	fd, err := unix.Socket(int(anetlink.Domain(family)), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return !errors.Is(err, unix.EAFNOSUPPORT)
 }

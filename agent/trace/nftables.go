@@ -18,20 +18,22 @@ import (
 // proxyTables are the tables of nf_tables that belong to a proxy.
 var proxyTables = []string{"slicecast", "slicecast-stand-in", "kube-proxy"}
 
-// ReadNFTables reads the rules that nf_tables holds for an IP family, apart from those of tables for
-// which skip returns true. It works in the network namespace in which the socket was opened.
-func ReadNFTables(c *nft.Conn, family model.Family, facts Facts, skip func(table string) bool) (*Rules, error) {
-	f := nft.FamilyOf(family)
-	held, err := c.ReadTables([]nft.Family{f, f.Inet()}, func(t nft.Table) bool { return !skip(t.Name) })
+// addNFTables adds the rules of nf_tables. It reports whether iptables' variant for nf_tables has
+// rules.
+func (r *Rules) addNFTables(c *nft.Conn) (hasIPTables bool, err error) {
+	f := nft.FamilyOf(r.Family)
+	held, err := c.ReadTables([]nft.Family{f, f.Inet()}, func(nft.Table) bool { return true })
 	if err != nil {
-		return nil, fmt.Errorf("read the %v rules of nf_tables: %w", family, err)
+		return false, fmt.Errorf("read the %v rules of nf_tables: %w", r.Family, err)
 	}
-	r := newRules(family, facts)
 	for _, h := range held {
-		r.addTable(h)
+		if isIPTables(h) {
+			hasIPTables = true
+		} else {
+			r.addTable(h)
+		}
 	}
-	r.finish()
-	return r, nil
+	return hasIPTables, nil
 }
 
 // table is a table of nf_tables while it is compiled.

@@ -114,6 +114,8 @@ const (
 	leave // the chain
 	call
 	jump
+	// partly means that the branch does not match, although others do.
+	partly
 )
 
 // run follows a packet.
@@ -123,6 +125,12 @@ type run struct {
 	budget int
 	depth  int
 	hooked uint32
+	// over is the interface over which the packet has come to the hook, and sent means that the node
+	// sends it.
+	over string
+	sent bool
+	// looped means that the packet comes to the node for the second time, over lo.
+	looped bool
 	done   []state
 
 	network, transport headers
@@ -195,7 +203,7 @@ func (x *run) hook(hook uint32, in []state) []state {
 		var out []state
 		for _, s := range in {
 			// The kernel translates a connection once in each direction.
-			if b.nat && (s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
+			if b.nat && (x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
 				out = append(out, s)
 				continue
 			}
@@ -325,8 +333,8 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 			follow(i+1, next)
 		})
 		switch {
-		case going:
-		case end.kind != goOn:
+		case going && end.kind != partly:
+		case end.kind != goOn && end.kind != partly:
 			results = append(results, ruleResult{result: end, state: *s, matched: true})
 		case missed == nil || !missed.like(s):
 			if missed != nil {

@@ -217,34 +217,43 @@ var ErrTooComplex = errors.New("the rules have too many branches to follow them 
 
 // Trace returns everything that may happen to a packet. The probabilities add up to 1.
 func (r *Rules) Trace(p Packet) ([]Outcome, error) {
-	x := &run{rules: r, packet: p, budget: maxSteps}
+	x := &run{rules: r, packet: p, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
 	x.setHeaders()
-	first := state{probability: 1, to: p.Destination, memory: p.Known}
-	in := []state{first}
-	hooks := []uint32{unix.NF_INET_LOCAL_OUT}
-	if p.Interface != "" {
-		hooks[0] = unix.NF_INET_PRE_ROUTING
-	}
-	in = x.hook(hooks[0], in)
-	if p.Interface != "" {
-		// What is translated counts as forwarded. Whether the backend is in the node's own network makes
-		// no difference to what proxies do.
-		var input, forward []state
-		for _, s := range in {
-			if !s.translated && r.facts.local(s.to.Addr()) {
-				input = append(input, s)
-			} else {
-				forward = append(forward, s)
-			}
-		}
-		x.finish(x.hook(unix.NF_INET_LOCAL_IN, input))
+	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
+	// What is translated counts as forwarded. Whether the backend is in the node's own network makes no
+	// difference to what proxies do.
+	input := func(s state) bool { return !s.translated && r.facts.local(s.to.Addr()) }
+	if !x.sent {
+		in = x.hook(unix.NF_INET_PRE_ROUTING, in)
+		own, forward := divide(in, input)
+		x.finish(x.hook(unix.NF_INET_LOCAL_IN, own))
 		in = x.hook(unix.NF_INET_FORWARD, forward)
+		x.finish(x.hook(unix.NF_INET_POST_ROUTING, in))
+	} else {
+		in = x.hook(unix.NF_INET_LOCAL_OUT, in)
+		in = x.hook(unix.NF_INET_POST_ROUTING, in)
+		own, others := divide(in, input)
+		x.finish(others)
+		// What the node sends to itself comes back over lo.
+		x.over, x.sent, x.looped = "lo", false, true
+		x.finish(x.hook(unix.NF_INET_LOCAL_IN, x.hook(unix.NF_INET_PRE_ROUTING, own)))
 	}
-	x.finish(x.hook(unix.NF_INET_POST_ROUTING, in))
 	if x.budget <= 0 {
 		return nil, ErrTooComplex
 	}
 	return x.outcomes(), nil
+}
+
+// divide returns the states for which first returns true, and the others.
+func divide(all []state, first func(state) bool) (chosen, others []state) {
+	for _, s := range all {
+		if first(s) {
+			chosen = append(chosen, s)
+		} else {
+			others = append(others, s)
+		}
+	}
+	return chosen, others
 }
 
 // finish records states as outcomes.

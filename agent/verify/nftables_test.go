@@ -11,11 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
-	"github.com/slicecast/slicecast/agent/trace"
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -25,29 +22,14 @@ func newNode(t *testing.T) *testenv.Node {
 	return testenv.NewNetwork(t).AddNode("a")
 }
 
-// compareNFT compares the kernel of a node with a state.
-func compareNFT(t *testing.T, node *testenv.Node, state view.State) (all Result) {
+// compare compares the kernel of a node with a state.
+func compare(t *testing.T, node *testenv.Node, state view.State) (r Result) {
 	t.Helper()
-	require.NoError(t, node.Do(func() error {
-		facts, err := trace.ReadFacts()
-		if err != nil {
-			return err
-		}
-		c, err := nft.Dial()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		for _, family := range []model.Family{model.IPv4, model.IPv6} {
-			rules, err := trace.ReadNFTables(c, family, facts, func(string) bool { return false })
-			if err != nil {
-				return err
-			}
-			all.Merge(Compare(Options{State: state, Addresses: facts.Addresses}, rules))
-		}
-		return nil
+	require.NoError(t, node.Do(func() (err error) {
+		r, err = Kernel(t.Context(), state)
+		return err
 	}))
-	return all
+	return r
 }
 
 // sentences returns the differences as text.
@@ -190,7 +172,7 @@ func TestNFTables(t *testing.T) {
 	node := newNode(t)
 	state := exampleState(node)
 	replaceNFT(t, node, state)
-	r := compareNFT(t, node, state)
+	r := compare(t, node, state)
 	require.Empty(t, sentences(r))
 	require.Greater(t, r.Packets, 100)
 	for _, b := range nftBreakages {
@@ -201,7 +183,7 @@ func TestNFTables(t *testing.T) {
 			command.Stdin = strings.NewReader(b.in(t, listing))
 			out, err := command.CombinedOutput()
 			require.NoError(t, err, "%s", out)
-			found := sentences(compareNFT(t, node, state))
+			found := sentences(compare(t, node, state))
 			for _, text := range b.found {
 				require.Contains(t, found, text)
 			}
@@ -211,7 +193,7 @@ func TestNFTables(t *testing.T) {
 				_, _ = node.Run(t.Context(), "nft", "delete", "table", "ip", "slicecast")
 			}
 			replaceNFT(t, node, state)
-			require.Empty(t, sentences(compareNFT(t, node, state)), "repaired")
+			require.Empty(t, sentences(compare(t, node, state)), "repaired")
 		})
 	}
 }

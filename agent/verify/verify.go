@@ -11,7 +11,7 @@ package verify
 
 import (
 	"cmp"
-	"errors"
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -619,11 +619,22 @@ func count(n int, word string) string {
 	return fmt.Sprintf("%d %ss", n, word)
 }
 
-// Join returns an error for what could not be judged, or nil.
-func (r Result) Join() error {
-	var errs []error
-	for _, u := range r.Unjudged {
-		errs = append(errs, errors.New(u))
+// Kernel compares the kernel of the calling thread's network namespace with a state.
+func Kernel(ctx context.Context, state view.State) (Result, error) {
+	all := Result{Differences: []Difference{}}
+	facts, err := trace.ReadFacts()
+	if err != nil {
+		return all, err
 	}
-	return errors.Join(errs...)
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if !trace.Has(family) {
+			continue
+		}
+		rules, err := trace.Read(ctx, family, facts)
+		if err != nil {
+			return all, err
+		}
+		all.Merge(Compare(Options{State: state, Addresses: facts.Addresses}, rules))
+	}
+	return all, nil
 }

@@ -1,0 +1,598 @@
+package trace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// The matches and targets follow iptables-extensions(8).
+
+// proxyChain matches the names of chains that belong to a proxy: those of Slicecast, and those of
+// kube-proxy 1.32 to 1.37. kube-proxy's canary is left out, because nothing leads to it.
+var proxyChain = regexp.MustCompile(`^(SLICECAST-.*|KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|POSTROUTING|MARK-MASQ|FORWARD|` +
+	`PROXY-FIREWALL|NODE-PORT|LOAD-BALANCER|SOURCE-RANGES-FIREWALL|IPVS-FILTER|IPVS-OUT-FILTER|(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}))$`)
+
+// iptablesHooks are the kernel's base chains.
+var iptablesHooks = map[string]uint32{
+	"PREROUTING": unix.NF_INET_PRE_ROUTING, "INPUT": unix.NF_INET_LOCAL_IN, "FORWARD": unix.NF_INET_FORWARD,
+	"OUTPUT": unix.NF_INET_LOCAL_OUT, "POSTROUTING": unix.NF_INET_POST_ROUTING,
+}
+
+// isIPTables reports whether iptables' variant for nf_tables has made a table.
+func isIPTables(h *nft.Held) bool {
+	if !slices.Contains([]string{"raw", "mangle", "nat", "filter", "security"}, h.Name) {
+		return false
+	}
+	for name := range h.Chains {
+		if _, standard := iptablesHooks[name]; standard {
+			return true
+		}
+	}
+	return false
+}
+
+// maxSaved bounds what iptables-save may print, in bytes. 100,000 Services take about 150 MB.
+const maxSaved = 1 << 29
+
+// readIPTables adds the rules that a variant of iptables has, as its program for saving prints them.
+// It reports false if the program does not exist.
+func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err error) {
+	name := "iptables-" + variant + "-save"
+	if r.Family == model.IPv6 {
+		name = "ip6tables-" + variant + "-save"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return false, nil //nolint:nilerr // a machine without the program has no such rules
+	}
+	command := exec.CommandContext(ctx, path)
+	var stdout, stderr limited
+	command.Stdout, command.Stderr = &stdout, &stderr
+	if err := command.Run(); err != nil {
+		said := strings.TrimSpace(stderr.String())
+		if strings.Contains(said, "not supported") || strings.Contains(said, "do you need to insmod?") {
+			return true, nil // the kernel lacks the variant
+		}
+		return true, fmt.Errorf("%s: %w: %s", name, err, said)
+	}
+	r.addSaved(stdout.String(), variant)
+	return true, nil
+}
+
+// limited is a buffer with a bound.
+type limited struct{ bytes.Buffer }
+
+// Write implements io.Writer.
+func (l *limited) Write(p []byte) (int, error) {
+	if l.Len()+len(p) > maxSaved {
+		return 0, fmt.Errorf("it prints more than %d bytes", maxSaved)
+	}
+	return l.Buffer.Write(p)
+}
+
+// saved is a table of iptables while it is compiled.
+type saved struct {
+	*Rules
+	name   string
+	nat    bool
+	chains map[string]*chain
+	// seconds are how long the lists of clients count, by their names.
+	seconds map[string]time.Duration
+}
+
+// addSaved compiles what iptables-save prints.
+func (r *Rules) addSaved(text, variant string) {
+	var s *saved
+	var lines [][]string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			name := line[1:]
+			family := "iptables"
+			if r.Family == model.IPv6 {
+				family = "ip6tables"
+			}
+			s = &saved{
+				Rules: r, name: fmt.Sprintf("table %s of %s-%s", name, family, variant), nat: name == "nat",
+				chains: map[string]*chain{}, seconds: map[string]time.Duration{},
+			}
+			lines = nil
+		case s == nil:
+		case strings.HasPrefix(line, ":"):
+			name, rest, _ := strings.Cut(line[1:], " ")
+			c := &chain{table: s.name, name: name, proxys: proxyChain.MatchString(name)}
+			s.chains[name] = c
+			r.chains = append(r.chains, c)
+			s.addBase(c, strings.HasPrefix(rest, "DROP"))
+		case strings.HasPrefix(line, "-A "):
+			words := split(line)
+			s.noteSeconds(words)
+			lines = append(lines, words)
+		case line == "COMMIT":
+			for _, words := range lines {
+				s.addRule(words)
+			}
+			s = nil
+		}
+	}
+}
+
+// addBase adds a base chain if packets are judged by it.
+func (s *saved) addBase(c *chain, drops bool) {
+	hook, isBase := iptablesHooks[c.name]
+	isFilter := strings.HasPrefix(s.name, "table filter ")
+	if !isBase || !s.nat && !isFilter {
+		return
+	}
+	b := &base{chain: c, hook: hook, nat: s.nat}
+	switch {
+	case s.nat && (hook == unix.NF_INET_POST_ROUTING || hook == unix.NF_INET_LOCAL_IN):
+		b.priority = 100
+	case s.nat:
+		b.priority = -100
+	}
+	c.drops = drops && s.nat // the policy of filter belongs to a firewall
+	s.bases = append(s.bases, b)
+}
+
+// split returns the words of a rule, without the quotes.
+func split(line string) (words []string) {
+	var word strings.Builder
+	inQuotes, inWord := false, false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '\\' && inQuotes && i+1 < len(line):
+			i++
+			word.WriteByte(line[i])
+		case c == '"':
+			inQuotes, inWord = !inQuotes, true
+		case c == ' ' && !inQuotes:
+			if inWord {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			inWord = false
+		default:
+			word.WriteByte(c)
+			inWord = true
+		}
+	}
+	if inWord {
+		words = append(words, word.String())
+	}
+	return words
+}
+
+// noteSeconds records how long a list of clients counts.
+func (s *saved) noteSeconds(words []string) {
+	name, seconds, checks := "", 0, false
+	for i, w := range words[:len(words)-1] {
+		switch w {
+		case "--name":
+			name = words[i+1]
+		case "--seconds":
+			seconds, _ = strconv.Atoi(words[i+1])
+		case "--rcheck", "--update":
+			checks = true
+		}
+	}
+	if d := time.Duration(seconds) * time.Second; checks && d > 0 && (s.seconds[name] == 0 || d < s.seconds[name]) {
+		s.seconds[name] = d
+	}
+}
+
+// addRule compiles a rule: -A, a chain, and options with their arguments.
+func (s *saved) addRule(words []string) {
+	if len(words) < 2 {
+		return
+	}
+	c := s.chains[words[1]]
+	if c == nil {
+		return
+	}
+	r := &Rule{Table: s.name, Chain: c.name, Position: len(c.rules) + 1, Text: strings.Join(words[2:], " ")}
+	p := &ruleParser{saved: s, rule: r, words: words[2:]}
+	if err := p.parse(); err != nil {
+		r.unknown, r.steps = err.Error(), nil
+	}
+	if _, isBase := iptablesHooks[c.name]; isBase && !s.nat && !p.toProxy {
+		r.unknown, r.steps = "", nil // a firewall's
+	}
+	c.rules = append(c.rules, r)
+	if p.frontend.Port > 0 && c.proxys && r.unknown == "" && p.decides {
+		s.frontends[p.frontend] = r.String()
+	}
+}
+
+// ruleParser compiles a rule.
+type ruleParser struct {
+	*saved
+	rule  *Rule
+	words []string
+	// frontend is the destination that the rule matches, as far as it is one.
+	frontend Frontend
+	// toProxy means that the rule leads to a chain of a proxy.
+	toProxy bool
+	// decides means that the rule does something beyond letting a packet pass.
+	decides bool
+	// target are the steps of the target, which come last.
+	target []step
+	// recent is what the match recent does, as far as it was read.
+	recent recent
+}
+
+var errOption = errors.New("it is malformed")
+
+// next removes the first word.
+func (p *ruleParser) next() string {
+	if len(p.words) == 0 {
+		return ""
+	}
+	w := p.words[0]
+	p.words = p.words[1:]
+	return w
+}
+
+// match adds a match.
+func (p *ruleParser) match(not bool, matches func(x *run, s *state) bool) {
+	p.rule.steps = append(p.rule.steps, matcher{matches, not})
+}
+
+// matcher matches if matches returns true, or false if not is set.
+type matcher struct {
+	matches func(x *run, s *state) bool
+	not     bool
+}
+
+func (m matcher) do(x *run, s *state, next func(*state)) result {
+	if m.matches(x, s) != m.not {
+		next(s)
+	}
+	return result{}
+}
+
+func (p *ruleParser) parse() error {
+	not := false
+	for len(p.words) > 0 {
+		option := p.next()
+		if option == "!" {
+			not = true
+			continue
+		}
+		if err := p.option(option, not); err != nil {
+			return fmt.Errorf("%s cannot be judged: %w", option, err)
+		}
+		not = false
+	}
+	if p.recent.name != "" || p.recent.op != "" {
+		p.rule.steps = append(p.rule.steps, p.recent)
+	}
+	p.rule.steps = append(p.rule.steps, p.target...)
+	return nil
+}
+
+// known are the matches whose options option knows.
+var known = []string{
+	"tcp", "udp", "sctp", "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
+}
+
+func (p *ruleParser) option(option string, not bool) error {
+	switch option {
+	case "-s", "-d":
+		return p.address(option, not)
+	case "-p":
+		number, ok := map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": 1, "ipv6-icmp": 58}[p.next()]
+		if !ok {
+			return errors.New("the protocol is not known")
+		}
+		if protocol, ok := protocolOf(number); ok && !not {
+			p.frontend.Protocol = protocol
+		}
+		p.match(not, func(x *run, _ *state) bool { return protocolNumber(x.packet.Protocol) == number })
+	case "-i", "-o":
+		return p.iface(option, p.next(), not)
+	case "-m":
+		if m := p.next(); !slices.Contains(known, m) {
+			return fmt.Errorf("the match %q is not known", m)
+		}
+	case "--comment", "--nfacct-name", "--mask", "--reject-with":
+		p.next()
+	case "--reap", "--rsource", "--random-fully", "--random", "--persistent":
+	case "--dport", "--dports":
+		return p.ports(p.next(), not)
+	case "--ctstate":
+		states := strings.Split(p.next(), ",")
+		p.match(not, func(_ *run, s *state) bool {
+			return slices.Contains(states, "NEW") || s.translated && slices.Contains(states, "DNAT") ||
+				s.masqueraded && slices.Contains(states, "SNAT")
+		})
+	case "--mark":
+		value, mask, err := valueAndMask(p.next())
+		if err != nil {
+			return err
+		}
+		p.match(not, func(_ *run, s *state) bool { return s.mark&mask == value })
+	case "--src-type", "--dst-type":
+		return p.addressType(option, p.next(), not)
+	case "--mode":
+		if mode := p.next(); mode != "random" {
+			return fmt.Errorf("the mode %q is not known", mode)
+		}
+	case "--probability":
+		probability, err := strconv.ParseFloat(p.next(), 64)
+		if err != nil || probability < 0 || probability > 1 {
+			return errOption
+		}
+		if not {
+			probability = 1 - probability
+		}
+		p.rule.steps = append(p.rule.steps, chance(probability))
+	case "--set", "--rcheck", "--update", "--name", "--seconds":
+		return p.recentOption(option, not)
+	case "-j", "-g":
+		return p.targetOption(option)
+	case "--set-xmark", "--to-destination", "--to-source", "--to-ports":
+		return p.targetArgument(option, p.next())
+	default:
+		return errors.New("it is not known")
+	}
+	return nil
+}
+
+// address compiles -s and -d. The mask may have any bits.
+func (p *ruleParser) address(option string, not bool) error {
+	text, maskText, hasMask := strings.Cut(p.next(), "/")
+	a, err := netip.ParseAddr(text)
+	if err != nil || model.FamilyOf(a) != p.Family {
+		return errOption
+	}
+	value := a.AsSlice()
+	mask := bytes.Repeat([]byte{0xff}, len(value))
+	if n, err := strconv.Atoi(maskText); err == nil && hasMask {
+		if n < 0 || n > a.BitLen() {
+			return errOption
+		}
+		clear(mask)
+		for i := range n {
+			mask[i/8] |= 0x80 >> (i % 8)
+		}
+	} else if m, err := netip.ParseAddr(maskText); err == nil {
+		copy(mask, m.AsSlice())
+	} else if hasMask {
+		return errOption
+	}
+	exact := true
+	for _, b := range mask {
+		exact = exact && bits.OnesCount8(b) == 8
+	}
+	if option == "-d" && exact && !not {
+		p.rule.to, p.frontend.Address = a, a
+	}
+	p.match(not, func(x *run, s *state) bool {
+		of := s.to.Addr()
+		if option == "-s" {
+			of = x.packet.Source
+		}
+		b := of.As16()
+		o := b[16-len(value):]
+		for i := range value {
+			if o[i]&mask[i] != value[i]&mask[i] {
+				return false
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// iface compiles -i and -o. It is known of the output only whether it is lo.
+func (p *ruleParser) iface(option, name string, not bool) error {
+	if option == "-o" {
+		if name != "lo" {
+			return errors.New("the interface that a packet leaves by is not known")
+		}
+		p.match(not, func(x *run, s *state) bool { return x.sent && x.rules.facts.local(s.to.Addr()) })
+		return nil
+	}
+	prefix, wildcard := strings.CutSuffix(name, "+")
+	p.match(not, func(x *run, _ *state) bool {
+		return x.over == name || wildcard && x.over != "" && strings.HasPrefix(x.over, prefix)
+	})
+	return nil
+}
+
+// ports compiles lists of destination ports.
+func (p *ruleParser) ports(text string, not bool) error {
+	var ranges [][2]uint64
+	for one := range strings.SplitSeq(text, ",") {
+		from, to, isRange := strings.Cut(one, ":")
+		first, err := strconv.ParseUint(from, 10, 16)
+		last := first
+		if isRange && err == nil {
+			last, err = strconv.ParseUint(to, 10, 16)
+		}
+		if err != nil {
+			return errOption
+		}
+		ranges = append(ranges, [2]uint64{first, last})
+	}
+	if len(ranges) == 1 && ranges[0][0] == ranges[0][1] && !not {
+		p.frontend.Port = uint16(ranges[0][0])
+	}
+	p.match(not, func(_ *run, s *state) bool {
+		port := uint64(s.to.Port())
+		return slices.ContainsFunc(ranges, func(r [2]uint64) bool { return r[0] <= port && port <= r[1] })
+	})
+	return nil
+}
+
+func (p *ruleParser) addressType(option, name string, not bool) error {
+	if name != "LOCAL" {
+		return fmt.Errorf("the type %q is not known", name)
+	}
+	p.match(not, func(x *run, s *state) bool {
+		if option == "--src-type" {
+			return x.rules.facts.local(x.packet.Source)
+		}
+		return x.rules.facts.local(s.to.Addr())
+	})
+	return nil
+}
+
+// chance matches with a probability.
+type chance float64
+
+func (c chance) do(_ *run, s *state, next func(*state)) result {
+	before := *s
+	if c > 0 {
+		s.probability *= float64(c)
+		next(s)
+	}
+	*s = before
+	s.probability *= 1 - float64(c)
+	if c >= 1 {
+		return result{}
+	}
+	return result{kind: partly}
+}
+
+// recent is the match recent: it adds a client to a list, or matches the clients of a list.
+type recent struct {
+	op, name string
+	timeout  time.Duration
+}
+
+func (r recent) do(x *run, s *state, next func(*state)) result {
+	set, key := "recent "+r.name, x.packet.Source.String()
+	if r.op != "--set" {
+		if _, known := s.memory.find(set, key); !known {
+			return result{}
+		}
+	}
+	if r.op != "--rcheck" {
+		s.memory = s.memory.put(remembered{set: set, key: key, timeout: r.timeout})
+	}
+	next(s)
+	return result{}
+}
+
+func (p *ruleParser) recentOption(option string, not bool) error {
+	switch option {
+	case "--name":
+		p.recent.name = p.next()
+		p.recent.timeout = p.seconds[p.recent.name]
+	case "--seconds":
+		p.next()
+	default:
+		if not || p.recent.op != "" {
+			return errors.New("it is used in an unusual way")
+		}
+		p.recent.op = option
+	}
+	return nil
+}
+
+func valueAndMask(text string) (value, mask uint32, err error) {
+	v, m, hasMask := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(v, 0, 32)
+	if err != nil {
+		return 0, 0, errOption
+	}
+	k := uint64(1<<32 - 1)
+	if hasMask {
+		if k, err = strconv.ParseUint(m, 0, 32); err != nil {
+			return 0, 0, errOption
+		}
+	}
+	return uint32(n), uint32(k), nil
+}
+
+func (p *ruleParser) targetOption(option string) error {
+	name := p.next()
+	simple := map[string]resultKind{"ACCEPT": accept, "DROP": drop, "REJECT": reject, "RETURN": leave}
+	kind, isSimple := simple[name]
+	switch to := p.chains[name]; {
+	case to != nil:
+		to.reached = true
+		p.toProxy, p.decides = to.proxys, true
+		kind = call
+		if option == "-g" {
+			kind = jump
+		}
+		p.target = append(p.target, verdict{result{kind: kind, chain: to}})
+	case isSimple:
+		p.decides = kind != leave && kind != accept
+		p.target = append(p.target, verdict{result{kind: kind}})
+	case name == "MASQUERADE":
+		p.target = append(p.target, masquerade{})
+	case slices.Contains([]string{"MARK", "DNAT", "SNAT"}, name):
+		p.decides = name == "DNAT"
+	case slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, name):
+	default:
+		return fmt.Errorf("the target %q is not known", name)
+	}
+	return nil
+}
+
+func (p *ruleParser) targetArgument(option, text string) error {
+	switch option {
+	case "--set-xmark":
+		value, mask, err := valueAndMask(text)
+		if err != nil {
+			return err
+		}
+		p.target = append(p.target, xmark{value, mask})
+	case "--to-source":
+		p.target = append(p.target, masquerade{})
+	case "--to-destination":
+		if to, err := netip.ParseAddrPort(text); err == nil {
+			p.target = append(p.target, destination{to})
+			return nil
+		}
+		a, err := netip.ParseAddr(strings.Trim(text, "[]"))
+		if err != nil {
+			return errors.New("it translates to a range")
+		}
+		p.target = append(p.target, destination{netip.AddrPortFrom(a, 0)})
+	default:
+		return errors.New("it is not known")
+	}
+	return nil
+}
+
+// xmark changes bits of the mark.
+type xmark struct{ value, mask uint32 }
+
+func (m xmark) do(_ *run, s *state, next func(*state)) result {
+	s.mark = s.mark&^m.mask ^ m.value
+	next(s)
+	return result{}
+}
+
+// destination translates to an address and, unless it is 0, a port.
+type destination struct{ to netip.AddrPort }
+
+func (d destination) do(_ *run, s *state, _ func(*state)) result {
+	to := d.to
+	if to.Port() == 0 {
+		to = netip.AddrPortFrom(to.Addr(), s.to.Port())
+	}
+	s.to, s.translated = to, true
+	return result{kind: accept}
+}
