@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -166,10 +167,15 @@ func (f Frontend) String() string {
 // Frontends returns all addresses and ports that rules and maps mention, each with the place.
 func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
 
-// Unreached returns the chains of proxies to which nothing leads.
+// fixedChain matches the names of proxies' chains that exist whether or not something leads to them.
+var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
+	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*)$`)
+
+// Unreached returns the chains of proxies that hold rules and to which nothing leads, apart from
+// those that always exist.
 func (r *Rules) Unreached() (names []string) {
 	for _, c := range r.chains {
-		if c.proxys && !c.reached {
+		if c.proxys && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
 			names = append(names, fmt.Sprintf("chain %s of %s", c.name, c.table))
 		}
 	}

@@ -569,7 +569,7 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	}
 	for _, name := range c.rules.Unreached() {
 		c.Differences = append(c.Differences, Difference{
-			Wanted: "be a rule that leads to each chain", Found: "there is none for one", Rule: name,
+			Wanted: "be a rule that leads to each chain of a Service", Found: "there is none for one", Rule: name,
 		})
 	}
 	c.Unjudged = append(c.Unjudged, c.rules.Unjudged...)

@@ -1,0 +1,72 @@
+package verify
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/show"
+)
+
+// pause is the time between two comparisons while there are differences.
+const pause = time.Second
+
+// Settled compares the kernel with a state again and again while there are differences, but not for
+// longer than settle. It returns the differences that all comparisons have found.
+func Settled(ctx context.Context, state view.State, settle time.Duration) (Result, error) {
+	deadline := time.Now().Add(settle)
+	var common Result
+	for first := true; ; first = false {
+		r, err := Kernel(ctx, state)
+		if err != nil {
+			return r, err
+		}
+		if !first {
+			r = r.Both(common)
+		}
+		common = r
+		if len(r.Differences) == 0 || !time.Now().Before(deadline) {
+			return common, nil
+		}
+		select {
+		case <-ctx.Done():
+			return common, ctx.Err()
+		case <-time.After(min(pause, time.Until(deadline))):
+		}
+	}
+}
+
+// Report is a result that the command verify prints.
+type Report struct {
+	Result
+
+	Node string
+}
+
+// Fields implements show.Report.
+func (r *Report) Fields() []show.Field {
+	return []show.Field{
+		{Name: "node", Value: r.Node}, {Name: "frontends", Value: r.Frontends}, {Name: "packets", Value: r.Packets},
+		{Name: "differences", Value: r.Differences}, {Name: "unjudged", Value: append([]string{}, r.Unjudged...)},
+	}
+}
+
+// Print implements show.Report.
+func (r *Report) Print(out *show.Page) {
+	out.Row("Node", r.Node)
+	out.Row("Compared", show.Plural("frontend", r.Frontends)+", "+show.Plural("packet", r.Packets))
+	out.Row("Differences", strconv.Itoa(len(r.Differences)))
+	if len(r.Differences) > 0 {
+		out.Title("Differences:")
+		for _, d := range r.Differences {
+			out.Row(d.String())
+		}
+	}
+	if len(r.Unjudged) > 0 {
+		out.Title("Not judged:")
+		for _, u := range r.Unjudged {
+			out.Row(u)
+		}
+	}
+}
