@@ -32,7 +32,9 @@ type state struct {
 	verdict     Verdict
 	memory      Memory
 	path        *path
-	regs        [registers]byte
+	// by is the rule that has translated the destination.
+	by   *Rule
+	regs [registers]byte
 }
 
 // like reports whether two states will have the same future, apart from registers, which no rule
@@ -274,6 +276,9 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 				case goOn:
 					current = join(current, one.state)
 				case accept:
+					if one.state.translated && one.state.by == nil {
+						one.state.by = r
+					}
 					*accepted = append(*accepted, one.state)
 				case drop, reject:
 					one.state.verdict = Drop

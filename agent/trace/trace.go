@@ -78,6 +78,8 @@ type Outcome struct {
 	Memory Memory
 	// Path are the rules that have led the packet here, in their order.
 	Path []*Rule
+	// By is the rule that has translated the packet, or nil.
+	By *Rule
 }
 
 // Rule is a rule of the kernel.
@@ -276,7 +278,7 @@ func (x *run) outcomes() []Outcome {
 	merged := map[key]*Outcome{}
 	for i := range x.done {
 		s := &x.done[i]
-		o := Outcome{Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, Memory: s.memory}
+		o := Outcome{Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, Memory: s.memory, By: s.by}
 		if s.translated {
 			o.Backend = s.to
 		}

@@ -444,7 +444,7 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 				return true
 			}
 		case !set.Contains(o.Backend):
-			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), o.Path)
+			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), []*trace.Rule{o.By})
 			return true
 		case o.Masquerade != (route.Masquerade || o.Backend.Addr() == q.source.address):
 			text, found := "with its own source address", "it is masqueraded"
@@ -463,7 +463,7 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 	for _, o := range out {
 		if p := probability[o.Backend]; o.Backend.IsValid() && math.Abs(p-even) > tolerance*even {
 			c.differ(q, fmt.Sprintf("lead to each of %s with probability %.4f", count(set.Len(), "backend"), even),
-				fmt.Sprintf("leads to %v with probability %.4f", o.Backend, p), o.Path)
+				fmt.Sprintf("leads to %v with probability %.4f", o.Backend, p), []*trace.Rule{o.By})
 			return true
 		}
 	}
