@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
@@ -164,11 +165,11 @@ func settings(flags []string) (options view.Options, proxyName string, err error
 	if err := fs.Parse(flags); err != nil {
 		return options, "", fmt.Errorf("the agent's flags after --: %w", err)
 	}
-	if err := cmp.Or(o.readConfig(fs), o.complete()); err != nil {
+	if err := cmp.Or(o.file.Read(config.Kind, &config.Agent{}, fs), o.complete()); err != nil {
 		return options, "", err
 	}
 	if err := o.Node.validate(); err != nil {
-		return options, "", o.named(err)
+		return options, "", o.file.Named(err)
 	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {
