@@ -14,27 +14,28 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// maxOutput bounds what a command in a Pod may print, in bytes.
-const maxOutput = 4 << 20
+// MaxOutput bounds what a command in a Pod may print, in bytes, unless more is expected.
+const MaxOutput = 4 << 20
 
-// errOutput means that a command has printed more than maxOutput.
-var errOutput = fmt.Errorf("the command has printed more than %d bytes", maxOutput)
-
-// limited is a buffer with a bound.
-type limited struct{ bytes.Buffer }
+// limited is a buffer with a bound. The buffer is no embedded field, whose ReadFrom would pass by
+// the bound.
+type limited struct {
+	buffer bytes.Buffer
+	limit  int
+}
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {
-	if l.Len()+len(p) > maxOutput {
-		return 0, errOutput
+	if l.buffer.Len()+len(p) > l.limit {
+		return 0, fmt.Errorf("the command has printed more than %d bytes", l.limit)
 	}
-	return l.Buffer.Write(p)
+	return l.buffer.Write(p)
 }
 
-// Run runs a command in the first container of an agent's Pod, and returns what it prints. Unlike
-// asking servers, this needs the right to pods/exec. With it, one can do anything that the agent
+// Run runs a command in the first container of an agent's Pod, and returns what it prints, which is
+// an error if it is more than limit bytes. Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the agent
 // can do, so it is for administrators.
-func (f *Fleet) Run(ctx context.Context, a *Agent, command ...string) ([]byte, error) {
+func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, command ...string) ([]byte, error) {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(a.Namespace).Name(a.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	over, err := remotecommand.NewWebSocketExecutor(f.options.Config, "GET", target.String())
@@ -51,15 +52,15 @@ func (f *Fleet) Run(ctx context.Context, a *Agent, command ...string) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	var out, problems limited
+	out, problems := limited{limit: limit}, limited{limit: MaxOutput}
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &problems})
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case err != nil && problems.Len() > 0:
-		return nil, errors.New(strings.TrimSpace(problems.String()))
+	case err != nil && problems.buffer.Len() > 0:
+		return nil, errors.New(strings.TrimSpace(problems.buffer.String()))
 	case err != nil:
 		return nil, fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
 	}
-	return out.Bytes(), nil
+	return out.buffer.Bytes(), nil
 }
