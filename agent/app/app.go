@@ -77,7 +77,7 @@ Its rules stay in the kernel when it stops, so that an upgrade or a crash interr
 	}
 	daemon.AddVersion(c)
 	o.AddFlags(c.Flags())
-	c.AddCommand(newCleanupCommand(), newStatusCommand(), newVerifyCommand())
+	c.AddCommand(newCleanupCommand(), newInspectCommand(), newStatusCommand(), newVerifyCommand())
 	return c
 }
 

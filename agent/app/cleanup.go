@@ -70,7 +70,7 @@ func runningAgent() string {
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		programsNothing := func(argument string) bool {
-			return slices.Contains([]string{"status", "cleanup", "verify", "--init-only", "--programmer=printer"}, argument) ||
+			return slices.Contains([]string{"status", "inspect", "cleanup", "verify", "--init-only", "--programmer=printer"}, argument) ||
 				strings.HasPrefix(argument, "--migrate-config")
 		}
 		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), programsNothing) {
