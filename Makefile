@@ -16,8 +16,9 @@ build: ## build the commands into bin/
 	install deploy/kubectl-slicecast/kubectl_complete-slicecast bin/
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, the manifests in deploy/kubernetes, docs/metrics.md, docs/conformance.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
+generate: ## generate the Go code of the wire API, next to its .proto files, the rules and dashboards in the chart, the manifests in deploy/kubernetes, docs/metrics.md, docs/conformance.md, docs/performance.md and the pages behind it, the sample report, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
+	go run ./internal/tools/monitoring deploy/helm/slicecast/monitoring
 	internal/tools/manifests.sh
 	go test ./internal/tools/metricsdoc ./internal/tools/conformancedoc ./internal/tools/reportschema -update
 	go run ./internal/tools/performance

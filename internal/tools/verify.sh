@@ -12,6 +12,12 @@ if ! diff <(sums .) <(sums "$generated"); then
 	exit 1
 fi
 
+go run ./internal/tools/monitoring "$generated/monitoring"
+if ! diff -r deploy/helm/slicecast/monitoring "$generated/monitoring"; then
+	echo "rules or dashboards are not current: run 'make generate'" >&2
+	exit 1
+fi
+
 unformatted=$(gofmt -l .)
 if [[ -n $unformatted ]]; then
 	printf "not formatted, run 'gofmt -w .':\n%s\n" "$unformatted" >&2
