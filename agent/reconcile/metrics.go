@@ -17,7 +17,7 @@ type metrics struct {
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	f := promauto.With(r)
-	return &metrics{
+	m := &metrics{
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
 			Help: "Time to program the kernel in seconds, by operation: apply (changes) or replace (the whole " +
@@ -47,4 +47,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 				"command say why.",
 		}, []string{"family"}),
 	}
+	for _, operation := range []string{"apply", "replace"} {
+		m.errors.WithLabelValues(operation) // rates need the series before its first increment
+	}
+	return m
 }

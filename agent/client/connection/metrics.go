@@ -23,7 +23,7 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return f.NewCounter(prometheus.CounterOpts(opts(name, help)))
 	}
-	return &metrics{
+	m := &metrics{
 		connected: f.NewGauge(prometheus.GaugeOpts(opts("connected",
 			"1 while a stream is open and in sync, 0 otherwise."))),
 		received:      counter("received_frames_total", "Number of frames received."),
@@ -39,4 +39,8 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 		server: f.NewGaugeVec(prometheus.GaugeOpts(opts("server_info",
 			"Always 1, with the server of the last stream as labels.")), []string{"address", "name", "version"}),
 	}
+	for _, reason := range []string{"base", "digest", "unreadable", "delta", "software", "resume"} {
+		m.resyncs.WithLabelValues(reason) // rates need the series before its first increment
+	}
+	return m
 }
