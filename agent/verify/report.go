@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -44,11 +45,30 @@ type Report struct {
 	Node string
 }
 
+// maxShown is how many differences a report has. A kernel without rules differs in everything.
+const maxShown = 1000
+
+// shown are the differences that a report has, with their sentences.
+func (r *Report) shown() (out []shownDifference) {
+	out = []shownDifference{}
+	for _, d := range r.Differences[:min(len(r.Differences), maxShown)] {
+		out = append(out, shownDifference{d, d.String()})
+	}
+	return out
+}
+
+type shownDifference struct {
+	Difference
+
+	Text string `json:"text"`
+}
+
 // Fields implements show.Report.
 func (r *Report) Fields() []show.Field {
 	return []show.Field{
 		{Name: "node", Value: r.Node}, {Name: "frontends", Value: r.Frontends}, {Name: "packets", Value: r.Packets},
-		{Name: "differences", Value: r.Differences}, {Name: "unjudged", Value: append([]string{}, r.Unjudged...)},
+		{Name: "total", Value: len(r.Differences)}, {Name: "differences", Value: r.shown()},
+		{Name: "unjudged", Value: append([]string{}, r.Unjudged...)},
 	}
 }
 
@@ -59,8 +79,11 @@ func (r *Report) Print(out *show.Page) {
 	out.Row("Differences", strconv.Itoa(len(r.Differences)))
 	if len(r.Differences) > 0 {
 		out.Title("Differences:")
-		for _, d := range r.Differences {
-			out.Row(d.String())
+		for _, d := range r.shown() {
+			out.Row(d.Text)
+		}
+		if more := len(r.Differences) - maxShown; more > 0 {
+			out.Row(fmt.Sprintf("… and %d more", more))
 		}
 	}
 	if len(r.Unjudged) > 0 {

@@ -87,13 +87,10 @@ func (r Result) Both(earlier Result) Result {
 	return r
 }
 
-// about returns what a difference is about. Rules have other numbers after each change.
+// about returns what a difference is about. What is found, and the number of the rule, may be another
+// in each comparison.
 func (d Difference) about() Difference {
-	d.Rule = ""
-	if d.Frontend == "" { // what the rules have and should not
-		return d
-	}
-	d.Found = ""
+	d.Found, d.Rule = "", ""
 	return d
 }
 
@@ -569,7 +566,7 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	}
 	for _, name := range c.rules.Unreached() {
 		c.Differences = append(c.Differences, Difference{
-			Wanted: "be a rule that leads to each chain of a Service", Found: "there is none for one", Rule: name,
+			Wanted: "be a rule that leads to " + name, Found: "there is none",
 		})
 	}
 	c.Unjudged = append(c.Unjudged, c.rules.Unjudged...)

@@ -98,7 +98,7 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		all.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %v (--timeout)", o.timeout))
 			defer cancel()
-			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, pods[at], fleet.MaxOutput, command...) })
+			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, pods[at], fleet.MaxOutput, nil, command...) })
 			if err != nil {
 				a.Error = err.Error()
 			}

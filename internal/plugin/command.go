@@ -109,7 +109,8 @@ be asked, or nothing at all.`,
 	fs.StringVar(&o.serviceAccount, "service-account", fleet.DefaultServiceAccount,
 		"ServiceAccount in the servers' namespace whose token the servers are shown.")
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "Maximum time to wait for each server.")
-	root.AddCommand(newStatusCommand(o), newNodesCommand(o), newChangesCommand(o), newLacksCommand(o), newAgentCommand(o), newCheckCommand(o))
+	root.AddCommand(newStatusCommand(o), newNodesCommand(o), newChangesCommand(o), newLacksCommand(o), newAgentCommand(o), newCheckCommand(o),
+		newVerifyCommand(o))
 	return root
 }
 
@@ -155,7 +156,7 @@ func (o *options) run(c *cobra.Command, out *show.Options, ask func(context.Cont
 	}
 	defer f.Close()
 	// Requests for Pods and tokens come before the servers are asked, a few at a time.
-	out.AskTimeout = 10 * o.timeout
+	out.AskTimeout = max(out.AskTimeout, 10*o.timeout)
 	code := fine
 	err = out.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
 		r, err := ask(ctx, f)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,12 +33,13 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.buffer.Write(p)
 }
 
-// Run runs a command in the first container of an agent's Pod, and returns what it prints, which is
-// an error if it is more than limit bytes. Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the agent
-// can do, so it is for administrators.
-func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, command ...string) ([]byte, error) {
+// Run runs a command in the first container of an agent's Pod, with an input, which may be nil. It
+// returns what the command prints, also if the command fails. More than limit bytes are an error.
+// Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
+// agent can do, so it is for administrators.
+func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, command ...string) ([]byte, error) {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(a.Namespace).Name(a.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+		VersionedParams(&corev1.PodExecOptions{Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	over, err := remotecommand.NewWebSocketExecutor(f.options.Config, "GET", target.String())
 	if err != nil {
 		return nil, err
@@ -53,14 +55,14 @@ func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, command ...string)
 		return nil, err
 	}
 	out, problems := limited{limit: limit}, limited{limit: MaxOutput}
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &problems})
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: &problems})
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil && problems.buffer.Len() > 0:
-		return nil, errors.New(strings.TrimSpace(problems.buffer.String()))
+		return out.buffer.Bytes(), errors.New(strings.TrimSpace(problems.buffer.String()))
 	case err != nil:
-		return nil, fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
+		return out.buffer.Bytes(), fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
 	}
 	return out.buffer.Bytes(), nil
 }

@@ -1,0 +1,353 @@
+package plugin
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/show"
+)
+
+const (
+	// verifyTimeout bounds all comparisons together, and verifyNodeTimeout that of one node.
+	verifyTimeout     = time.Hour
+	verifyNodeTimeout = 5 * time.Minute
+	// shownPerNode is how many differences of a node are shown unless the output is wide.
+	shownPerNode = 10
+)
+
+func newVerifyCommand(o *options) *cobra.Command {
+	out := &show.Options{Wide: true, AskTimeout: verifyTimeout}
+	c := &cobra.Command{
+		Use:   "verify [NODE...]",
+		Short: "Compare what the kernels of nodes do with what the API server says",
+		Long: `verify reads the Services, EndpointSlices, ServiceCIDRs and Nodes of the API server, and runs "slicecast-agent verify" in
+the Pods of the agents of the given nodes, or of all nodes. That evaluates the rules in the node's kernel, which
+Slicecast or kube-proxy has made, for packets to each frontend. Each difference names the Service, the frontend, the
+source, what is wanted and what was found, and the rule.
+
+What differs is compared once more with objects that are read anew, so a change on its way is no difference. The command
+needs the right to list these objects, and the right to pods/exec in the agents' namespace.
+
+The exit code is 1 if there are differences, and 2 if a node was not compared or something could not be judged.`,
+		Example: `  kubectl slicecast verify
+  kubectl slicecast verify node-1 node-2 -o wide`,
+		ValidArgsFunction: func(c *cobra.Command, done []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return o.complete(c, func(ctx context.Context, f *fleet.Fleet) ([]string, error) { return agentNodes(ctx, f, done) })
+		},
+		RunE: func(c *cobra.Command, nodes []string) error {
+			if out.Watch {
+				return errors.New("--watch cannot be used with verify, because it takes too long: remove it")
+			}
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return verifyNodes(ctx, f, nodes, o.timeout) })
+		},
+	}
+	addOutputFlags(c, out)
+	return c
+}
+
+// agentNodes returns the nodes whose agents run, without those that are done.
+func agentNodes(ctx context.Context, f *fleet.Fleet, done []string) (names []string, err error) {
+	pods, err := agentPods(ctx, f)
+	for _, p := range pods {
+		if p.Missing == "" && !slices.Contains(done, p.Node) {
+			names = append(names, p.Node)
+		}
+	}
+	return names, err
+}
+
+// verifyReport is the report of verify.
+type verifyReport struct{ nodes []verifiedNode }
+
+// verifiedNode is what the comparison of a node has found.
+type verifiedNode struct {
+	Node string `json:"node"`
+	Pod  string `json:"pod,omitempty"`
+	// Error is why the node was not compared.
+	Error string `json:"error,omitempty"`
+	// Objects is the resource version of the Services that the kernel was compared with.
+	Objects string `json:"servicesResourceVersion,omitempty"`
+	verification
+}
+
+// verification is what "slicecast-agent verify -o json" prints.
+type verification struct {
+	Frontends int `json:"frontends"`
+	Packets   int `json:"packets"`
+	// Total is the number of differences, of which the agent prints only so many.
+	Total       int          `json:"total"`
+	Differences []difference `json:"differences"`
+	Unjudged    []string     `json:"unjudged"`
+}
+
+type difference struct {
+	Service  string `json:"service,omitempty"`
+	Frontend string `json:"frontend,omitempty"`
+	Source   string `json:"source,omitempty"`
+	Wanted   string `json:"wanted"`
+	Found    string `json:"found"`
+	Rule     string `json:"rule,omitempty"`
+	// Text is the difference as a sentence.
+	Text string `json:"text"`
+}
+
+// about returns what a difference is about, whatever was found instead.
+func (d difference) about() difference {
+	d.Found, d.Rule, d.Text = "", "", ""
+	return d
+}
+
+// keep removes the differences that an earlier comparison has not found.
+func (v *verification) keep(earlier verification) {
+	if earlier.Total > len(earlier.Differences) || v.Total > len(v.Differences) {
+		return // not all of them are known
+	}
+	v.Differences = slices.DeleteFunc(v.Differences, func(d difference) bool {
+		return !slices.ContainsFunc(earlier.Differences, func(o difference) bool { return o.about() == d.about() })
+	})
+	v.Total = len(v.Differences)
+}
+
+// runner runs "slicecast-agent verify" with an input, and returns its output.
+type runner func(ctx context.Context, in io.Reader, command ...string) ([]byte, error)
+
+func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, timeout time.Duration) (*verifyReport, error) {
+	pods, err := agentPods(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		for _, p := range pods {
+			if !slices.Contains(names, p.Node) && p.Node != "" {
+				names = append(names, p.Node)
+			}
+		}
+		slices.Sort(names)
+	}
+	if len(names) == 0 {
+		return nil, errors.New("no agents were found: docs/kubectl.md says how they are looked for")
+	}
+	r := &verifyReport{nodes: make([]verifiedNode, len(names))}
+	runners := make([]runner, len(names))
+	for i, name := range names {
+		n := &r.nodes[i]
+		n.Node = name
+		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == name && p.Missing == "" })
+		if at < 0 {
+			n.Error = "no Pod of an agent runs on the node"
+			continue
+		}
+		n.Pod = pods[at].String()
+		runners[i] = func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
+			return f.Run(ctx, pods[at], fleet.MaxOutput, in, command...)
+		}
+	}
+	read := func(ctx context.Context) (*clusterObjects, error) {
+		return readObjects(ctx, f.Client(), timeout)
+	}
+	return r, r.verify(ctx, read, runners)
+}
+
+// verify compares all nodes, and those with differences once more with objects that are read anew.
+func (r *verifyReport) verify(ctx context.Context, read func(context.Context) (*clusterObjects, error), runners []runner) error {
+	again := make([]bool, len(r.nodes))
+	for first := true; ; first = false {
+		objects, err := read(ctx)
+		if err != nil {
+			return err
+		}
+		var all errgroup.Group
+		all.SetLimit(parallelAgents)
+		for i := range r.nodes {
+			n := &r.nodes[i]
+			if runners[i] == nil || !first && !again[i] {
+				continue
+			}
+			all.Go(func() error {
+				ctx, cancel := context.WithTimeoutCause(ctx, verifyNodeTimeout, fmt.Errorf("no answer within %v", verifyNodeTimeout))
+				defer cancel()
+				v, err := objects.compare(ctx, n.Node, runners[i])
+				if err != nil {
+					n.Error = err.Error()
+					return nil
+				}
+				if !first {
+					v.keep(n.verification)
+				}
+				n.verification, n.Objects = v, objects.version
+				return nil
+			})
+		}
+		_ = all.Wait() // the errors are in the report
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		differ := false
+		for i := range r.nodes {
+			again[i] = r.nodes[i].Error == "" && r.nodes[i].Total > 0
+			differ = differ || again[i]
+		}
+		if !first || !differ {
+			return nil
+		}
+	}
+}
+
+// clusterObjects are the objects of the API server that all nodes are compared with.
+type clusterObjects struct {
+	// shared are the objects other than Nodes, as JSON compressed by gzip.
+	shared []byte
+	// version is the resource version of the Services.
+	version string
+	// node returns a Node as JSON.
+	node func(ctx context.Context, name string) ([]byte, error)
+}
+
+// readObjects reads the objects.
+func readObjects(ctx context.Context, client kubernetes.Interface, timeout time.Duration) (*clusterObjects, error) {
+	o := &clusterObjects{node: func(ctx context.Context, name string) ([]byte, error) {
+		return get(ctx, client.CoreV1().RESTClient(), "nodes", name, timeout)
+	}}
+	var all bytes.Buffer
+	w := gzip.NewWriter(&all)
+	for _, list := range []struct {
+		from     rest.Interface
+		resource string
+		optional bool
+	}{
+		{client.CoreV1().RESTClient(), "services", false},
+		{client.DiscoveryV1().RESTClient(), "endpointslices", false},
+		{client.NetworkingV1().RESTClient(), "servicecidrs", true}, // since Kubernetes 1.33
+	} {
+		text, err := get(ctx, list.from, list.resource, "", 6*timeout)
+		if list.optional && apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w; verify needs the right to list them in all namespaces", list.resource, err)
+		}
+		if o.version == "" {
+			var meta struct {
+				Metadata struct{ ResourceVersion string }
+			}
+			if err := json.Unmarshal(text, &meta); err != nil {
+				return nil, fmt.Errorf("list %s: %w", list.resource, err)
+			}
+			o.version = meta.Metadata.ResourceVersion
+		}
+		if _, err := w.Write(text); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	o.shared = all.Bytes()
+	return o, nil
+}
+
+// get reads an object, or all objects of a resource, as JSON.
+func get(ctx context.Context, from rest.Interface, resource, name string, timeout time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	request := from.Get().Resource(resource).SetHeader("Accept", "application/json")
+	if name != "" {
+		request = request.Name(name)
+	}
+	return request.Do(ctx).Raw()
+}
+
+// compare runs the comparison on a node.
+func (o *clusterObjects) compare(ctx context.Context, name string, run runner) (v verification, err error) {
+	node, err := o.node(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return v, errors.New("the API server has no Node of this name")
+	case err != nil:
+		return v, fmt.Errorf("read the Node: %w", err)
+	}
+	// What gzip has compressed may follow each other.
+	var compressed bytes.Buffer
+	w := gzip.NewWriter(&compressed)
+	if _, err := w.Write(node); err != nil {
+		return v, err
+	}
+	if err := w.Close(); err != nil {
+		return v, err
+	}
+	in := io.MultiReader(bytes.NewReader(o.shared), &compressed)
+	answer, err := run(ctx, in, "slicecast-agent", "verify", "--objects=-", "--output=json")
+	// The command fails if there are differences, and prints them nevertheless.
+	if failed := json.Unmarshal(answer, &v); failed == nil && v.Differences != nil {
+		return v, nil
+	} else if err == nil {
+		err = fmt.Errorf("the agent has not printed its comparison as JSON, but %.100q: upgrade it", answer)
+	}
+	return verification{}, err
+}
+
+// code implements report.
+func (r *verifyReport) code() int {
+	code := fine
+	for _, n := range r.nodes {
+		switch {
+		case n.Error != "" || len(n.Unjudged) > 0:
+			return incomplete
+		case n.Total > 0:
+			code = wrong
+		}
+	}
+	return code
+}
+
+// Fields implements show.Report.
+func (r *verifyReport) Fields() []show.Field { return []show.Field{{Name: "nodes", Value: r.nodes}} }
+
+// Print implements show.Report.
+func (r *verifyReport) Print(out *show.Page) {
+	out.Row("NODE", "FRONTENDS", "PACKETS", "DIFFERENCES", "NOT JUDGED")
+	for _, n := range r.nodes {
+		if n.Error == "" {
+			out.Row(n.Node, fmt.Sprint(n.Frontends), fmt.Sprint(n.Packets), fmt.Sprint(n.Total), fmt.Sprint(len(n.Unjudged)))
+		}
+	}
+	for _, n := range r.nodes {
+		if n.Error != "" {
+			out.Title("%s was not compared: %s", n.Node, n.Error)
+			continue
+		}
+		shown := len(n.Differences)
+		if !out.Wide {
+			shown = min(shown, shownPerNode)
+		}
+		if n.Total > 0 {
+			out.Title("%s, compared with Services of resource version %s:", n.Node, n.Objects)
+		}
+		for _, d := range n.Differences[:shown] {
+			out.Row(d.Text)
+		}
+		if more := n.Total - shown; more > 0 {
+			out.Row(fmt.Sprintf("… and %d more (-o wide)", more))
+		}
+		if len(n.Unjudged) > 0 {
+			out.Title("%s, not judged:", n.Node)
+		}
+		for _, u := range n.Unjudged {
+			out.Row(u)
+		}
+	}
+}
