@@ -15,6 +15,8 @@ const (
 	// maxSteps is how many steps a packet may take, over all branches. A Service port with 10,000
 	// backends takes about a million.
 	maxSteps = 1 << 25
+	// maxStates is how many branches a packet may end in. A set has at most 262,144 backends.
+	maxStates = 1 << 19
 	// maxDepth is how deep chains may call each other. The kernel allows 16 in nf_tables.
 	maxDepth = 64
 	// registers is the size of nf_tables' registers in bytes.
@@ -274,12 +276,14 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 				}
 				switch one.kind {
 				case goOn:
-					current = join(current, one.state)
+					current = x.join(current, one.state)
 				case accept:
 					if one.state.translated && one.state.by == nil {
 						one.state.by = r
 					}
-					*accepted = append(*accepted, one.state)
+					if *accepted = append(*accepted, one.state); len(*accepted) > maxStates {
+						x.budget = 0
+					}
 				case drop, reject:
 					one.state.verdict = Drop
 					if one.kind == reject {
@@ -287,23 +291,26 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 					}
 					x.done = append(x.done, one.state)
 				case leave:
-					ended = join(ended, one.state)
+					ended = x.join(ended, one.state)
 				case call:
-					current = join(current, x.chain(one.chain, []state{one.state}, accepted)...)
+					current = x.join(current, x.chain(one.chain, []state{one.state}, accepted)...)
 				case jump:
-					ended = join(ended, x.chain(one.chain, []state{one.state}, accepted)...)
+					ended = x.join(ended, x.chain(one.chain, []state{one.state}, accepted)...)
 				}
 			}
 		}
 		results = results[:0]
-		ended = join(ended, current...)
+		ended = x.join(ended, current...)
 	}
 	return ended
 }
 
 // join adds states to others, merging those with the same future.
-func join(to []state, others ...state) []state {
+func (x *run) join(to []state, others ...state) []state {
 	for i := range others {
+		if x.budget -= len(to); x.budget <= 0 {
+			return to
+		}
 		o := &others[i]
 		at := slices.IndexFunc(to, func(s state) bool { return s.like(o) })
 		if at >= 0 {
@@ -326,6 +333,10 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 	var follow func(i int, s *state)
 	follow = func(i int, s *state) {
 		if x.budget--; x.budget <= 0 {
+			return
+		}
+		if len(results) > maxStates {
+			x.budget = 0
 			return
 		}
 		if i == len(r.steps) {

@@ -74,6 +74,9 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 			report("the agent's health check "+step.ProxyHealth[i].URL, s.checkHealth(ctx, &step.ProxyHealth[i]))
 		}
 		cancel()
+		if s.servesObjects(step) {
+			report("verify", s.verify(t.Context(), c))
+		}
 		s.checkSessions(t, c, step, exceptions, report)
 	}
 }

@@ -104,8 +104,10 @@ func (f *fileParser) problem(line int, format string, args ...any) {
 }
 
 func (f *fileParser) bad(line int, format string, args ...any) {
-	f.lost = true
 	f.problem(line, format, args...)
+	if !f.lost {
+		f.lost, f.file.unread = true, f.file.problems[len(f.file.problems)-1].String()
+	}
 }
 
 // jsonStream parses consecutive JSON values.

@@ -24,11 +24,12 @@ func Read(in io.Reader, name string, o Options, sink source.Sink) error {
 	if len(text) > 0 && text[0] == '{' {
 		name += ".json" // the extension decides how the file is read
 	}
-	s := &Source{files: files{known: map[string]*file{name: p.parse(name, text, nil)}}, mirrors: mirrors{}}
-	now := s.assemble()
-	if len(now.problems) > 0 {
-		return fmt.Errorf("read objects: %v", now.problems[0])
+	f := p.parse(name, text, nil)
+	if f.unread != "" {
+		return fmt.Errorf("read objects: %s", f.unread)
 	}
+	s := &Source{files: files{known: map[string]*file{name: f}}, mirrors: mirrors{}}
+	now := s.assemble()
 	s.fill(source.WithServiceCIDRs(sink, source.NewSkips(log, prometheus.NewRegistry())), now)
 	return nil
 }

@@ -35,6 +35,8 @@ type file struct {
 	raw      []byte
 	objects  []*object
 	problems []problem
+	// unread is the first problem because of which an object may be missing; empty if there is none.
+	unread string
 }
 
 // pending is a change that is not accepted yet.

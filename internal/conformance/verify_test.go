@@ -1,0 +1,91 @@
+// This file compares the rules of a subject with the objects of a case, as "slicecast-agent verify"
+// does. What the packets of a case prove to be right must not be a difference, whoever has made the
+// rules.
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/slicecast/slicecast/agent/verify"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/source/file"
+)
+
+// deviations are the cases in which kube-proxy does something else than the view on purpose, with what
+// all differences are about. It opens NodePorts on all addresses of a family without an InternalIP.
+var deviations = map[string]string{"nodeport-primary-one-family": "should be left alone, because the address has no NodePorts"}
+
+// verify returns an error if the rules on the node differ from what the objects say.
+func (s *stage) verify(ctx context.Context, c *Case) error {
+	objects := &verify.Objects{}
+	var all []io.Reader
+	for _, path := range []string{
+		"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices", "/apis/networking.k8s.io/v1/servicecidrs", "/api/v1/nodes",
+	} {
+		list, err := s.cluster.rest.Get().AbsPath(path).Do(ctx).Raw()
+		if err != nil {
+			return err
+		}
+		all = append(all, strings.NewReader(string(list)))
+	}
+	log := slog.New(slog.DiscardHandler)
+	if err := file.Read(io.MultiReader(all...), "objects", file.Options{Log: log}, objects); err != nil {
+		return err
+	}
+	state, err := objects.State(s.viewOptions())
+	if err != nil {
+		return err
+	}
+	return s.node.Do(func() error {
+		r, err := verify.Settled(ctx, state, settleTimeout)
+		if err != nil {
+			return err
+		}
+		var lines []string
+		for _, d := range r.Differences {
+			if about := deviations[c.ID]; !s.subject.Reference() || about == "" || !strings.Contains(d.String(), about) {
+				lines = append(lines, d.String())
+			}
+		}
+		if lines = append(lines, r.Unjudged...); len(lines) > 0 {
+			return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines, "\n"))
+		}
+		return nil
+	})
+}
+
+// viewOptions returns the settings with which the subject runs.
+func (s *stage) viewOptions() view.Options {
+	o := view.Options{NodeName: s.running.Node, MasqueradeAll: s.running.MasqueradeAll, RefuseExternalIPs: s.running.NoExternalIPs}
+	switch s.running.detectLocalMode() {
+	case ClusterCIDR:
+		for _, c := range s.running.clusterCIDRs() {
+			o.ClusterCIDRs = append(o.ClusterCIDRs, netip.MustParsePrefix(c))
+		}
+	case NodeCIDR:
+		o.DetectLocal = view.ByNodeCIDR
+	}
+	for _, a := range s.running.NodePortAddresses {
+		if a == "primary" {
+			o.NodePortPrimary = true
+		} else {
+			o.NodePortAddresses = append(o.NodePortAddresses, netip.MustParsePrefix(a))
+		}
+	}
+	o.LocalhostNodePorts = s.running.LocalhostNodePorts
+	if s.subject.Reference() && s.subject.Mode() == IPTables && o.LocalhostNodePorts == nil {
+		o.LocalhostNodePorts = new(true) // kube-proxy's default
+	}
+	return o
+}
+
+// servesObjects reports whether a step leaves an agent that follows the objects.
+func (s *stage) servesObjects(step *Step) bool {
+	return !slices.Contains(step.Delete, node(s.running.Node))
+}
