@@ -40,7 +40,7 @@ type verifyOptions struct {
 }
 
 func newVerifyCommand() *cobra.Command {
-	o := &verifyOptions{}
+	o := &verifyOptions{show: show.Options{Once: true}}
 	c := &cobra.Command{
 		Use:   "verify --objects=FILE [-- AGENT-FLAGS]",
 		Short: "Compare what this node's kernel does with what the Services say",
@@ -77,8 +77,6 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 		return errors.New("--objects is not set: set it to a file, or to - for standard input")
 	case o.settle < 0:
 		return fmt.Errorf("--settle is %v: use 0 or more", o.settle)
-	case o.show.Watch:
-		return errors.New("--watch cannot be used here, because the objects are read once: remove it")
 	}
 	if err := o.show.Validate(); err != nil {
 		return err

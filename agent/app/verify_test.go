@@ -96,7 +96,6 @@ func TestVerifyFlags(t *testing.T) {
 		"--objects is not set":           "",
 		"--settle is -1s":                "--objects=- --settle=-1s",
 		"no agent runs on this node":     "--objects=-",
-		"--watch cannot be used":         "--objects=- --watch",
 		"--output is \"x\"":              "--objects=- -o x",
 		"unknown flag: --nothing":        "--objects=- -- --nothing",
 		"no such file or directory":      "--objects=/nowhere -- --node-name=node-1",

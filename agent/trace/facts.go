@@ -28,6 +28,7 @@ func ReadFacts() (Facts, error) {
 	ofServices := map[int]bool{}
 	for _, l := range links {
 		ofServices[l.Attrs().Index] = slices.Contains(serviceDevices, l.Attrs().Name)
+		f.IPVS = f.IPVS || ofServices[l.Attrs().Index]
 	}
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -132,6 +132,8 @@ type Facts struct {
 	Local map[netip.Addr]bool
 	// Addresses are the node's own addresses without those that only Services have, ascending.
 	Addresses []netip.Addr
+	// IPVS means that a proxy serves Services with IPVS, which no rules show.
+	IPVS bool
 }
 
 func (f Facts) local(a netip.Addr) bool { return a.IsLoopback() || f.Local[a] }

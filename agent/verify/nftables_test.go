@@ -197,3 +197,14 @@ func TestNFTables(t *testing.T) {
 		})
 	}
 }
+
+// TestIPVS proves that a node which uses IPVS is not judged, instead of being judged by its rules only.
+func TestIPVS(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	_, err := node.Run(t.Context(), "ip", "link", "add", "kube-ipvs0", "type", "dummy")
+	require.NoError(t, err)
+	r := compare(t, node, exampleState(node))
+	require.Empty(t, r.Differences)
+	require.Len(t, r.Unjudged, 1)
+}

@@ -623,6 +623,11 @@ func Kernel(ctx context.Context, state view.State) (Result, error) {
 	if err != nil {
 		return all, err
 	}
+	if facts.IPVS {
+		all.Unjudged = []string{"this node serves Services with IPVS (it has a device slicecast-ipvs0 or kube-ipvs0), which cannot " +
+			"be judged: only nftables and iptables can"}
+		return all, nil
+	}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		if !trace.Has(family) {
 			continue

@@ -30,7 +30,7 @@ const (
 )
 
 func newVerifyCommand(o *options) *cobra.Command {
-	out := &show.Options{Wide: true, AskTimeout: verifyTimeout}
+	out := &show.Options{Wide: true, Once: true, AskTimeout: verifyTimeout}
 	c := &cobra.Command{
 		Use:   "verify [NODE...]",
 		Short: "Compare what the kernels of nodes do with what the API server says",
@@ -49,10 +49,9 @@ The exit code is 1 if there are differences, and 2 if a node was not compared or
 			return o.complete(c, func(ctx context.Context, f *fleet.Fleet) ([]string, error) { return agentNodes(ctx, f, done) })
 		},
 		RunE: func(c *cobra.Command, nodes []string) error {
-			if out.Watch {
-				return errors.New("--watch cannot be used with verify, because it takes too long: remove it")
-			}
-			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return verifyNodes(ctx, f, nodes, o.timeout) })
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) {
+				return verifyNodes(ctx, f, nodes, o.timeout)
+			})
 		},
 	}
 	addOutputFlags(c, out)

@@ -46,6 +46,8 @@ type Options struct {
 
 	// Wide means that the report has more columns in the format wide.
 	Wide bool
+	// Once means that the command has no --watch.
+	Once bool
 	// AskTimeout bounds one request; 0 means 10 s.
 	AskTimeout time.Duration
 }
@@ -67,7 +69,9 @@ func (o *Options) formats() string {
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Output, "output", "o", table, "Output format: "+o.formats()+".")
-	fs.BoolVarP(&o.Watch, "watch", "w", false, "Show the state every 2 s until interrupted.")
+	if !o.Once {
+		fs.BoolVarP(&o.Watch, "watch", "w", false, "Show the state every 2 s until interrupted.")
+	}
 }
 
 // Validate returns an error if a flag is wrong.
