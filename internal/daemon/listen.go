@@ -4,8 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // Listen listens on address, the value of a flag. Its errors name the flag and say what to do.
@@ -14,7 +13,7 @@ func Listen(flag, address string) (net.Listener, error) {
 	switch {
 	case err == nil:
 		return l, nil
-	case errors.Is(err, unix.EADDRINUSE):
+	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("--%s: another process listens on %s: stop it, or use another address", flag, address)
 	default:
 		return nil, fmt.Errorf("--%s: %w: use an address of this machine and a port, such as 127.0.0.1:8080, or "+

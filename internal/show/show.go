@@ -19,7 +19,7 @@ import (
 	"unicode"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -186,11 +186,11 @@ func terminal(out io.Writer) int {
 	if !ok {
 		return 0
 	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	_, rows, err := term.GetSize(int(f.Fd()))
 	if err != nil {
 		return 0
 	}
-	return max(int(size.Row), 1)
+	return max(rows, 1)
 }
 
 // frame returns one frame of --watch. On a terminal it replaces the previous frame, and lines that
