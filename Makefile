@@ -94,7 +94,7 @@ VERSION ?=
 
 .PHONY: images
 images: ## make the images of server and agent into bin/images, for amd64 and arm64: an OCI layout, archives for containerd and Docker, SBOMs; VERSION=v1.2.3 is their tag
-	go run ./internal/tools/images build --version=$(VERSION) $(IMAGES)
+	go run ./internal/tools/release images --version=$(VERSION) $(IMAGES)
 
 .PHONY: chart
 chart: ## package the Helm chart into bin/chart; VERSION=v1.2.3 is its version, and the tag of its images
@@ -103,8 +103,30 @@ chart: ## package the Helm chart into bin/chart; VERSION=v1.2.3 is its version, 
 .PHONY: push
 push: images chart ## push the images, their SBOMs and the chart; REGISTRY=registry.example.com/team
 	@test -n "$(REGISTRY)" || { echo "say where to: make push REGISTRY=registry.example.com/team" >&2; exit 1; }
-	go run ./internal/tools/images push $(IMAGES) $(REGISTRY)
+	go run ./internal/tools/release push $(IMAGES) $(REGISTRY)
 	internal/tools/helm.sh push bin/chart/slicecast-*.tgz oci://$(REGISTRY)
+
+RELEASE := bin/release
+PLATFORMS ?=
+
+.PHONY: release-dry-run
+release-dry-run: ## make everything that a release consists of into bin/release, signed with a key that is not kept, and verify it as users do; VERSION=v1.2.3; PLATFORMS=linux/amd64 shortens it
+	go run ./internal/tools/release build --version=$(VERSION) --platforms=$(PLATFORMS) $(RELEASE)
+	internal/tools/release/verify.sh $(RELEASE)
+
+KEY ?=
+
+.PHONY: release
+release: ## make the release of the tag that is checked out into bin/release, as docs/releasing.md says; VERSION=v1.2.3 KEY=FILE
+	@test -n "$(VERSION)" -a -n "$(KEY)" || { echo "name the tag and the key: make release VERSION=v1.2.3 KEY=FILE" >&2; exit 1; }
+	go run ./internal/tools/release build --version=$(VERSION) --key=$(KEY) $(RELEASE)
+	internal/tools/release/verify.sh $(RELEASE)
+
+.PHONY: release-push
+release-push: ## push the images and the chart in bin/release; REGISTRY=registry.example.com/team
+	@test -n "$(REGISTRY)" || { echo "say where to: make release-push REGISTRY=registry.example.com/team" >&2; exit 1; }
+	go run ./internal/tools/release push $(RELEASE)/images $(REGISTRY)
+	internal/tools/helm.sh push $(RELEASE)/slicecast-*.tgz oci://$(REGISTRY)
 
 NODES ?= 3
 PROXY ?= slicecast

@@ -251,7 +251,7 @@ func TestPrivilegesOfAgentContainersAreMinimal(t *testing.T) {
 	require.Contains(t, spec.Volumes, corev1.Volume{Name: "modules", VolumeSource: corev1.VolumeSource{
 		HostPath: &corev1.HostPathVolumeSource{Path: "/lib/modules"},
 	}})
-	packages, err := os.ReadFile("../../internal/tools/images/packages.txt")
+	packages, err := os.ReadFile("../../internal/tools/release/packages.txt")
 	require.NoError(t, err)
 	require.Contains(t, string(packages), "/kmod_", "the image lacks modprobe")
 }

@@ -34,14 +34,7 @@ const spdxType = "application/spdx+json"
 // write writes the images into a folder: an OCI layout of all of them, and for each architecture of
 // an image an archive and an SBOM.
 func write(dir string, r release, all []built) error {
-	_, err := os.Stat(filepath.Join(dir, "layout", "oci-layout"))
-	if entries, _ := os.ReadDir(dir); err != nil && len(entries) > 0 {
-		return fmt.Errorf("%s has something other than images in it: name another folder, or remove it", dir)
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := emptyFolder(dir, filepath.Join("layout", "oci-layout")); err != nil {
 		return err
 	}
 	root := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
@@ -74,7 +67,7 @@ func write(dir string, r release, all []built) error {
 		}
 		fmt.Printf("%s@%s\n", ref, digest)
 	}
-	_, err = layout.Write(filepath.Join(dir, "layout"), root)
+	_, err := layout.Write(filepath.Join(dir, "layout"), root)
 	return err
 }
 

@@ -122,7 +122,7 @@ func (d *debian) fetch(ctx context.Context, p pin) (string, error) {
 		var archiveErr error
 		content, archiveErr = get(ctx, d.archive+repository+"/"+d.snapshot+"/"+rest, p.hash)
 		if err = errors.Join(err, archiveErr); archiveErr != nil {
-			return "", fmt.Errorf("%s: %w: if Debian has replaced the package, run internal/tools/images/pin.sh", base, err)
+			return "", fmt.Errorf("%s: %w: if Debian has replaced the package, run internal/tools/release/pin.sh", base, err)
 		}
 	}
 	if err := os.MkdirAll(d.cache, 0o755); err != nil {

@@ -36,12 +36,20 @@ func (f files) link(name, target string) {
 	f[name] = file{kind: tar.TypeSymlink, mode: 0o777, time: time.Unix(0, 0), target: target}
 }
 
-// pack packs the files in the order of their names.
-func (f files) pack() (v1.Layer, error) {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
+// each calls do for all files in the order of their names.
+func (f files) each(do func(name string, f file) error) error {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
-		file := f[name]
+		if err := do(name, f[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tar writes the files as an archive.
+func (f files) tar(to io.Writer) error {
+	w := tar.NewWriter(to)
+	err := f.each(func(name string, file file) error {
 		header := &tar.Header{
 			Typeflag: file.kind, Name: name, Linkname: file.target, Mode: file.mode,
 			ModTime: file.time, Size: int64(len(file.content)),
@@ -50,13 +58,21 @@ func (f files) pack() (v1.Layer, error) {
 			header.Name = strings.TrimSuffix(name, "/") + "/"
 		}
 		if err := w.WriteHeader(header); err != nil {
-			return nil, err
+			return err
 		}
-		if _, err := w.Write(file.content); err != nil {
-			return nil, err
-		}
+		_, err := w.Write(file.content)
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	if err := w.Close(); err != nil {
+	return w.Close()
+}
+
+// pack packs the files into a layer.
+func (f files) pack() (v1.Layer, error) {
+	var b bytes.Buffer
+	if err := f.tar(&b); err != nil {
 		return nil, err
 	}
 	content := b.Bytes()

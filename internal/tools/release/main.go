@@ -1,14 +1,17 @@
-// Command images makes the images of the server and of the agent for amd64 and arm64, without a
-// container engine, and pushes them.
+// Command release makes everything that a release consists of, without a container engine, and
+// pushes its images: archives of the programs, images of the server and of the agent, the chart,
+// SBOMs, checksums, signatures and provenance.
 //
 // The base of all images has the files that programs without a C library need. The image
 // agent-iptables also has the programs of iptables. Both parts come from the Debian packages in
-// packages.txt, which pin.sh writes. The same sources, version and packages make the same digests.
+// packages.txt, which pin.sh writes. The same sources, version and packages make the same bytes,
+// except for signatures.
 //
 // Run it in the root of the repository:
 //
-//	images build [--version=VERSION] DIR
-//	images push DIR REGISTRY
+//	release build [--version=VERSION] [--key=FILE | --platforms=LIST] DIR
+//	release images [--version=VERSION] DIR
+//	release push DIR REGISTRY
 package main
 
 import (
@@ -30,41 +33,65 @@ func main() {
 	err := newCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "images:", err)
+		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
 func newCommand() *cobra.Command {
-	root := &cobra.Command{Use: "images", SilenceErrors: true, SilenceUsage: true}
+	root := &cobra.Command{Use: "release", SilenceErrors: true, SilenceUsage: true}
 	var version string
+	addVersion := func(c *cobra.Command) {
+		c.Flags().StringVar(&version, "version", "",
+			"Version of the programs, and tag of the images. If empty, it is what git describe says of the current commit.")
+	}
+	var o options
 	build := &cobra.Command{
-		Use:  "build DIR",
-		Args: cobra.ExactArgs(1),
+		Use:   "build DIR",
+		Short: "Make everything that a release consists of; without --key, this is a dry run",
+		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := newRelease(cmd.Context(), version)
 			if err != nil {
 				return err
 			}
-			debs, err := newDebian()
+			o.dir = args[0]
+			return r.build(cmd.Context(), o)
+		},
+	}
+	addVersion(build)
+	build.Flags().StringVar(&o.key, "key", "", "Path of the private key of releases. If empty, a key is made and not kept.")
+	build.Flags().StringSliceVar(&o.platforms, "platforms", nil,
+		"Platforms of the archives in a dry run, such as linux/amd64, separated by commas. If empty, all platforms.")
+	images := &cobra.Command{
+		Use:   "images DIR",
+		Short: "Make the images only",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := newRelease(cmd.Context(), version)
 			if err != nil {
 				return err
 			}
-			return (&builder{out: args[0], release: r, debs: debs}).run(cmd.Context())
+			p, remove, err := newPrograms(r)
+			if err != nil {
+				return err
+			}
+			defer remove()
+			return writeImages(cmd.Context(), args[0], p)
 		},
 	}
-	build.Flags().StringVar(&version, "version", "",
-		"Tag of the images. If empty, it is what git describe says of the current commit.")
+	addVersion(images)
 	push := &cobra.Command{
-		Use:  "push DIR REGISTRY",
-		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error { return push(cmd.Context(), args[0], args[1]) },
+		Use:   "push DIR REGISTRY",
+		Short: "Push the images in a folder that build or images has written",
+		Args:  cobra.ExactArgs(2),
+		RunE:  func(cmd *cobra.Command, args []string) error { return push(cmd.Context(), args[0], args[1]) },
 	}
-	root.AddCommand(build, push)
+	root.AddCommand(build, images, push)
 	return root
 }
 
-// release identifies what the images are made of.
+// release identifies what is released.
 type release struct {
 	version  string
 	revision string    // the commit

@@ -7,30 +7,29 @@ import (
 	"net/url"
 	"strings"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	spdxjson "github.com/spdx/tools-golang/json"
 	"github.com/spdx/tools-golang/spdx"
 	"github.com/spdx/tools-golang/spdx/v2/common"
 	"pault.ag/go/debian/deb"
 )
 
-// sbom lists what is in an image as SPDX JSON: the Go modules in the program and the packages.
-func (b *builder) sbom(i image, architecture string, img v1.Image, program string, packages []deb.Control) ([]byte, error) {
-	digest, err := img.Digest()
-	if err != nil {
-		return nil, err
-	}
-	info, err := buildinfo.ReadFile(program)
-	if err != nil {
-		return nil, err
-	}
+// part is a file of a release, or an image, that has an SBOM.
+type part struct {
+	name, hash string // the hash is a SHA-256 in hexadecimal digits
+	purl       string
+	purpose    string // one of SPDX's
+}
+
+// sbom lists what is in a part of the release as SPDX JSON: the Go modules in its programs, and the
+// Debian packages.
+func (r release) sbom(p part, programs []string, packages []deb.Control) ([]byte, error) {
 	doc := &spdx.Document{
 		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT",
-		DocumentName:      i.name + "-" + architecture,
-		DocumentNamespace: source + "/sbom/" + i.name + "/" + digest.Hex,
+		DocumentName:      p.name,
+		DocumentNamespace: source + "/sbom/" + p.name + "/" + p.hash,
 		CreationInfo: &spdx.CreationInfo{
-			Creators: []common.Creator{{CreatorType: "Tool", Creator: "slicecast-images"}},
-			Created:  b.release.created.Format("2006-01-02T15:04:05Z"),
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "slicecast-release"}},
+			Created:  r.created.Format("2006-01-02T15:04:05Z"),
 		},
 	}
 	add := func(name, version, purl string) *spdx.Package {
@@ -53,14 +52,26 @@ func (b *builder) sbom(i image, architecture string, img v1.Image, program strin
 		})
 		return p
 	}
-	whole := add(i.name, b.release.version, fmt.Sprintf("pkg:oci/%s@%s?arch=%s&repository_url=%s",
-		i.name, url.QueryEscape(digest.String()), architecture, published+"/"+i.name))
-	whole.PrimaryPackagePurpose = "CONTAINER"
-	whole.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: digest.Hex}}
-	add(info.Main.Path, b.release.version, purl("golang/"+info.Main.Path, b.release.version))
-	add("stdlib", strings.TrimPrefix(info.GoVersion, "go"), purl("golang/stdlib", strings.TrimPrefix(info.GoVersion, "go")))
-	for _, m := range info.Deps {
-		add(m.Path, m.Version, purl("golang/"+m.Path, m.Version))
+	whole := add(p.name, r.version, p.purl)
+	whole.PrimaryPackagePurpose = p.purpose
+	whole.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: p.hash}}
+	listed := make(map[string]bool) // several programs have most modules in common
+	module := func(path, version string) {
+		if p := purl("golang/"+path, version); !listed[p] {
+			listed[p] = true
+			add(path, version, p)
+		}
+	}
+	for _, program := range programs {
+		info, err := buildinfo.ReadFile(program)
+		if err != nil {
+			return nil, err
+		}
+		module(info.Main.Path, r.version)
+		module("stdlib", strings.TrimPrefix(info.GoVersion, "go"))
+		for _, m := range info.Deps {
+			module(m.Path, m.Version)
+		}
 	}
 	for _, p := range packages {
 		origin, _, _ := strings.Cut(p.SourceName(), " ")
@@ -68,7 +79,7 @@ func (b *builder) sbom(i image, architecture string, img v1.Image, program strin
 			purl("deb/debian/"+p.Package, p.Version.String()), p.Architecture.String(), url.QueryEscape(origin)))
 	}
 	var out bytes.Buffer
-	err = spdxjson.Write(doc, &out, spdxjson.Indent("  "))
+	err := spdxjson.Write(doc, &out, spdxjson.Indent("  "))
 	return out.Bytes(), err
 }
 

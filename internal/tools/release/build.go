@@ -4,8 +4,8 @@ import (
 	"archive/tar"
 	"context"
 	"fmt"
+	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -19,8 +19,6 @@ import (
 const (
 	published = "ghcr.io/slicecast"
 	source    = "https://github.com/slicecast/slicecast"
-	// daemonPackage is the package with the variables release and commit, which --version prints.
-	daemonPackage = "github.com/slicecast/slicecast/internal/daemon"
 )
 
 var architectures = []string{"amd64", "arm64"}
@@ -45,9 +43,19 @@ var images = []image{
 
 // builder makes all images of a release from the sources in the working directory.
 type builder struct {
-	out     string // folder for the images; whatever is in it is replaced
-	release release
-	debs    *debian
+	out      string // folder for the images; whatever is in it is replaced
+	release  release
+	debs     *debian
+	programs *programs
+}
+
+// writeImages makes all images with programs of a release, and writes them into a folder.
+func writeImages(ctx context.Context, dir string, p *programs) error {
+	debs, err := newDebian()
+	if err != nil {
+		return err
+	}
+	return (&builder{dir, p.release, debs, p}).run(ctx)
 }
 
 // built is an image for one architecture.
@@ -60,11 +68,6 @@ type built struct {
 
 // run makes all images and writes them.
 func (b *builder) run(ctx context.Context) error {
-	binaries, err := os.MkdirTemp("", "slicecast-images-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(binaries) }() // a temporary folder that stays does no harm
 	var all []built
 	for _, architecture := range architectures {
 		base, err := b.debs.layer(ctx, "base", architecture)
@@ -80,8 +83,8 @@ func (b *builder) run(ctx context.Context) error {
 		}
 		iptables.configureIPTables()
 		for _, i := range images {
-			program := filepath.Join(binaries, architecture, "slicecast-"+i.command)
-			if err := b.compile(ctx, i.command, architecture, program); err != nil {
+			program, err := b.programs.build(ctx, i.command, platform{"linux", architecture})
+			if err != nil {
 				return err
 			}
 			parts := []*unpacked{base}
@@ -96,26 +99,6 @@ func (b *builder) run(ctx context.Context) error {
 		}
 	}
 	return write(b.out, b.release, all)
-}
-
-// compile builds a command for an architecture, unless it was built for another image. Settings of
-// this machine do not take part. Neither does git's folder, because Go records the commit only from
-// some kinds of clones.
-func (b *builder) compile(ctx context.Context, command, architecture, program string) error {
-	if _, err := os.Stat(program); err == nil {
-		return nil
-	}
-	progress("building slicecast-%s for %s", command, architecture)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		fmt.Sprintf("-ldflags=-s -w -X %[1]s.release=%[2]s -X %[1]s.commit=%[3]s", daemonPackage, b.release.version,
-			b.release.revision), "-o", program, "./"+command)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOAMD64=v1", "GOARM64=v8.0",
-		"GOFLAGS=", "GOEXPERIMENT=", "GOWORK=off")
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("go build ./%s for %s: %w", command, architecture, err)
-	}
-	return nil
 }
 
 // assemble makes an image of the parts and the program.
@@ -161,7 +144,15 @@ func (b *builder) assemble(i image, architecture, program string, parts []*unpac
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		return built{}, err
 	}
-	sbom, err := b.sbom(i, architecture, img, program, packages)
+	digest, err := img.Digest()
+	if err != nil {
+		return built{}, err
+	}
+	sbom, err := b.release.sbom(part{
+		name: i.name + "-" + architecture, hash: digest.Hex, purpose: "CONTAINER",
+		purl: fmt.Sprintf("pkg:oci/%s@%s?arch=%s&repository_url=%s",
+			i.name, url.QueryEscape(digest.String()), architecture, published+"/"+i.name),
+	}, []string{program}, packages)
 	return built{i, architecture, img, sbom}, err
 }
 

@@ -52,7 +52,7 @@ func TestFetch(t *testing.T) {
 
 	_, err := d.fetch(t.Context(), pin{hash: hash([]byte("pinned")), url: mirror + "debian/pool/forged.deb"})
 	require.ErrorContains(t, err, "SHA-256 is "+hash([]byte("forged"))+" instead of "+hash([]byte("pinned")))
-	require.ErrorContains(t, err, "run internal/tools/images/pin.sh")
+	require.ErrorContains(t, err, "run internal/tools/release/pin.sh")
 	_, err = d.fetch(t.Context(), pin{hash: hash([]byte("gone")), url: mirror + "debian/pool/gone.deb"})
 	require.ErrorContains(t, err, "404")
 }

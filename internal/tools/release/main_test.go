@@ -24,11 +24,12 @@ import (
 
 // The folders of the tests are on a tmpfs that disappears with their namespaces.
 const (
-	firstBuild  = "/run/slicecast-images/first"
-	secondBuild = "/run/slicecast-images/second"
-	otherPlace  = "/run/slicecast-images/another place"
-	temporary   = "/run/slicecast-images/tmp"
-	theCommand  = "/run/slicecast-images/program"
+	firstRelease  = "/run/slicecast-release/first"
+	firstBuild    = firstRelease + "/" + imagesFolder
+	secondRelease = "/run/slicecast-release/second"
+	otherPlace    = "/run/slicecast-release/another place"
+	temporary     = "/run/slicecast-release/tmp"
+	theCommand    = "/run/slicecast-release/program"
 )
 
 // testRelease is what the builds are told of their sources, and what git says.
@@ -37,7 +38,7 @@ var testRelease = release{version: "v1.2.3-test", created: time.Date(2026, 11, 2
 func TestMain(m *testing.M) {
 	testenv.Isolate(fetchAll)
 	if err := buildTwice(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, "images:", err)
+		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m)
@@ -54,13 +55,22 @@ func fetchAll() error {
 			return err
 		}
 	}
-	cmd := exec.Command("go", "list", "-deps", "./server", "./agent")
-	cmd.Dir, cmd.Stderr = filepath.Join("..", "..", ".."), os.Stderr
-	return cmd.Run()
+	for _, args := range [][]string{
+		{"go", "list", "-deps", "./server", "./agent", "./loadtest", "./deploy/kubectl-slicecast"},
+		{"internal/tools/helm.sh", "--path"},
+	} {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir, cmd.Stderr = filepath.Join("..", "..", ".."), os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w", cmd, err)
+		}
+	}
+	return nil
 }
 
-// buildTwice builds the images at two places, by the command as users run it. Under the race
-// detector, packing would take ten times as long.
+// buildTwice makes dry runs at two places, by the command as users run it. Under the race detector,
+// packing would take ten times as long. Programs for other systems than Linux are left to
+// `make release-dry-run`: compiling their modules would take minutes.
 func buildTwice(ctx context.Context) error {
 	root, err := repository.Root()
 	if err != nil {
@@ -74,17 +84,17 @@ func buildTwice(ctx context.Context) error {
 		return err
 	}
 	created := fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testRelease.created.Unix())
-	if err := run(ctx, root, []string{created}, "go", "build", "-o", theCommand, "./internal/tools/images"); err != nil {
+	if err := run(ctx, root, []string{created}, "go", "build", "-o", theCommand, "./internal/tools/release"); err != nil {
 		return err
 	}
-	version := "--version=" + testRelease.version
-	if err := run(ctx, root, []string{created}, theCommand, "build", version, firstBuild); err != nil {
+	build := []string{"build", "--version=" + testRelease.version, "--platforms=linux/amd64,linux/arm64"}
+	if err := run(ctx, root, []string{created}, theCommand, append(build, firstRelease)...); err != nil {
 		return err
 	}
 	// What a machine may have set must not take part.
 	defer unix.Umask(unix.Umask(0o077))
 	settings := []string{created, "TZ=Asia/Tokyo", "GOFLAGS=-race", "GOAMD64=v3", "CGO_ENABLED=1"}
-	return run(ctx, otherPlace, settings, theCommand, "build", version, secondBuild)
+	return run(ctx, otherPlace, settings, theCommand, append(build, secondRelease)...)
 }
 
 // run runs a program in a folder with additional variables in its environment.
