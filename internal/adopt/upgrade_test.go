@@ -3,6 +3,7 @@
 package adopt
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -22,13 +23,14 @@ import (
 
 	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
+	"github.com/slicecast/slicecast/internal/testenv/previous"
 	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
-var from = flag.String("adopt.from", lastLanding, "earlier commit that is upgraded from")
+var from = flag.String("adopt.from", "",
+	"earlier commit that is upgraded from; if empty, the release before this one, or "+lastLanding+" if there is none")
 
-// lastLanding is the commit that is upgraded from by default: the last one before images, the chart
-// and the servers' own certificates.
+// lastLanding is the last commit before images, the chart and the servers' own certificates.
 const lastLanding = "1dd51ae"
 
 // previousVariable holds the folder of the earlier commit's programs.
@@ -47,13 +49,18 @@ func buildPrevious() error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(context.Background(), "internal/tools/commit.sh", *from)
-	cmd.Dir, cmd.Stderr = root, os.Stderr
-	dir, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("build %s, which -adopt.from names (see the output): %w", *from, err)
+	commit := *from
+	if commit == "" {
+		if commit, err = previous.Release(context.Background(), root); err != nil {
+			return err
+		}
+		commit = cmp.Or(commit, lastLanding)
 	}
-	return os.Setenv(previousVariable, strings.TrimSpace(string(dir)))
+	bin, err := previous.Build(context.Background(), root, commit)
+	if err != nil {
+		return fmt.Errorf("-adopt.from: %w", err)
+	}
+	return os.Setenv(previousVariable, bin)
 }
 
 // version is one of the versions that take turns.
@@ -74,16 +81,16 @@ type part struct {
 // upgrade lets two versions take turns for each part.
 func upgrade(t *testing.T) {
 	w := start(t, cluster.Options{Nodes: 2, Proxy: cluster.Slicecast}, 2)
-	dir := os.Getenv(previousVariable)
+	bin := os.Getenv(previousVariable)
 	images := filepath.Join(t.TempDir(), "images.tar")
-	previous := version{name: "previous", tag: "previous"}
-	built := cluster.SlicecastImages(filepath.Join(dir, "bin"), previous.tag)
+	earlier := version{name: "previous", tag: "previous"}
+	built := cluster.SlicecastImages(bin, earlier.tag)
 	require.NoError(t, cluster.WriteImages(t.Context(), images, built...))
 	require.NoError(t, w.Import(t.Context(), images))
-	help, err := exec.CommandContext(t.Context(), filepath.Join(dir, "bin", "slicecast-server"), "--help").CombinedOutput()
+	help, err := exec.CommandContext(t.Context(), filepath.Join(bin, "slicecast-server"), "--help").CombinedOutput()
 	require.NoError(t, err, string(help))
-	previous.tlsSecret = strings.Contains(string(help), "--tls-secret")
-	previous.configuration = configurationOf(t, filepath.Join(dir, "bin", "slicecast-agent"))
+	earlier.tlsSecret = strings.Contains(string(help), "--tls-secret")
+	earlier.configuration = configurationOf(t, filepath.Join(bin, "slicecast-agent"))
 	current := version{name: "current", tag: cluster.OwnTag, tlsSecret: true, configuration: configfile.APIVersion}
 
 	parts := w.parts()
@@ -95,9 +102,9 @@ func upgrade(t *testing.T) {
 		to    version
 		order []string
 	}{
-		{previous, []string{"servers", "agents", "relays"}},
+		{earlier, []string{"servers", "agents", "relays"}},
 		{current, []string{"agents", "servers", "relays"}},
-		{previous, []string{"agents", "relays", "servers"}},
+		{earlier, []string{"agents", "relays", "servers"}},
 		{current, []string{"relays", "agents", "servers"}},
 	} {
 		for _, name := range turn.order {

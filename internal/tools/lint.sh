@@ -12,7 +12,7 @@ internal/tools/buf.sh lint
 # is nothing to compare with.
 release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
 if [[ -z $release ]]; then
-	echo "buf breaking: no release yet to compare the wire API with" >&2
+	echo "no release yet to compare the wire API with (buf breaking), or the programs (internal/skew)" >&2
 	exit
 fi
 earlier=$(mktemp -d)
