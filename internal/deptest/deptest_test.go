@@ -137,6 +137,26 @@ func TestSmallPrograms(t *testing.T) {
 	}
 }
 
+// TestPlugin requires that what the plugin has of this module imports nothing that Windows lacks,
+// for which it is released. Building it for Windows would take a minute.
+func TestPlugin(t *testing.T) {
+	t.Setenv("GOOS", "windows")
+	t.Setenv("CGO_ENABLED", "0")
+	format := `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`
+	own := 0
+	for line := range strings.Lines(goList(t, "-deps", "-f", format, module+"deploy/kubectl-slicecast")) {
+		imports := strings.Fields(line)
+		if !strings.HasPrefix(imports[0], module) {
+			continue
+		}
+		own++
+		for _, of := range []string{"golang.org/x/sys/unix", "github.com/vishvananda/netlink", "github.com/google/nftables"} {
+			require.NotContains(t, imports[1:], of, "%s is in the plugin, which has to be built for Windows", imports[0])
+		}
+	}
+	require.Greater(t, own, 3)
+}
+
 func requireFree(t *testing.T, of string, forbidden ...string) {
 	for _, dependency := range strings.Fields(goList(t, "-deps", module+of)) {
 		for _, prefix := range forbidden {
