@@ -70,6 +70,11 @@ screencast: build ## record the demo and draw it, docs/demo.svg
 	go build -o bin/slicecast-demo ./internal/demo
 	go run ./internal/tools/screencast docs/demo 'make demo' bin/slicecast-demo
 
+.PHONY: screenshots
+screenshots: ## take the pictures of the server's page in the documentation, docs/page-*.png, and measure how soon 10,000 nodes are drawn
+	internal/tools/packages.sh chromium-headless-shell:chromium-headless-shell
+	go test -count 1 -v ./server/page -run TestPage -page.screenshots="$(CURDIR)/docs"
+
 FUZZTIME ?= 1m
 
 .PHONY: fuzz

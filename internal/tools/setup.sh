@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
 	ipset:ipset systemd-analyze:systemd qemu-system-x86_64:qemu-system-x86 \
 	containerd:containerd runc:runc /usr/lib/cni/ptp:containernetworking-plugins curl:curl nc:netcat-openbsd dig:bind9-dnsutils \
-	wget:wget jq:jq
+	wget:wget jq:jq chromium-headless-shell:chromium-headless-shell
 internal/tools/kernel.sh >/dev/null
 
 # Linking uses one processor, so two programs are built at a time. The large ones come first.

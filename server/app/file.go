@@ -25,6 +25,7 @@ type serverConfiguration struct {
 	DebugSocket        *string             `json:"debugSocket,omitempty" flag:"debug-socket"`
 	HealthzBindAddress *string             `json:"healthzBindAddress,omitempty" flag:"healthz-bind-address"`
 	MetricsBindAddress *string             `json:"metricsBindAddress,omitempty" flag:"metrics-bind-address"`
+	Page               *bool               `json:"page,omitempty" flag:"page"`
 
 	Shards              *int64           `json:"shards,omitempty" flag:"shards"`
 	Tombstones          *int64           `json:"tombstones,omitempty" flag:"tombstones"`

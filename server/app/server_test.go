@@ -3,6 +3,7 @@
 package app
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,6 +34,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/page"
 )
 
 // deadline bounds waits. It is far more than anything takes.
@@ -334,13 +337,50 @@ func TestMetrics(t *testing.T) {
 	// Nobody is asked about a page that does not exist.
 	require.Contains(t, get(t, ca.ClientTLS(), url+"/invented"), "404 ")
 	require.Contains(t, get(t, ca.ClientTLS(ca.Node("a")), url+"/invented"), "404 ")
-	page := get(t, ca.ClientTLS(ca.Operator()), url)
-	require.Contains(t, page, "slicecast_server_streams 0")
-	require.Contains(t, page, `slicecast_server_refused_requests_total{reason="observer"} 1`)
-	require.Contains(t, page, "go_goroutines")
+	metrics := get(t, ca.ClientTLS(ca.Operator()), url)
+	require.Contains(t, metrics, "slicecast_server_streams 0")
+	require.Contains(t, metrics, `slicecast_server_refused_requests_total{reason="observer"} 1`)
+	require.Contains(t, metrics, "go_goroutines")
 
 	plain := start(t, testConfig(t))
 	require.Contains(t, get(t, nil, "http://"+plain.Addresses().Metrics.String()+"/metrics"), "slicecast_server_streams 0")
+}
+
+// TestPage checks that the page is shown to those who may see metrics, live, and until the server
+// drains.
+func TestPage(t *testing.T) {
+	c, ca := tlsConfig(t)
+	c.Page = true
+	r := start(t, c)
+	r.withWeb()
+	url := "https://" + r.Addresses().Metrics.String() + page.Path
+	for _, path := range []string{"", "main.js", "events", "node?id=1", "service?namespace=default&name=web", "change?shard=0&sequence=1"} {
+		require.Contains(t, get(t, ca.ClientTLS(), url+path), "401 ")
+		require.Contains(t, get(t, ca.ClientTLS(ca.Node("a")), url+path), "403 ")
+	}
+	require.Contains(t, get(t, ca.ClientTLS(ca.Observer()), url), "200 <!DOCTYPE html>")
+	require.Contains(t, get(t, ca.ClientTLS(ca.Observer()), url+"service?namespace=default&name=web"), `"endpoints":2`)
+
+	_, err := hello(t, dial(t, r.Addresses().GRPC.String(), ca.ClientTLS(ca.Node("node-a"))), "node-a")
+	require.NoError(t, err)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"events", nil)
+	require.NoError(t, err)
+	response, err := (&http.Transport{TLSClientConfig: ca.ClientTLS(ca.Observer()), DisableKeepAlives: true}).RoundTrip(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for found := false; !found; found = strings.Contains(lines.Text(), `"node-a","agent","programming"`) {
+		require.True(t, lines.Scan(), lines.Err())
+	}
+	r.cancel()
+	for lines.Scan() { // until the server has ended the stream
+	}
+	require.NoError(t, lines.Err())
+	require.NoError(t, <-r.ended)
+
+	c, ca = tlsConfig(t)
+	off := start(t, c)
+	require.Contains(t, get(t, ca.ClientTLS(ca.Observer()), "https://"+off.Addresses().Metrics.String()+page.Path), "404 ")
 }
 
 // TestPortsAreBounded checks that the ports for health checks and metrics keep few connections of

@@ -55,6 +55,10 @@ type fake struct {
 	// lacking are the nodes that lack every Service and change.
 	lacking map[string]bool
 	service *pb.GetServiceResponse
+	// hold, if it is not nil, is where each lookup waits after it has sent to held.
+	hold, held chan struct{}
+	// open is the number of changes that some node lacks.
+	open uint32
 }
 
 // client returns an agent that has everything.
@@ -93,9 +97,10 @@ func (f *fake) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusRe
 	defer f.mu.Unlock()
 	return &pb.GetStatusResponse{
 		ServerName: "slicecast-server-0", ServerVersion: "v1.2.3", StartTime: timestamppb.New(began), Nodes: uint32(len(f.agents)),
-		Source:   &pb.SourceStatus{Kind: "kube", Synced: true},
-		Size:     &pb.StateSize{Shards: 64, Services: 10000, Slices: 12000, Endpoints: 250000},
-		Warnings: []*pb.WarningCount{{Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Nodes: 2}},
+		Source:           &pb.SourceStatus{Kind: "kube", Synced: true},
+		Size:             &pb.StateSize{Shards: 64, Services: 10000, Slices: 12000, Endpoints: 250000},
+		OpenConvergences: f.open,
+		Warnings:         []*pb.WarningCount{{Warning: pb.NodeWarning_NODE_WARNING_KUBE_PROXY, Nodes: 2}},
 	}, nil
 }
 
@@ -127,6 +132,10 @@ func (f *fake) Agents(about *model.ServiceKey) (out []*pb.AgentStatus) {
 
 // AgentsLacking implements Server.
 func (f *fake) AgentsLacking(uint32, uint64) []*pb.AgentStatus {
+	if f.hold != nil {
+		f.held <- struct{}{}
+		<-f.hold
+	}
 	return slices.DeleteFunc(f.Agents(&model.ServiceKey{}), func(a *pb.AgentStatus) bool { return !a.GetLacks() })
 }
 
@@ -184,8 +193,15 @@ func serve(t *testing.T, server Server, guard func(http.Handler) http.Handler, a
 	return s
 }
 
+// received is an answer. Its body is open until the test ends.
+type received struct {
+	StatusCode int
+	Header     http.Header
+	Body       io.ReadCloser
+}
+
 // request makes a request on a connection of its own.
-func (s *site) request(method, path string, header http.Header) *http.Response {
+func (s *site) request(method, path string, header http.Header) received {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, nil)
 	require.NoError(s.t, err)
@@ -195,7 +211,7 @@ func (s *site) request(method, path string, header http.Header) *http.Response {
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = response.Body.Close() })
-	return response
+	return received{response.StatusCode, response.Header, response.Body}
 }
 
 // get returns the status and the body of a page.

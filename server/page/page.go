@@ -64,11 +64,18 @@ const (
 
 // Server is what the page asks the server. The debug service and the hub implement it together.
 type Server interface {
+	// GetStatus returns the server's state.
 	GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error)
+	// GetService returns what the server has of a Service.
 	GetService(context.Context, *pb.GetServiceRequest) (*pb.GetServiceResponse, error)
+	// Agents returns the clients. With a Service, it says of each whether it lacks the Service's latest
+	// state. They are the caller's.
 	Agents(about *model.ServiceKey) []*pb.AgentStatus
+	// AgentsLacking returns the clients that lack a shard up to a sequence.
 	AgentsLacking(shard uint32, sequence uint64) []*pb.AgentStatus
+	// Convergences returns the latest changes, newest first.
 	Convergences() []fanout.Convergence
+	// Steps returns the curve of a change.
 	Steps(shard uint32, sequence uint64) []fanout.Step
 }
 

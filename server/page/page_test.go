@@ -156,6 +156,51 @@ func TestLookups(t *testing.T) {
 	}
 }
 
+// TestLookupsAreBounded checks that further questions wait.
+func TestLookupsAreBounded(t *testing.T) {
+	f := newFake(1)
+	f.hold, f.held = make(chan struct{}), make(chan struct{})
+	s := serve(t, f, nil, nil)
+	answers := make(chan int)
+	for range maxLookups + 1 {
+		go func() {
+			code, _ := s.get(Path + "change?shard=1&sequence=1")
+			answers <- code
+		}()
+	}
+	for range maxLookups {
+		<-f.held
+	}
+	code, _ := s.get(Path)
+	require.Equal(t, http.StatusOK, code, "the rest of the page does not wait")
+	select {
+	case <-f.held:
+		require.Fail(t, "there are more lookups")
+	default:
+	}
+	f.hold <- struct{}{}
+	<-f.held
+	close(f.hold)
+	for range maxLookups + 1 {
+		require.Equal(t, http.StatusOK, <-answers)
+	}
+}
+
+// TestReadingTheStateIsBounded checks that a sample is reused for longer if taking one took long.
+func TestReadingTheStateIsBounded(t *testing.T) {
+	s := serve(t, newFake(1), nil, func(p *Page) { p.interval = 0 })
+	first, err := s.sample()
+	require.NoError(t, err)
+	first.cost = time.Hour
+	again, err := s.sample()
+	require.NoError(t, err)
+	require.Same(t, first, again)
+	first.cost, first.taken = time.Second, time.Now().Add(-effort*time.Second)
+	again, err = s.sample()
+	require.NoError(t, err)
+	require.NotSame(t, first, again)
+}
+
 // TestHostileTexts checks that texts of clients reach the page as data, without characters that
 // would rearrange what is around them.
 func TestHostileTexts(t *testing.T) {
@@ -256,7 +301,7 @@ func TestViewersAreBounded(t *testing.T) {
 // TestSlowViewersAreCutOff checks that a viewer who reads nothing is cut off, and holds up nobody.
 func TestSlowViewersAreCutOff(t *testing.T) {
 	f := newFake(16000)
-	for _, a := range f.agents { // so that the kernel's buffers, of which one is small, do not hold all of it
+	for _, a := range f.agents { // so that the kernel's buffers do not hold all of it
 		a.NodeName += strings.Repeat("x", 480)
 	}
 	s := serve(t, f, nil, func(p *Page) { p.writeTimeout = 50 * time.Millisecond })

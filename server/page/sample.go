@@ -102,15 +102,16 @@ type serverState struct {
 
 // changeState is a change as the page shows it. Times are in milliseconds.
 type changeState struct {
-	Shard     uint32     `json:"shard"`
-	Sequence  uint64     `json:"sequence"`
-	Published int64      `json:"published"` // since 1970
-	Nodes     int        `json:"nodes"`
-	Lacking   int        `json:"lacking"`
-	Times     []*float64 `json:"times"` // until 50 %, 99 % and all of the nodes had it; null means not yet
-	Services  []string   `json:"services"`
-	More      bool       `json:"more"`
-	Last      []nodeTime `json:"last"`
+	Shard     uint32 `json:"shard"`
+	Sequence  uint64 `json:"sequence"`
+	Published int64  `json:"published"` // since 1970
+	Nodes     int    `json:"nodes"`
+	Lacking   int    `json:"lacking"`
+	// Times are those until 50 %, 99 % and all of the nodes had it; null means not yet.
+	Times    []*float64 `json:"times"`
+	Services []string   `json:"services"`
+	More     bool       `json:"more"`
+	Last     []nodeTime `json:"last"`
 	// Curve says how many nodes had the change within a time: pairs of both.
 	Curve [][2]float64 `json:"curve"`
 }
