@@ -144,7 +144,7 @@ func (e *environment) serverWith(pod, kubeconfig string, args ...string) string 
 	o := &app.Options{}
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	require.NoError(e, fs.Parse(append([]string{"--bind-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--healthz-bind-address=127.0.0.1:0"}, args...)))
+	require.NoError(e, fs.Parse(append([]string{"--bind-address=127.0.0.1:0", "--kubeconfig=" + kubeconfig, "--healthz-bind-address=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0"}, args...)))
 	c, err := o.Complete(slog.New(slog.DiscardHandler))
 	require.NoError(e, err)
 	s, err := app.New(c)
@@ -158,8 +158,9 @@ func (e *environment) serverWith(pod, kubeconfig string, args ...string) string 
 		require.NoError(e, <-ended)
 	})
 	e.Cleanup(e.stops[address])
-	e.pod(serverNamespace, pod, "slicecast-server", "server", "node-0", append([]string{"--bind-address=:8472"}, args...), corev1.PodRunning)
+	e.pod(serverNamespace, pod, "slicecast-server", "server", "node-0", append([]string{"--bind-address=:8472", "--metrics-bind-address=:8474"}, args...), corev1.PodRunning)
 	e.kubelet.Serve(serverNamespace, pod, 8472, address)
+	e.kubelet.Serve(serverNamespace, pod, 8474, s.Addresses().Metrics.String())
 	return address
 }
 

@@ -60,9 +60,9 @@ type Server struct {
 
 	// missing is why the server cannot be asked; nil if there is no known reason.
 	missing error
-	// port is that of gRPC, serverName the name in the server's certificate, ca the ConfigMap with
-	// its CAs, and audience that of its tokens.
-	port                 int
+	// port is that of gRPC, and pagesPort that of metrics and the page, or 0. serverName is the name
+	// in the server's certificate, ca the ConfigMap with its CAs, and audience that of its tokens.
+	port, pagesPort      int
 	serverName, audience string
 	ca                   types.NamespacedName
 	plaintext            bool
@@ -186,9 +186,9 @@ func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) 
 
 // serverFlags are the flags of a server that say how to reach it.
 type serverFlags struct {
-	source, service, address, audience string
-	caConfigMaps, agents               []string
-	plaintext                          bool
+	source, service, address, pages, audience string
+	caConfigMaps, agents                      []string
+	plaintext                                 bool
 }
 
 func parseFlags(args []string) (f serverFlags, err error) {
@@ -198,6 +198,7 @@ func parseFlags(args []string) (f serverFlags, err error) {
 	fs.StringVar(&f.source, "source", "kube", "")
 	fs.StringVar(&f.service, "server-service", "", "")
 	fs.StringVar(&f.address, "bind-address", ":8472", "")
+	fs.StringVar(&f.pages, "metrics-bind-address", "", "")
 	fs.StringVar(&f.audience, "token-audience", "", "")
 	fs.StringArrayVar(&f.caConfigMaps, "ca-config-map", nil, "")
 	fs.StringArrayVar(&f.agents, "agent-service-account", nil, "")
@@ -250,6 +251,9 @@ func newServer(pod *corev1.Pod) *Server {
 		if ok && (i == 0 || key.Namespace == pod.Namespace) {
 			s.ca = types.NamespacedName(key)
 		}
+	}
+	if _, port, err := net.SplitHostPort(flags.pages); err == nil {
+		s.pagesPort, _ = strconv.Atoi(port) // 0, as without the flag, if it is a name
 	}
 	s.missing = s.reachable(pod, flags.address)
 	return s
