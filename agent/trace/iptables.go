@@ -117,6 +117,8 @@ func (r *Rules) addSaved(text, variant string) {
 		case strings.HasPrefix(line, ":"):
 			name, rest, _ := strings.Cut(line[1:], " ")
 			c := &chain{table: s.name, name: name, proxys: proxyChain.MatchString(name)}
+			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES"
+			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
 			s.chains[name] = c
 			r.chains = append(r.chains, c)
 			s.addBase(c, strings.HasPrefix(rest, "DROP"))
@@ -343,7 +345,7 @@ func (p *ruleParser) option(option string, not bool) error {
 			probability = 1 - probability
 		}
 		p.rule.steps = append(p.rule.steps, chance(probability))
-	case "--set", "--rcheck", "--update", "--name", "--seconds":
+	case "--set", "--rcheck", "--update", "--remove", "--name", "--seconds":
 		return p.recentOption(option, not)
 	case "-j", "-g":
 		return p.targetOption(option)
@@ -486,7 +488,7 @@ func (r recent) do(x *run, s *state, next func(*state)) result {
 		}
 	}
 	if r.op != "--rcheck" {
-		s.memory = s.memory.put(remembered{set: set, key: key, timeout: r.timeout})
+		s.memory = s.memory.put(remembered{set: set, key: key, timeout: r.timeout, forgotten: r.op == "--remove"})
 	}
 	next(s)
 	return result{}

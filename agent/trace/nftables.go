@@ -61,6 +61,7 @@ func (r *Rules) addTable(h *nft.Held) {
 		Rules: r, name: "table " + family + " " + h.Name, proxys: slices.Contains(proxyTables, h.Name),
 		chains: map[string]*chain{}, sets: map[string]*set{},
 	}
+	r.slicecasts = r.slicecasts || t.proxys
 	for name := range h.Chains {
 		c := &chain{table: t.name, name: name, proxys: t.proxys}
 		t.chains[name] = c

@@ -147,6 +147,11 @@ type Rules struct {
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
 	frontends map[Frontend]string
+	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no other
+	// proxy has written any.
+	KubeProxyIPTables bool
+	// slicecasts means that Slicecast has written rules.
+	slicecasts bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
 	Unjudged []string
 	// unjudged are the rules of other chains that could not be judged, as far as packets came by them.
@@ -208,6 +213,7 @@ func (r *Rules) finish() {
 	slices.SortStableFunc(r.bases, func(a, b *base) int {
 		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
 	})
+	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
 	for _, b := range r.bases {
 		b.reached = true
 	}

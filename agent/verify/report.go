@@ -68,6 +68,7 @@ func (r *Report) Fields() []show.Field {
 	return []show.Field{
 		{Name: "node", Value: r.Node}, {Name: "frontends", Value: r.Frontends}, {Name: "packets", Value: r.Packets},
 		{Name: "total", Value: len(r.Differences)}, {Name: "differences", Value: r.shown()},
+		{Name: "tolerated", Value: r.Tolerated},
 		{Name: "unjudged", Value: append([]string{}, r.Unjudged...)},
 	}
 }
@@ -77,6 +78,9 @@ func (r *Report) Print(out *show.Page) {
 	out.Row("Node", r.Node)
 	out.Row("Compared", show.Plural("frontend", r.Frontends)+", "+show.Plural("packet", r.Packets))
 	out.Row("Differences", strconv.Itoa(len(r.Differences)))
+	if r.Tolerated > 0 {
+		out.Row("Tolerated", show.Plural("packet", r.Tolerated)+" that kube-proxy's mode iptables refuses in its own way")
+	}
 	if len(r.Differences) > 0 {
 		out.Title("Differences:")
 		for _, d := range r.shown() {

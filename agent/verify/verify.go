@@ -65,6 +65,8 @@ type Result struct {
 	Differences []Difference `json:"differences"`
 	// Unjudged are what could not be judged, each with the reason.
 	Unjudged []string `json:"unjudged,omitempty"`
+	// Tolerated counts packets that kube-proxy refuses in another way than the view, or does not refuse.
+	Tolerated int `json:"tolerated"`
 	// Frontends and Packets count what was compared.
 	Frontends int `json:"frontends"`
 	Packets   int `json:"packets"`
@@ -74,6 +76,7 @@ type Result struct {
 func (r *Result) Merge(o Result) {
 	r.Differences = append(r.Differences, o.Differences...)
 	r.Unjudged = append(r.Unjudged, o.Unjudged...)
+	r.Tolerated += o.Tolerated
 	r.Frontends += o.Frontends
 	r.Packets += o.Packets
 }
@@ -371,7 +374,7 @@ func (c *comparison) untouched(p *view.ServicePort, f view.Frontend, s source, t
 		return
 	}
 	for _, o := range out {
-		if o.Backend.IsValid() || o.Verdict != trace.Pass {
+		if (o.Backend.IsValid() || o.Verdict != trace.Pass) && !c.tolerates(q, view.Route{}, out) {
 			c.differ(q, "be left alone, because the address has no NodePorts", describe(out), o.Path)
 			return
 		}
@@ -392,7 +395,7 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	wanted := map[view.Target]trace.Verdict{view.Drop: trace.Drop, view.Reject: trace.Reject}
 	if verdict, ends := wanted[route.To]; ends {
 		for _, o := range out {
-			if o.Verdict != verdict {
+			if o.Verdict != verdict && !c.tolerates(q, route, out) {
 				text := "be rejected"
 				if verdict == trace.Drop {
 					text = "be dropped"
@@ -407,6 +410,25 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 		return
 	}
 	c.affinity(q, p, out)
+}
+
+// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although the
+// view follows another mode of kube-proxy. That mode rejects before it looks at source ranges, rejects
+// NodePorts on all of the node's addresses, and does not reject what the node sends to other addresses
+// than cluster IPs. No packet is led to a backend by that.
+func (c *comparison) tolerates(q question, route view.Route, out []trace.Outcome) bool {
+	if !c.rules.KubeProxyIPTables {
+		return false
+	}
+	for _, o := range out {
+		unrefused := o.Verdict == trace.Pass && !o.Backend.IsValid() && route.To == view.Reject &&
+			q.source.over == "" && q.frontend.Kind != view.ClusterIP
+		if o.Verdict == trace.Pass && !unrefused {
+			return false
+		}
+	}
+	c.Tolerated++
+	return true
 }
 
 // tolerance is how much the probability of a backend may differ from what it should be. The

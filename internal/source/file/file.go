@@ -71,7 +71,7 @@ func New(o Options) (*Source, error) {
 		}),
 		files: files{
 			directory: filepath.Clean(o.Directory),
-			parser:    parser{source.NewConverter(o.ServiceProxyName), o.Log},
+			parser:    parser{converter: source.NewConverter(o.ServiceProxyName), log: o.Log},
 			known:     map[string]*file{},
 			pending:   map[string]*pending{},
 		},

@@ -68,6 +68,9 @@ func (p problem) String() string {
 type parser struct {
 	converter *source.Converter
 	log       *slog.Logger
+	// accepted means that an API server has accepted the objects. What it accepts and nodes cannot use
+	// is left out, as a source that follows the API server does.
+	accepted bool
 }
 
 // parse parses a file's documents. If one of them is bad, objects of the file's earlier state that
@@ -308,11 +311,11 @@ func (f *fileParser) object(v value, kind schema.GroupVersionKind) *object {
 		if s.Reason == source.NoClusterIP {
 			s.Detail += ": no API server allocates it here: set an address, or None for a headless Service"
 		}
-		if s.Invalid() {
+		if s.Invalid() && !f.accepted {
 			invalid(s.Field, s.Detail)
 		}
 	}
-	if s, ok := into.(*corev1.Service); ok && good {
+	if s, ok := into.(*corev1.Service); ok && good && !f.accepted {
 		o.hasSelector = len(s.Spec.Selector) > 0
 		for i, p := range s.Spec.Ports {
 			if s.Spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {

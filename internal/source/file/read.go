@@ -11,8 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// Read reads objects, as JSON values one after the other or as YAML documents, and gives them to the
-// sink once. It uses the ServiceProxyName and the Log of the options. It returns an error if an
+// Read reads the objects of an API server, as JSON values one after the other or as YAML documents,
+// and gives them to the sink once. It uses the ServiceProxyName and the Log of the options. It returns an error if an
 // object cannot be read.
 func Read(in io.Reader, name string, o Options, sink source.Sink) error {
 	text, err := io.ReadAll(in)
@@ -20,7 +20,7 @@ func Read(in io.Reader, name string, o Options, sink source.Sink) error {
 		return fmt.Errorf("read objects from %s: %w", name, err)
 	}
 	log := cmp.Or(o.Log, slog.Default())
-	p := parser{source.NewConverter(o.ServiceProxyName), log}
+	p := parser{source.NewConverter(o.ServiceProxyName), log, true}
 	if len(text) > 0 && text[0] == '{' {
 		name += ".json" // the extension decides how the file is read
 	}
