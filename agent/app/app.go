@@ -20,6 +20,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/agent/warnings"
 	"github.com/slicecast/slicecast/internal/bounded"
@@ -139,6 +140,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if a.registry == nil {
 		a.registry = daemon.NewRegistry()
 	}
+	o.Registry = a.registry
 	kube.RegisterClientMetrics(a.registry)
 	o.iptablesMetrics = iptables.NewMetrics(a.registry)
 	if a.programmer, err = o.choose(logger, out); err != nil {
@@ -168,7 +170,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Mode: a.programmer.name, Logger: logger,
 		Registerer: a.registry,
 	}
-	if a.programmer.name != programmerPrinter { // the printer leaves the machine alone
+	if !o.programsNothing() {
 		o.Node.tune(logger)
 		options.Flows, options.Health = a.flows, a.health
 	}
@@ -196,6 +198,9 @@ func (a *agent) run(ctx context.Context) error {
 	g.Go(func() error { a.flows.Run(ctx); return nil })
 	g.Go(func() error { a.health.Run(ctx, a.reconciler); return nil })
 	g.Go(func() error { a.warnings.Run(ctx); return nil })
+	if shadow, ok := a.programmer.Programmer.(*verify.Shadow); ok {
+		g.Go(func() error { shadow.Run(ctx); return nil })
+	}
 	if !o.Node.AllowExternalIPs {
 		a.logger.Info("External IPs of Services are not served, because --allow-service-external-ips is false")
 	}

@@ -41,7 +41,7 @@ connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 				}
 				return kubeproxy.Cleanup(c.Context())
 			}
-			if process := runningAgent(); process != "" {
+			if process := runningAgent(true); process != "" {
 				return fmt.Errorf("an agent runs on this node (process %s) and would program its rules again: stop "+
 					"it first", process)
 			}
@@ -60,20 +60,21 @@ connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 	return c
 }
 
-// runningAgent returns the id of a process that is an agent and programs this network namespace. It
-// returns "" if it sees none.
-func runningAgent() string {
+// runningAgent returns the id of a process that is an agent in this network namespace and, if programs
+// is set, programs it. It returns "" if it sees none.
+func runningAgent(programs bool) string {
 	name, err := os.ReadFile("/proc/self/comm") // the name that the program has on this node
 	if err != nil {
 		return ""
 	}
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
-		programsNothing := func(argument string) bool {
-			return slices.Contains([]string{"status", "inspect", "cleanup", "verify", "--init-only", "--programmer=printer"}, argument) ||
-				strings.HasPrefix(argument, "--migrate-config")
+		other := func(argument string) bool {
+			return slices.Contains([]string{"status", "inspect", "cleanup", "verify", "--init-only"}, argument) ||
+				strings.HasPrefix(argument, "--migrate-config") ||
+				programs && slices.Contains([]string{"--programmer=printer", "--programmer=shadow"}, argument)
 		}
-		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), programsNothing) {
+		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), other) {
 			return filepath.Base(process)
 		}
 	}

@@ -86,8 +86,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Credentials.AddFlags(fs, "")
 	fs.StringVar(&o.Programmer, "programmer", programmerAuto,
 		"How the kernel is programmed: nftables, iptables, ipvs, auto (nftables if the kernel supports it, or else "+
-			"iptables), or printer (only print). The rules of an earlier programmer are removed once the new ones "+
-			"are complete.")
+			"iptables), shadow (program nothing, and compare what the kernel does with what it should), or "+
+			"printer (only print). The rules of an earlier programmer are removed once the new ones are complete.")
 	fs.BoolVar(&o.ProgrammerFallback, "programmer-fallback", true,
 		"Use the next one of ipvs, nftables and iptables if the kernel lacks what --programmer requires. The reason "+
 			"is in the log, the metrics and the status. If false, that is an error.")
@@ -164,10 +164,26 @@ func (o *Options) complete() error {
 		}
 		o.NodeName = strings.ToLower(name)
 	}
+	if o.Programmer == programmerShadow {
+		// The ports belong to whatever programs the kernel.
+		o.HealthzAddresses = withoutPort(o.HealthzAddresses, kubeProxyHealthzPort)
+		o.MetricsAddresses = withoutPort(o.MetricsAddresses, kubeProxyMetricsPort)
+	}
 	if o.kubeProxyExpected() && !o.given("metrics-bind-address") {
 		o.MetricsAddresses = nil // the default is kube-proxy's
 	}
 	return nil
+}
+
+// These are kube-proxy's ports.
+const kubeProxyHealthzPort, kubeProxyMetricsPort = "10256", "10249"
+
+// withoutPort returns the addresses that have another port.
+func withoutPort(addresses []string, port string) []string {
+	return slices.DeleteFunc(slices.Clone(addresses), func(a string) bool {
+		_, p, err := net.SplitHostPort(a)
+		return err == nil && p == port
+	})
 }
 
 // kubeProxyExpected reports whether a kube-proxy is meant to run on the node, too.
@@ -237,7 +253,7 @@ func (o *Options) validateCredentials() error {
 
 func (o *Options) validateProgrammer() error {
 	if candidates[o.Programmer] == nil {
-		return fmt.Errorf("--programmer is %q: use auto, nftables, iptables, ipvs or printer", o.Programmer)
+		return fmt.Errorf("--programmer is %q: use auto, nftables, iptables, ipvs, shadow or printer", o.Programmer)
 	}
 	if _, ok := iptablesVariants[o.IPTablesVariant]; !ok {
 		return fmt.Errorf("--iptables-variant is %q: use auto, nft or legacy", o.IPTablesVariant)

@@ -145,3 +145,15 @@ func TestInvalidOptions(t *testing.T) {
 		})
 	}
 }
+
+// TestShadowOpensNoPortOfKubeProxy proves that a shadow leaves kube-proxy's ports to kube-proxy.
+func TestShadowOpensNoPortOfKubeProxy(t *testing.T) {
+	for programmer, healthz := range map[string][]string{"shadow": {"127.0.0.1:8475"}, "auto": {"127.0.0.1:8475", ":10256"}} {
+		o := parse(t, "--source=kube", "--programmer="+programmer, "--healthz-bind-address=127.0.0.1:8475,:10256")
+		require.NoError(t, o.complete())
+		require.NoError(t, o.validate())
+		require.Equal(t, healthz, o.HealthzAddresses)
+		require.Equal(t, programmer == "shadow", len(o.MetricsAddresses) == 0)
+		require.Equal(t, programmer == "shadow", o.programsNothing())
+	}
+}

@@ -20,6 +20,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/programmer/takeover"
+	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
@@ -30,6 +31,7 @@ const (
 	programmerIPTables = "iptables"
 	programmerIPVS     = "ipvs"
 	programmerPrinter  = "printer"
+	programmerShadow   = "shadow"
 )
 
 // candidates contains, for each value of --programmer, the programmers to try, in order.
@@ -39,6 +41,7 @@ var candidates = map[string][]string{
 	programmerIPTables: {programmerIPTables},
 	programmerIPVS:     {programmerIPVS, programmerNFTables, programmerIPTables},
 	programmerPrinter:  {programmerPrinter},
+	programmerShadow:   {programmerShadow},
 }
 
 // iptablesVariants contains the values of --iptables-variant.
@@ -151,6 +154,10 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 	switch name {
 	case programmerPrinter:
 		return printer.New(out), nil
+	case programmerShadow:
+		return verify.NewShadow(verify.ShadowOptions{
+			Settle: shadowSettle, Period: shadowPeriod, Logger: logger, Registerer: o.Registry,
+		}), nil
 	case programmerNFTables:
 		p, err := nftables.New(o.nftables(logger))
 		return o.takeOver(name, p, err, logger)
@@ -213,6 +220,18 @@ func (c *chosen) observe(registerer prometheus.Registerer) {
 	}, []string{"programmer", "reason"}).WithLabelValues(c.name, c.reason).Set(1)
 }
 
+const (
+	// shadowSettle is how long a difference lasts before a shadow reports it. kube-proxy may need some
+	// seconds for a change.
+	shadowSettle = 20 * time.Second
+	shadowPeriod = time.Minute
+)
+
+// programsNothing reports whether the programmer leaves the machine alone.
+func (o *Options) programsNothing() bool {
+	return o.Programmer == programmerPrinter || o.Programmer == programmerShadow
+}
+
 // prepareKernel applies the settings of the kernel that the programmer needs and that only a
 // privileged container can make. If that fails, everything works that does not need them.
 func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
@@ -220,7 +239,7 @@ func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 	// Without a Node, the view has no primary addresses. That does not matter here, because loopback
 	// addresses are never primary.
 	localhost := err == nil && view.New(v).State().Node.LocalhostNodePorts
-	if o.Programmer == programmerPrinter || !localhost && o.Programmer != programmerIPVS {
+	if o.programsNothing() || !localhost && o.Programmer != programmerIPVS {
 		return
 	}
 	c, err := o.choose(logger, io.Discard)

@@ -146,7 +146,7 @@ func plain(in io.Reader) (io.Reader, error) {
 // the agent that runs on this node.
 func settings(flags []string) (options view.Options, proxyName string, err error) {
 	if len(flags) == 0 {
-		process := runningAgent()
+		process := runningAgent(false)
 		if process == "" {
 			return options, "", errors.New("no agent runs on this node: add its flags after --, such as -- --node-name=node-1 " +
 				"--cluster-cidr=10.244.0.0/16")

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/slicecast/slicecast/agent/kubeproxy"
+	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -14,8 +15,8 @@ import (
 
 // check returns a function that says what should be mended on this node.
 func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWarning]string {
-	// The printer programs nothing that a kube-proxy could interfere with.
-	expected := a.options.kubeProxyExpected() || a.programmer.name == programmerPrinter
+	// Without rules of its own, there is nothing that a kube-proxy could interfere with.
+	expected := a.options.kubeProxyExpected() || a.options.programsNothing()
 	var detector kubeproxy.Detector
 	return func(ctx context.Context) map[pb.NodeWarning]string {
 		out := make(map[pb.NodeWarning]string)
@@ -26,6 +27,9 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 			if reason := unrecognized[family]; reason != "" {
 				out[w] = reason
 			}
+		}
+		if shadow, ok := a.programmer.Programmer.(*verify.Shadow); ok && shadow.Reason() != "" {
+			out[pb.NodeWarning_NODE_WARNING_KERNEL_DIFFERS] = shadow.Reason()
 		}
 		if expected {
 			return out

@@ -324,6 +324,8 @@ func eventReason(w pb.NodeWarning) string {
 		return "PodRangeMismatch"
 	case pb.NodeWarning_NODE_WARNING_KUBE_PROXY:
 		return "KubeProxyRunning"
+	case pb.NodeWarning_NODE_WARNING_KERNEL_DIFFERS:
+		return "KernelDiffers"
 	}
 	return "SlicecastWarning"
 }
