@@ -111,7 +111,7 @@ func TestInvalidOptions(t *testing.T) {
 		"TLS standalone":      {[]string{"--source=kube", "--ca-file=ca"}, "require --servers or --server-service"},
 		"checkpoint alone":    {[]string{"--source=kube", "--checkpoint=c"}, "--checkpoint requires --servers or --server-service"},
 		"kubeconfig":          {[]string{"--source=file", "--manifests=x", "--kubeconfig=k"}, "--kubeconfig requires"},
-		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use auto, nftables, iptables, ipvs or printer"},
+		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use auto, nftables, iptables, ipvs, shadow or printer"},
 		"scheduler":           {[]string{"--source=kube", "--ipvs-scheduler=best"}, "use one of rr, wrr,"},
 		"IPVS timeout":        {[]string{"--source=kube", "--ipvs-udp-timeout=1500ms"}, "--ipvs-udp-timeout is 1.5s"},
 		"no time to drain":    {[]string{"--source=kube", "--ipvs-drain-limit=0"}, "--ipvs-drain-limit is 0s"},

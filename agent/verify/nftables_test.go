@@ -202,7 +202,7 @@ func TestNFTables(t *testing.T) {
 func TestIPVS(t *testing.T) {
 	t.Parallel()
 	node := newNode(t)
-	_, err := node.Run(t.Context(), "ip", "link", "add", "kube-ipvs0", "type", "dummy")
+	_, err := node.Run(t.Context(), "ip", "link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "peer")
 	require.NoError(t, err)
 	r := compare(t, node, exampleState(node))
 	require.Empty(t, r.Differences)

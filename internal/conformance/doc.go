@@ -1,7 +1,9 @@
 // Package conformance plays cases: each says what a Service must do to packets, and the package
 // checks whether an agent does it. The cases are data. testdata/scenarios/README.md describes their
 // format, and this package has the types for it. They are played with a real API server, a real
-// kernel and real packets between network namespaces. The tests never look at rules.
+// kernel and real packets between network namespaces. What is right is never read from rules. After
+// each step, the rules are also compared with the objects as "slicecast-agent verify" does. It must
+// find no difference where packets find none.
 //
 // # Running
 //

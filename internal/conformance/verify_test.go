@@ -18,8 +18,12 @@ import (
 )
 
 // deviations are the cases in which kube-proxy does something else than the view on purpose, with what
-// all differences are about. It opens NodePorts on all addresses of a family without an InternalIP.
-var deviations = map[string]string{"nodeport-primary-one-family": "should be left alone, because the address has no NodePorts"}
+// all differences are about. It opens NodePorts on all addresses of a family without an InternalIP, and
+// load balancers to everybody if it does not understand their source ranges.
+var deviations = map[string]string{
+	"nodeport-primary-one-family": "should be left alone, because the address has no NodePorts",
+	"lb-source-ranges-mapped":     "what comes to loadBalancer 198.51.100.4:80",
+}
 
 // verify returns an error if the rules on the node differ from what the objects say.
 func (s *stage) verify(ctx context.Context, c *Case) error {
