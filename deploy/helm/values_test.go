@@ -66,6 +66,10 @@ func TestWrongValues(t *testing.T) {
 		{"agent.maxUnavailable=0%", "at '/agent/maxUnavailable'"},
 		{"agent.maxUnavailable=0", "at '/agent/maxUnavailable'"},
 		{"kubectl.users[0].kind=Team", "at '/kubectl/users/0"},
+		{"monitoring.podMonitors.interval=often", "at '/monitoring/podMonitors/interval'"},
+		{"monitoring.podMonitors.clientSecret=Not_A_Name", "at '/monitoring/podMonitors/clientSecret'"},
+		{"monitoring.agents.port=0", "at '/monitoring/agents/port': minimum"},
+		{"monitoring.dashboards.enabled=1", "at '/monitoring/dashboards/enabled': got number, want boolean"},
 		{"cleanup.agents=1", "at '/cleanup/agents': got number, want boolean"},
 		{"cleanup.doneImage=registry.k8s.io/pause", "at '/cleanup/doneImage'"},
 	} {

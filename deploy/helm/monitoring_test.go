@@ -1,0 +1,151 @@
+// These tests prove that the chart has nothing for Prometheus and Grafana unless asked, and that
+// what it then has is what Prometheus' operator and Grafana's sidecar expect: PodMonitors that fit
+// the Pods, their ports and certificates, the generated rules, and the generated dashboards.
+package helm
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/testenv/repository"
+)
+
+// monitored are values with everything for Prometheus and Grafana.
+var monitored = []string{
+	"--set=monitoring.podMonitors.enabled=true,monitoring.podMonitors.clientSecret=prometheus,monitoring.podMonitors.interval=15s",
+	"--set=monitoring.podMonitors.labels.release=stack,monitoring.agents.servingSecret=agents,monitoring.agents.port=9999",
+	"--set=monitoring.rules.enabled=true,monitoring.rules.labels.release=stack",
+	"--set=monitoring.dashboards.enabled=true,monitoring.dashboards.annotations.folder=Network",
+}
+
+// strictly converts an object into a type that must have all of its fields.
+func strictly(t *testing.T, from *unstructured.Unstructured, to any) {
+	t.Helper()
+	text, err := json.Marshal(from.Object)
+	require.NoError(t, err)
+	require.NoError(t, yaml.UnmarshalStrict(text, to))
+}
+
+func TestNothingIsMonitoredByDefault(t *testing.T) {
+	for _, flags := range [][]string{nil, {"--set=monitoring=null"}} {
+		objects := render(t, flags...)
+		for _, o := range objects {
+			require.NotContains(t, o.GetAPIVersion(), "monitoring.coreos.com")
+			require.NotContains(t, o.GetName(), "dashboard")
+		}
+		var agent appsv1.DaemonSet
+		convert(t, find(t, objects, "DaemonSet", "slicecast-agents", "slicecast-agent"), &agent)
+		require.NotContains(t, strings.Join(agent.Spec.Template.Spec.Containers[0].Args, " "), "metrics")
+	}
+	args := append([]string{"template", "slicecast", chart, "--namespace=kube-system", "--set=monitoring.podMonitors.enabled=true"}, required...)
+	_, err := helm(t, args...)
+	require.ErrorContains(t, err, "monitoring.podMonitors.clientSecret")
+	for _, o := range render(t, monitored[0]) {
+		require.False(t, o.GetKind() == "PodMonitor" && o.GetName() == "slicecast-agent", "agents have no certificate")
+	}
+}
+
+func TestPodMonitors(t *testing.T) {
+	objects := render(t, monitored...)
+	var server appsv1.Deployment
+	convert(t, find(t, objects, "Deployment", "slicecast-system", "slicecast-server"), &server)
+	var agent appsv1.DaemonSet
+	convert(t, find(t, objects, "DaemonSet", "slicecast-agents", "slicecast-agent"), &agent)
+	for _, test := range []struct {
+		namespace, name, serverName string
+		pod                         corev1.PodTemplateSpec
+	}{
+		{"slicecast-system", "slicecast-server", "slicecast-server.slicecast-system.svc", server.Spec.Template},
+		{"slicecast-agents", "slicecast-agent", "slicecast-agent", agent.Spec.Template},
+	} {
+		var m monitoringv1.PodMonitor
+		strictly(t, find(t, objects, "PodMonitor", test.namespace, test.name), &m)
+		require.Equal(t, "stack", m.Labels["release"])
+		require.Equal(t, test.name, test.pod.Labels[m.Spec.JobLabel], "the job in rules and dashboards")
+		require.NotEmpty(t, m.Spec.Selector.MatchLabels)
+		for key, value := range m.Spec.Selector.MatchLabels {
+			require.Equal(t, value, test.pod.Labels[key])
+		}
+		require.Len(t, m.Spec.PodMetricsEndpoints, 1)
+		endpoint := m.Spec.PodMetricsEndpoints[0]
+		require.EqualValues(t, "15s", endpoint.Interval)
+		require.EqualValues(t, "https", strings.ToLower(string(*endpoint.Scheme)))
+		require.Equal(t, test.serverName, *endpoint.TLSConfig.ServerName)
+		require.Equal(t, "prometheus", endpoint.TLSConfig.KeySecret.Name)
+		require.Equal(t, "prometheus", endpoint.TLSConfig.Cert.Secret.Name)
+		var ports []string
+		for _, p := range test.pod.Spec.Containers[0].Ports {
+			ports = append(ports, p.Name)
+		}
+		require.Contains(t, ports, *endpoint.Port)
+	}
+	pod := agent.Spec.Template.Spec
+	require.Subset(t, pod.Containers[0].Args, []string{"--secure-metrics-bind-address=:9999", "--metrics-cert-file=/run/slicecast/metrics/tls.crt"})
+	require.EqualValues(t, 9999, pod.Containers[0].Ports[0].HostPort)
+	require.Contains(t, pod.Volumes, corev1.Volume{Name: "metrics", VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: "agents", DefaultMode: new(int32(0o400))},
+	}})
+}
+
+// TestCertificateOfAgents runs the commands of deploy/README.md that make the agents' certificate.
+func TestCertificateOfAgents(t *testing.T) {
+	dir := t.TempDir()
+	authority, err := testca.New()
+	require.NoError(t, err)
+	_, err = authority.WriteCA(dir)
+	require.NoError(t, err)
+	key, err := authority.KeyPEM()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.key"), key, 0o600))
+	commands, err := repository.Commands("deploy/README.md", "agents")
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "bash", "-euc", commands)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "agents.crt"), filepath.Join(dir, "agents.key"))
+	require.NoError(t, err)
+	_, err = pair.Leaf.Verify(x509.VerifyOptions{DNSName: "slicecast-agent", Roots: authority.Pool()})
+	require.NoError(t, err)
+}
+
+func TestRulesAndDashboards(t *testing.T) {
+	objects := render(t, monitored...)
+	var rule monitoringv1.PrometheusRule
+	strictly(t, find(t, objects, "PrometheusRule", "slicecast-system", "slicecast"), &rule)
+	require.Equal(t, "stack", rule.Labels["release"])
+	text, err := os.ReadFile(filepath.Join(chart, "monitoring", "rules.yaml"))
+	require.NoError(t, err)
+	var want monitoringv1.PrometheusRuleSpec
+	require.NoError(t, yaml.UnmarshalStrict(text, &want))
+	require.NotEmpty(t, want.Groups)
+	require.Equal(t, want, rule.Spec)
+
+	files, err := filepath.Glob(filepath.Join(chart, "monitoring", "dashboards", "*.json"))
+	require.NoError(t, err)
+	require.Len(t, files, 4)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		name := filepath.Base(file)
+		var m corev1.ConfigMap
+		convert(t, find(t, objects, "ConfigMap", "slicecast-system", strings.TrimSuffix(name, ".json")+"-dashboard"), &m)
+		require.Equal(t, "1", m.Labels["grafana_dashboard"])
+		require.Equal(t, "Network", m.Annotations["folder"])
+		require.JSONEq(t, string(text), m.Data[name])
+	}
+}
