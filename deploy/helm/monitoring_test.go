@@ -1,6 +1,6 @@
-// These tests prove that the chart has nothing for Prometheus and Grafana unless asked, and that
-// what it then has is what Prometheus' operator and Grafana's sidecar expect: PodMonitors that fit
-// the Pods, their ports and certificates, the generated rules, and the generated dashboards.
+// These tests prove that the chart has nothing for Prometheus and Grafana unless asked. Asked, it
+// has what Prometheus' operator and Grafana's sidecar expect: PodMonitors that fit the Pods, their
+// ports and certificates, the generated rules, and the generated dashboards.
 package helm
 
 import (

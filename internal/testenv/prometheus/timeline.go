@@ -1,6 +1,6 @@
-// Package prometheus lets tests evaluate queries and alerts on the metrics of running programs, with
-// Prometheus' own database, query engine and rules. Its time is the test's: a Timeline passes the
-// quarter of an hour that an alert waits in no time.
+// Package prometheus lets tests evaluate queries and alerts on the metrics of running programs,
+// with Prometheus' own database, query engine and rules. Its time is the test's: a Timeline passes
+// the quarter of an hour that an alert waits in no time.
 package prometheus
 
 import (

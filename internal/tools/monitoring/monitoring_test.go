@@ -1,6 +1,7 @@
-// These tests prove that the rules and dashboards in the chart are current, that docs/runbook.md
-// has a complete entry for each alert and none for others, that expressions use metrics that exist,
-// and that no two panels of a dashboard overlap. internal/e2e evaluates all expressions.
+// These tests prove that the rules and dashboards in the chart are current, that expressions use
+// metrics that exist, and that no two panels of a dashboard overlap. They also prove that
+// docs/runbook.md has a complete entry for each alert and none for others. internal/e2e evaluates
+// all expressions.
 package main
 
 import (
@@ -69,8 +70,8 @@ func TestRunbook(t *testing.T) {
 	require.Empty(t, entries, "entries without an alert")
 }
 
-// TestMetricsExist compares the metrics in expressions with docs/metrics.md, which is generated from
-// the code.
+// TestMetricsExist compares the metrics in expressions with docs/metrics.md, which is generated
+// from the code.
 func TestMetricsExist(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/metrics.md"))
 	require.NoError(t, err)

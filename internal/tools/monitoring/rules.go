@@ -36,8 +36,8 @@ const (
 // runbook is the page that has an entry for each alert.
 const runbook = "https://github.com/slicecast/slicecast/blob/main/docs/runbook.md#"
 
-// alert returns the rule of an alert. wait is how long expr must hold; summary is one sentence about
-// all instances, and description one about the instance in the labels.
+// alert returns the rule of an alert. wait is how long expr must hold. summary is one sentence
+// about all instances, and description is about the instance in the labels.
 func alert(name string, s severity, wait, expr, summary, description string) rule {
 	return rule{
 		Alert: name, Expr: expr, For: wait, Labels: map[string]string{"severity": string(s)},
@@ -56,8 +56,8 @@ const (
 	fewUpdates = 50
 )
 
-// slowRatio returns an expression for the share of changes that missed the objective's time within a
-// window. Changes that were never measured to the end count as slow.
+// slowRatio returns an expression for the share of changes that missed the objective's time within
+// a window. Changes that were never measured to the end count as slow.
 func slowRatio(window string) string {
 	within := fmt.Sprintf(`sum(rate(slicecast_server_convergence_duration_seconds_bucket{nodes="0.99",le="%s"}[%s]))`, second, window)
 	all := fmt.Sprintf(`sum(rate(slicecast_server_convergence_duration_seconds_count{nodes="0.99"}[%[1]s])) + `+
