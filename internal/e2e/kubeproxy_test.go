@@ -53,6 +53,18 @@ func (c *cluster) startKubeProxy(n *node, mode, name string) *command.Command {
 	return proxy
 }
 
+// setAddresses writes the addresses of a Node, for which kube-proxy waits.
+func (c *cluster) setAddresses(n *node) {
+	c.t.Helper()
+	node, err := c.api.CoreV1().Nodes().Get(c.t.Context(), n.Name, metav1.GetOptions{})
+	require.NoError(c.t, err)
+	for _, a := range []netip.Addr{n.IPv4, n.IPv6} {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	_, err = c.api.CoreV1().Nodes().UpdateStatus(c.t.Context(), node, metav1.UpdateOptions{})
+	require.NoError(c.t, err)
+}
+
 func TestKubeProxyComesBack(t *testing.T) {
 	c := newCluster(t)
 	pods := c.Deployment("web", 4)
@@ -65,14 +77,8 @@ func TestKubeProxyComesBack(t *testing.T) {
 		return out
 	}
 	require.NotContains(t, status(), "kube_proxy")
-	for _, n := range c.nodes() { // kube-proxy waits for them
-		node, err := c.api.CoreV1().Nodes().Get(t.Context(), n.Name, metav1.GetOptions{})
-		require.NoError(t, err)
-		for _, a := range []netip.Addr{n.IPv4, n.IPv6} {
-			node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
-		}
-		_, err = c.api.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
-		require.NoError(t, err)
+	for _, n := range c.nodes() {
+		c.setAddresses(n)
 	}
 	connections, prober := c.Connect(web, 80), c.ProbeAllTheTime(web, 80)
 

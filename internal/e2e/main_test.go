@@ -22,6 +22,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/internal/testenv/prometheus"
 )
 
 var (
@@ -48,7 +49,7 @@ const binaries = "/run/slicecast-e2e"
 const buildDirVariable = "SLICECAST_E2E_BUILD"
 
 func TestMain(m *testing.M) {
-	testenv.Isolate(build, controlplane.Prepare, func() error {
+	testenv.Isolate(build, controlplane.Prepare, prometheus.Prepare, func() error {
 		_, err := controlplane.KubernetesBinary(context.Background(), "kube-proxy")
 		return err
 	})

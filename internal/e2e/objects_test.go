@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -92,7 +93,9 @@ func (c *cluster) setReady(ctx context.Context, name string, ready bool) error {
 	if ready {
 		status = corev1.ConditionTrue
 	}
-	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, status)
+	// The time becomes the trigger time of the EndpointSlice.
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"lastTransitionTime":%q}]}}`,
+		status, time.Now().UTC().Format(time.RFC3339))
 	_, err := c.api.CoreV1().Pods(c.namespace).Patch(ctx, name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	return err
 }
