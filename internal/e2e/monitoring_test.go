@@ -168,13 +168,13 @@ func (m *monitored) value(instance, series string) (float64, error) {
 	return strconv.ParseFloat(match[1], 64)
 }
 
-// await waits until the value of a series is at least min and at most max.
-func (m *monitored) await(instance, series string, min, max float64) {
+// await waits until the value of a series is between two values, or one of them.
+func (m *monitored) await(instance, series string, least, most float64) {
 	m.t.Helper()
 	testenv.Eventually(m.t, settleTimeout, func() error {
 		v, err := m.value(instance, series)
-		if err == nil && (v < min || v > max) {
-			err = fmt.Errorf("%s of %s is %v, want %v to %v", series, instance, v, min, max)
+		if err == nil && (v < least || v > most) {
+			err = fmt.Errorf("%s of %s is %v, want %v to %v", series, instance, v, least, most)
 		}
 		return err
 	})
