@@ -54,6 +54,17 @@ conformance: ## hold a real kube-proxy to the conformance cases in its modes, be
 	go test -count 1 -timeout 30m ./internal/conformance -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy -conformance.slicecast=
 	go test -count 1 -timeout 30m ./internal/beside ./internal/moving
 
+.PHONY: conformance-record
+conformance-record: ## record for docs/conformance.md how both versions of kube-proxy do with the cases of known bugs, in about ten minutes
+	for version in '' 1.36; do \
+		SLICECAST_KUBE_PROXY=$$version go test -count 1 -timeout 30m ./internal/conformance -run TestKubeProxy -conformance.slicecast= \
+			-conformance.kube-proxy=nftables,iptables-nft,iptables-legacy -conformance.record=$(CURDIR)/internal/conformance/bugs/results || exit 1; \
+	done
+
+.PHONY: conntrack
+conntrack: ## time the search for stale flows in a connection tracking table with a million entries, or as many as nf_conntrack_max admits, in about a minute
+	go test -run '^$$' -bench Clean -benchtime 1x -timeout 10m ./agent/conntrack
+
 .PHONY: performance
 performance: build ## measure everything and write docs/performance.md and the pages behind it, in about six hours on an idle machine; ONLY=steady chooses reports
 	internal/tools/bench.sh

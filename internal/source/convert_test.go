@@ -335,6 +335,25 @@ func TestFromEndpointSlice(t *testing.T) {
 	}
 }
 
+// TestSlicesWithoutPorts asserts that a slice which a controller writes again and again, with ports
+// that are absent or empty in turn, has the same version each time (kubernetes/kubernetes#136502).
+// The store publishes nothing for it.
+func TestSlicesWithoutPorts(t *testing.T) {
+	c := NewConverter("")
+	convert := func(change func(*discoveryv1.EndpointSlice)) *model.Slice {
+		object, skips := c.FromEndpointSlice(slice(change))
+		require.Empty(t, skips)
+		return object
+	}
+	absent := convert(func(s *discoveryv1.EndpointSlice) { s.Ports = nil })
+	again := convert(func(s *discoveryv1.EndpointSlice) {
+		s.Ports, s.Generation, s.ResourceVersion = []discoveryv1.EndpointPort{}, 7, "1234"
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05Z"}
+	})
+	require.Equal(t, absent.ContentVersion(), again.ContentVersion())
+	require.NotEqual(t, absent.ContentVersion(), convert(func(*discoveryv1.EndpointSlice) {}).ContentVersion(), "with a port")
+}
+
 func TestFromNode(t *testing.T) {
 	deleted := metav1.Now()
 	got, skips := NewConverter("").FromNode(&corev1.Node{

@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -449,4 +450,42 @@ func TestChangesAreCounted(t *testing.T) {
 	all, pending = w.Counts()
 	require.Equal(t, Counts{Services: 2, Slices: 5}, all)
 	require.Equal(t, Counts{Services: 1, Slices: 1}, pending)
+}
+
+// TestNothingRemainsOfChurn asserts that Services and slices that come and go leave nothing behind.
+// Otherwise, names that never come back would fill a node's memory (kubernetes/kubernetes#128928).
+func TestNothingRemainsOfChurn(t *testing.T) {
+	const shards = 4
+	w := welcomed(t, shards)
+	sequences := slices.Repeat([]uint64{1}, shards)
+	update := func(shard uint32, change func(*model.Update)) {
+		u := &model.Update{Shard: shard, From: sequences[shard], To: sequences[shard] + 1}
+		change(u)
+		sequences[shard]++
+		require.Empty(t, apply(t, w, u))
+	}
+	for i := range 2000 {
+		object, slice := service(fmt.Sprint("web-", i)), named(fmt.Sprint("slice-", i), fmt.Sprint("web-", i), 10)
+		shard := slice.ServiceKey().Shard(shards)
+		update(shard, func(u *model.Update) {
+			u.Services, u.Slices = []*model.Service{object}, []*model.Slice{slice}
+		})
+		update(shard, func(u *model.Update) { u.Removed = []model.Key{object.Key(), slice.Key()} })
+		if i%100 == 0 {
+			_, ok := w.Take()
+			require.True(t, ok)
+		}
+	}
+	_, ok := w.Take()
+	require.True(t, ok)
+	for i := range w.shards {
+		s := &w.shards[i]
+		for what, n := range map[string]int{
+			"objects": s.len(), "services": len(s.services), "missing": len(s.missing), "unreadable": len(s.unreadable), "changed": len(s.changed),
+		} {
+			require.Zero(t, n, what)
+		}
+	}
+	require.Empty(t, w.pending.services)
+	require.Empty(t, w.pending.triggers)
 }

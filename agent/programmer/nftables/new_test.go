@@ -44,6 +44,7 @@ func TestNew(t *testing.T) {
 		_, err := New(Options{})
 		require.ErrorContains(t, err, "nftables for IPv6")
 		require.ErrorContains(t, err, "or another programmer")
+		require.ErrorContains(t, err, "nft modules nat, masq, fib, ct, numgen and reject")
 		return nil
 	}))
 	// The node lacks the IP family.
