@@ -21,6 +21,7 @@
 //	-conformance.dir          folder of the cases; may be another folder in the same format
 //	-conformance.kube-proxy   variants of kube-proxy: ipvs, nftables, iptables-nft, iptables-legacy
 //	-conformance.slicecast    variants of Slicecast; default: all but ipvs, which most kernels lack
+//	-conformance.record       folder for kube-proxy's outcomes with known bugs; see the package bugs
 //	-conformance.exceptions   where Slicecast's programmers may deviate; empty for nowhere
 //
 // With the environment variable SLICECAST_KUBE_PROXY=1.36, kube-proxy has the version before that

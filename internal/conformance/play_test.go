@@ -82,10 +82,16 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 }
 
 // exits reports whether kube-proxy exits in a step. It does if its Node is deleted or gets other
-// addresses (see pkg/proxy/node.go). Versions before 1.37 go on.
+// addresses (see pkg/proxy/node.go). Versions before 1.37 go on, unless the Node is registered
+// again with other pod CIDRs.
 func exits(step *Step, name string) bool {
-	return os.Getenv(controlplane.KubeProxyVariable) == "" && (slices.Contains(step.Delete, node(name)) ||
+	return registers(step, name) || os.Getenv(controlplane.KubeProxyVariable) == "" && (slices.Contains(step.Delete, node(name)) ||
 		slices.ContainsFunc(step.Status, func(s Status) bool { return s.Reference == node(name) }))
+}
+
+// registers reports whether a step creates a Node.
+func registers(step *Step, name string) bool {
+	return slices.ContainsFunc(step.Apply, func(o *unstructured.Unstructured) bool { return o.GetKind() == "Node" && o.GetName() == name })
 }
 
 func node(name string) Reference { return Reference{Kind: "Node", Name: name} }
@@ -128,8 +134,7 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) error {
 	}
 	if proxy, ok := s.subject.(*kubeProxy); ok && exits(step, s.running.Node) {
 		require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
-		again := func(o *unstructured.Unstructured) bool { return o.GetKind() == "Node" && o.GetName() == s.running.Node }
-		if slices.Contains(step.Delete, node(s.running.Node)) && !slices.ContainsFunc(step.Apply, again) {
+		if slices.Contains(step.Delete, node(s.running.Node)) && !registers(step, s.running.Node) {
 			return nil // its rules stay, and a restarted kube-proxy would wait for its Node
 		}
 		s.start(t)

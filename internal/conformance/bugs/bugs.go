@@ -37,7 +37,7 @@ type Bug struct {
 	// Tests are other tests: a package and the name of a test or benchmark, such as
 	// "agent/conntrack TestLastEndpoint", or a target of make, such as "make conntrack".
 	Tests []string
-	// Only names the programmers that the bug concerns; nil means all.
+	// Only names the programmers that the bug concerns, and the modes of kube-proxy; nil means all.
 	Only []string
 	// NotRun says why kube-proxy was not run. It is required unless there are cases.
 	NotRun string `yaml:"notRun"`
@@ -147,8 +147,13 @@ func FileName(version, variant string) string {
 }
 
 // Write writes the outcomes of a kube-proxy to a folder. Those that the folder has of other cases
-// stay.
+// of the table stay.
 func Write(dir, version, variant string, outcomes []Outcome) error {
+	list, err := Load()
+	if err != nil {
+		return err
+	}
+	known := CaseNames(list)
 	path := filepath.Join(dir, FileName(version, variant))
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -162,7 +167,7 @@ func Write(dir, version, variant string, outcomes []Outcome) error {
 	for _, o := range outcomes {
 		played[o.Case] = true
 	}
-	all := append(slices.DeleteFunc(before, func(o Outcome) bool { return played[o.Case] }), outcomes...)
+	all := append(slices.DeleteFunc(before, func(o Outcome) bool { return played[o.Case] || !slices.Contains(known, o.Case) }), outcomes...)
 	slices.SortStableFunc(all, func(a, b Outcome) int { return cmp.Compare(a.Case, b.Case) })
 	var out strings.Builder
 	for _, o := range all {
@@ -232,17 +237,30 @@ func (r Results) of(b *Bug, version, variant string) ([]Outcome, error) {
 // recorded only if kube-proxy does not.
 const Stopped = "kube-proxy programs the case"
 
+// modeOf returns the mode of a variant.
+func modeOf(variant string) string {
+	mode, _, _ := strings.Cut(variant, "-")
+	return mode
+}
+
+// variants returns the variants of kube-proxy that the bug concerns.
+func (b *Bug) variants() []string {
+	if b.Only == nil {
+		return Variants
+	}
+	return slices.DeleteFunc(slices.Clone(Variants), func(v string) bool { return !slices.Contains(b.Only, modeOf(v)) })
+}
+
 // fails returns the modes in which a kube-proxy fails a bug's checks.
 func (r Results) fails(b *Bug, version string) ([]string, error) {
 	modes := map[string]bool{}
-	for _, variant := range Variants {
+	for _, variant := range b.variants() {
 		outcomes, err := r.of(b, version, variant)
 		if err != nil {
 			return nil, err
 		}
 		if slices.ContainsFunc(outcomes, func(o Outcome) bool { return !o.Passed }) {
-			mode, _, _ := strings.Cut(variant, "-")
-			modes[mode] = true
+			modes[modeOf(variant)] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(modes)), nil

@@ -46,7 +46,7 @@ func Section() (string, error) {
 					if err != nil {
 						return "", err
 					}
-					text = describe(modes)
+					text = describe(b, modes)
 				}
 				fmt.Fprintf(&out, " %s |", text)
 			}
@@ -69,14 +69,18 @@ func Section() (string, error) {
 }
 
 // describe returns the text for a kube-proxy that fails in these modes.
-func describe(modes []string) string {
+func describe(b *Bug, modes []string) string {
+	all := map[string]bool{}
+	for _, variant := range b.variants() {
+		all[modeOf(variant)] = true
+	}
 	switch len(modes) {
 	case 0:
 		return "passes"
-	case 2:
+	case len(all):
 		return "**fails**"
 	default:
-		return "**fails** in " + modes[0]
+		return "**fails** in " + strings.Join(modes, " and ")
 	}
 }
 

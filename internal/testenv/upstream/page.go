@@ -20,8 +20,8 @@ var combinations = []string{"kube-proxy-nftables", "slicecast-nftables", "kube-p
 //go:embed page.md.tmpl
 var pageHead string
 
-// Page returns docs/conformance.md.
-func Page() (string, error) {
+// Page returns docs/conformance.md, with another section before the list of all cases.
+func Page(section string) (string, error) {
 	root, err := repository.Root()
 	if err != nil {
 		return "", err
@@ -43,6 +43,7 @@ func Page() (string, error) {
 	writeRules(&page, "Cases that cannot run here", "These cases are left out, with every proxy:", cases.CannotRun)
 	writeRules(&page, "Cases that do not pass everywhere", "These cases fail or skip themselves with some proxy:",
 		cases.Explained)
+	page.WriteString(section)
 	page.WriteString("\n## All cases\n\nA dash means that the case did not run.\n\n| case |")
 	for _, combination := range combinations {
 		fmt.Fprintf(&page, " %s |", title(combination))
