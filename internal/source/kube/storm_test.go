@@ -47,9 +47,9 @@ func TestHoursOfExpiredWatches(t *testing.T) {
 					return false
 				})
 				r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{a}})
-				time.Sleep(time.Minute)
+				<-time.After(time.Minute)
 				minute := len(a.seen(isList))
-				time.Sleep(2 * time.Hour)
+				<-time.After(2 * time.Hour)
 				hours := len(a.seen(isList)) - minute
 				require.True(t, r.IsSynced())
 				t.Logf("%d lists in the first minute, %d in the next two hours", minute, hours)
@@ -62,7 +62,7 @@ func TestHoursOfExpiredWatches(t *testing.T) {
 				a.put(service("db"))
 				for r.Get(serviceKey("db")) == nil {
 					require.Less(t, time.Since(begin), 2*time.Hour+3*time.Minute)
-					time.Sleep(time.Second)
+					<-time.After(time.Second)
 				}
 			})
 		})
