@@ -60,8 +60,8 @@ connections go on. If a kube-proxy runs on the node, cleanup fails.`,
 	return c
 }
 
-// runningAgent returns the id of a process that is an agent in this network namespace and, if programs
-// is set, programs it. It returns "" if it sees none.
+// runningAgent returns the id of a process that is an agent in this network namespace and, if
+// programs is set, programs it. It returns "" if it sees none.
 func runningAgent(programs bool) string {
 	name, err := os.ReadFile("/proc/self/comm") // the name that the program has on this node
 	if err != nil {

@@ -27,8 +27,8 @@ type Options struct {
 
 	NodeName string
 
-	// Servers or ServerService is where the agent gets its state from. If both are empty, the agent is
-	// standalone and reads Source.
+	// Servers or ServerService is where the agent gets its state from. If both are empty, the agent
+	// is standalone and reads Source.
 	Servers       []string
 	ServerService string
 	Source        string

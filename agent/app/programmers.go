@@ -181,8 +181,8 @@ func (o *Options) takeOver(
 	}
 	others := []takeover.Other{
 		{Name: programmerNFTables, Cleanup: nftables.Cleanup, Serves: nftables.Serves},
-		// If the other programmers lack an IP family, the kernel lacks it. So iptables cannot have served
-		// it either.
+		// If the other programmers lack an IP family, the kernel lacks it. So iptables cannot have
+		// served it either.
 		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error {
 			return iptables.Retire(ctx, o.iptables(logger))
 		}},
@@ -221,8 +221,8 @@ func (c *chosen) observe(registerer prometheus.Registerer) {
 }
 
 const (
-	// shadowSettle is how long a difference lasts before a shadow reports it. kube-proxy may need some
-	// seconds for a change.
+	// shadowSettle is how long a difference lasts before a shadow reports it. kube-proxy may need
+	// some seconds for a change.
 	shadowSettle = 20 * time.Second
 	shadowPeriod = time.Minute
 )
@@ -236,8 +236,8 @@ func (o *Options) programsNothing() bool {
 // privileged container can make. If that fails, everything works that does not need them.
 func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 	v, err := o.Node.view(o.NodeName)
-	// Without a Node, the view has no primary addresses. That does not matter here, because loopback
-	// addresses are never primary.
+	// Without a Node, the view has no primary addresses. That does not matter here, because
+	// loopback addresses are never primary.
 	localhost := err == nil && view.New(v).State().Node.LocalhostNodePorts
 	if o.programsNothing() || !localhost && o.Programmer != programmerIPVS {
 		return

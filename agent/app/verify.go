@@ -25,8 +25,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source/file"
 )
 
-// errDiffers is the error of verify if there are differences, and errUnjudged if something could not
-// be judged.
+// errDiffers is the error of verify if there are differences, and errUnjudged if something could
+// not be judged.
 var (
 	errDiffers  = errors.New("the kernel does not do what the Services say")
 	errUnjudged = errors.New("not everything could be judged")

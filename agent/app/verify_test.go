@@ -1,5 +1,6 @@
 // These tests prove that the command verify finds what a kernel lacks, and nothing once it is
-// programmed; that it reads what kubectl prints, compressed or not; and what it says of wrong flags.
+// programmed; that it reads what kubectl prints, compressed or not; and what it says of wrong
+// flags.
 package app
 
 import (

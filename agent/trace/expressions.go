@@ -72,7 +72,7 @@ func (a *attributes) data(kind uint16) []byte {
 // register returns the offset of a register in state.regs, which has room for length bytes.
 func (a *attributes) register(kind uint16, length int) int {
 	n := int(a.number(kind))
-	at := 0
+	var at int
 	switch {
 	case n >= unix.NFT_REG_1 && n <= unix.NFT_REG_4:
 		at = 16 * n
@@ -217,7 +217,8 @@ func (t *table) meta(a *attributes) (step, string, error) {
 		return setMark{a.register(unix.NFTA_META_SREG, 4), false}, "set mark", nil
 	}
 	var value func(x *run, s *state) ([]byte, bool)
-	text, length := "", 4
+	var text string
+	length := 4
 	switch key {
 	case unix.NFT_META_MARK:
 		value, text = numbered(func(_ *run, s *state) uint32 { return s.mark }), "mark"
@@ -273,7 +274,7 @@ func ct(a *attributes) (step, string, error) {
 		return setMark{a.register(unix.NFTA_CT_SREG, 4), true}, "set ct mark", nil
 	}
 	var value func(*run, *state) uint32
-	text := ""
+	var text string
 	switch key {
 	case unix.NFT_CT_STATE:
 		value, text = func(*run, *state) uint32 { return nft.CtStateNew }, "ct state"

@@ -50,8 +50,8 @@ func ReadFacts() (Facts, error) {
 	return f, nil
 }
 
-// Read reads the rules of an IP family that the kernel holds, in the network namespace of the calling
-// thread. It uses the programs for saving of both variants of iptables, if they are there.
+// Read reads the rules of an IP family that the kernel holds, in the network namespace of the
+// calling thread. It uses the programs for saving of both variants of iptables, if they are there.
 func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error) {
 	r := newRules(family, facts)
 	c, err := nft.Dial()

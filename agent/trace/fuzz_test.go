@@ -1,5 +1,5 @@
-// These tests prove that rules which nobody would write neither stop the evaluation nor make it take
-// long, and that the rules of others cost little.
+// These tests prove that rules which nobody would write neither stop the evaluation nor make it
+// take long, and that the rules of others cost little.
 package trace
 
 import (
@@ -98,7 +98,8 @@ func FuzzExpressions(f *testing.F) {
 	})
 }
 
-// TestTooComplex proves that rules which lead to themselves and that draw numbers again and again end.
+// TestTooComplex proves that rules which lead to themselves and that draw numbers again and again
+// end.
 func TestTooComplex(t *testing.T) {
 	r := newRules(model.IPv4, Facts{})
 	draw := encode(append(nft.RandomIndex(1<<18, 0), nft.StoreMark(0)...)...)

@@ -49,8 +49,8 @@ func isIPTables(h *nft.Held) bool {
 // maxSaved bounds what iptables-save may print, in bytes. 100,000 Services take about 150 MB.
 const maxSaved = 1 << 29
 
-// readIPTables adds the rules that a variant of iptables has, as its program for saving prints them.
-// It reports false if the program does not exist.
+// readIPTables adds the rules that a variant of iptables has, as its program for saving prints
+// them. It reports false if the program does not exist.
 func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err error) {
 	name := "iptables-" + variant + "-save"
 	if r.Family == model.IPv6 {

@@ -129,8 +129,8 @@ type run struct {
 	budget int
 	depth  int
 	hooked uint32
-	// over is the interface over which the packet has come to the hook, and sent means that the node
-	// sends it.
+	// over is the interface over which the packet has come to the hook, and sent means that the
+	// node sends it.
 	over string
 	sent bool
 	// looped means that the packet comes to the node for the second time, over lo.
@@ -255,7 +255,8 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 			if len(current) == 0 || x.budget <= 0 {
 				break
 			}
-			// A rule that does the same as the one before, with the same packet, has the same results.
+			// A rule that does the same as the one before, with the same packet, has the same
+			// results.
 			var factor float64
 			if r.same && len(current) == 1 && len(results) > 0 && current[0].like(&s) {
 				factor = current[0].probability / s.probability

@@ -12,8 +12,8 @@
 //
 // # Scope
 //
-// All chains that translate addresses are evaluated. Of the chains that filter, only those of a
-// proxy are: a network policy or a firewall which drops packets to a Service does what it is for.
+// All chains that translate addresses are evaluated. Only a proxy's own chains that filter are
+// evaluated: a network policy or a firewall which drops packets to a Service does what it is for.
 package trace
 
 import (
@@ -37,8 +37,8 @@ type Packet struct {
 	Protocol    model.Protocol
 	Source      netip.Addr
 	Destination netip.AddrPort
-	// Interface is the name of the interface over which the packet arrives. If it is empty, this node
-	// sends the packet.
+	// Interface is the name of the interface over which the packet arrives. If it is empty, this
+	// node sends the packet.
 	Interface string
 	// Known is what an Outcome of the client's earlier connection says that the kernel remembers.
 	Known Memory
@@ -68,7 +68,8 @@ func (v Verdict) String() string { return [...]string{"passes", "is dropped", "i
 type Outcome struct {
 	Probability float64
 	Verdict     Verdict
-	// Backend is where the packet is translated to. It is not valid if the packet is not translated.
+	// Backend is where the packet is translated to. It is not valid if the packet is not
+	// translated.
 	Backend netip.AddrPort
 	// Masquerade means that the packet's source becomes one of the node's addresses.
 	Masquerade bool
@@ -108,7 +109,8 @@ func (r *Rule) String() string {
 type chain struct {
 	table, name string
 	rules       []*Rule
-	// index lists the positions in rules that a packet to an address may match, if the chain is long.
+	// index lists the positions in rules that a packet to an address may match, if the chain is
+	// long.
 	index *index
 	// reached means that a rule or an element leads to the chain.
 	reached bool
@@ -147,14 +149,15 @@ type Rules struct {
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
 	frontends map[Frontend]string
-	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no other
-	// proxy has written any.
+	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
+	// other proxy has written any.
 	KubeProxyIPTables bool
 	// slicecasts means that Slicecast has written rules.
 	slicecasts bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
 	Unjudged []string
-	// unjudged are the rules of other chains that could not be judged, as far as packets came by them.
+	// unjudged are the rules of other chains that could not be judged, as far as packets came by
+	// them.
 	unjudged map[*Rule]struct{}
 }
 
@@ -176,7 +179,8 @@ func (f Frontend) String() string {
 // Frontends returns all addresses and ports that rules and maps mention, each with the place.
 func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
 
-// fixedChain matches the names of proxies' chains that exist whether or not something leads to them.
+// fixedChain matches the names of proxies' chains that exist whether or not something leads to
+// them.
 var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
 	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*)$`)
 
@@ -236,8 +240,8 @@ func (r *Rules) Trace(p Packet) ([]Outcome, error) {
 	x := &run{rules: r, packet: p, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
 	x.setHeaders()
 	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
-	// What is translated counts as forwarded. Whether the backend is in the node's own network makes no
-	// difference to what proxies do.
+	// What is translated counts as forwarded. Whether the backend is in the node's own network
+	// makes no difference to what proxies do.
 	input := func(s state) bool { return !s.translated && r.facts.local(s.to.Addr()) }
 	if !x.sent {
 		in = x.hook(unix.NF_INET_PRE_ROUTING, in)

@@ -26,8 +26,8 @@ func replaceIPTables(t *testing.T, node *testenv.Node, variant iptables.Variant,
 	}))
 }
 
-// edit is a way to break what iptables-save has printed: the first line that matches the expression is
-// replaced. An empty replacement removes it.
+// edit is a way to break what iptables-save has printed: the first line that matches the expression
+// is replaced. An empty replacement removes it.
 type edit struct {
 	name, expression, replacement string
 	found                         []string

@@ -1,5 +1,5 @@
-// These tests prove that what the nftables programmer writes is found to be as wanted, and that each
-// way to break it is found and named.
+// These tests prove that what the nftables programmer writes is found to be as wanted, and that
+// each way to break it is found and named.
 package verify
 
 import (
@@ -53,9 +53,9 @@ func replaceNFT(t *testing.T, node *testenv.Node, state view.State) {
 	}))
 }
 
-// breakage is a way to break the kernel, as input of nft, and what has to be found then. In the input,
-// KEY(map,data) is the key of the element with the data, DATA(map,key) the data for a key, ID(address)
-// the id of the Service with the address, and RULE(chain,n) the nth rule of a chain.
+// breakage is a way to break the kernel, as input of nft, and what has to be found then. In the
+// input, KEY(map,data) is the key of the element with the data, DATA(map,key) the data for a key,
+// ID(address) the id of the Service with the address, and RULE(chain,n) the nth rule of a chain.
 type breakage struct {
 	name, input string
 	found       []string
@@ -198,7 +198,8 @@ func TestNFTables(t *testing.T) {
 	}
 }
 
-// TestIPVS proves that a node which uses IPVS is not judged, instead of being judged by its rules only.
+// TestIPVS proves that a node which uses IPVS is not judged, instead of being judged by its rules
+// only.
 func TestIPVS(t *testing.T) {
 	t.Parallel()
 	node := newNode(t)

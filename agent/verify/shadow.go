@@ -19,8 +19,8 @@ import (
 
 // ShadowOptions configure a Shadow. Logger is required.
 type ShadowOptions struct {
-	// Settle is how long a difference must last to count. Whatever programs the kernel may need that
-	// long for a change.
+	// Settle is how long a difference must last to count. Whatever programs the kernel may need
+	// that long for a change.
 	Settle time.Duration
 	// Period is the time between two comparisons without a change.
 	Period     time.Duration
@@ -28,8 +28,8 @@ type ShadowOptions struct {
 	Registerer prometheus.Registerer // nil means that the metrics are not registered
 }
 
-// Shadow is a Programmer that programs nothing. It compares what the kernel does, which something else
-// programs, with what it should: after each change and periodically.
+// Shadow is a Programmer that programs nothing. It compares what the kernel does, which something
+// else programs, with what it should: after each change and periodically.
 type Shadow struct {
 	ShadowOptions
 	changed     chan struct{}
@@ -126,8 +126,8 @@ func (s *Shadow) Reason() string {
 	return s.reason
 }
 
-// idle is by how much longer the Shadow waits than it compares, at least. It bounds the CPU time that
-// the comparisons of a large cluster take.
+// idle is by how much longer the Shadow waits than it compares, at least. It bounds the CPU time
+// that the comparisons of a large cluster take.
 const idle = 10
 
 // Run compares until ctx ends. It compares after changes, again while something differs, and

@@ -1,5 +1,5 @@
-// These tests prove that a shadow changes nothing in the kernel, and that it reports a difference once
-// it has lasted, and its end.
+// These tests prove that a shadow changes nothing in the kernel, and that it reports a difference
+// once it has lasted, and its end.
 package verify
 
 import (

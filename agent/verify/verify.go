@@ -27,7 +27,8 @@ import (
 
 // Difference is something that the kernel does and that it should not do, or the other way round.
 type Difference struct {
-	// Service, Frontend and Source say for which packets. They are empty if no Service is concerned.
+	// Service, Frontend and Source say for which packets. They are empty if no Service is
+	// concerned.
 	Service  string `json:"service,omitempty"`
 	Frontend string `json:"frontend,omitempty"`
 	Source   string `json:"source,omitempty"`
@@ -65,7 +66,8 @@ type Result struct {
 	Differences []Difference `json:"differences"`
 	// Unjudged are what could not be judged, each with the reason.
 	Unjudged []string `json:"unjudged,omitempty"`
-	// Tolerated counts packets that kube-proxy refuses in another way than the view, or does not refuse.
+	// Tolerated counts packets that kube-proxy refuses in another way than the view, or does not
+	// refuse.
 	Tolerated int `json:"tolerated"`
 	// Frontends and Packets count what was compared.
 	Frontends int `json:"frontends"`
@@ -90,8 +92,8 @@ func (r Result) Both(earlier Result) Result {
 	return r
 }
 
-// about returns what a difference is about. What is found, and the number of the rule, may be another
-// in each comparison.
+// about returns what a difference is about. What is found, and the number of the rule, may be
+// another in each comparison.
 func (d Difference) about() Difference {
 	d.Found, d.Rule = "", ""
 	return d
@@ -101,8 +103,8 @@ func (d Difference) about() Difference {
 type Options struct {
 	// State is what the node should do.
 	State view.State
-	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are not
-	// among them.
+	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are
+	// not among them.
 	Addresses []netip.Addr
 }
 
@@ -167,7 +169,7 @@ type source struct {
 
 func (s source) String() string { return fmt.Sprintf("%s (%v)", s.name, s.address) }
 
-// kind returns which of a frontend's routes is that of a source.
+// route returns which of a frontend's routes is that of a source.
 func (c *comparison) route(f view.Frontend, s source) view.Route {
 	pods := c.State.Node.Pods
 	byInterface := pods.Interface != "" && s.over == pods.Interface ||
@@ -412,10 +414,10 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	c.affinity(q, p, out)
 }
 
-// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although the
-// view follows another mode of kube-proxy. That mode rejects before it looks at source ranges, rejects
-// NodePorts on all of the node's addresses, and does not reject what the node sends to other addresses
-// than cluster IPs. No packet is led to a backend by that.
+// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
+// the view follows another mode of kube-proxy. That mode rejects before it looks at source ranges,
+// rejects NodePorts on all of the node's addresses, and does not reject what the node sends to
+// other addresses than cluster IPs. No packet is led to a backend by that.
 func (c *comparison) tolerates(q question, route view.Route, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPTables {
 		return false

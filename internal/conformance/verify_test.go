@@ -17,8 +17,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source/file"
 )
 
-// deviations are the cases in which kube-proxy does something else than the view on purpose, with what
-// all differences are about. It opens NodePorts on all addresses of a family without an InternalIP, and
+// deviations are the cases in which kube-proxy differs from the view on purpose, with what all
+// differences are about. It opens NodePorts on all addresses of a family without an InternalIP, and
 // load balancers to everybody if it does not understand their source ranges.
 var deviations = map[string]string{
 	"nodeport-primary-one-family": "should be left alone, because the address has no NodePorts",

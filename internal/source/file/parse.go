@@ -68,8 +68,8 @@ func (p problem) String() string {
 type parser struct {
 	converter *source.Converter
 	log       *slog.Logger
-	// accepted means that an API server has accepted the objects. What it accepts and nodes cannot use
-	// is left out, as a source that follows the API server does.
+	// accepted means that an API server has accepted the objects. What it accepts and nodes cannot
+	// use is left out, as a source that follows the API server does.
 	accepted bool
 }
 

@@ -15,7 +15,9 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-func newParser() parser { return parser{converter: source.NewConverter(""), log: slog.New(slog.DiscardHandler)} }
+func newParser() parser {
+	return parser{converter: source.NewConverter(""), log: slog.New(slog.DiscardHandler)}
+}
 
 // parsed returns the objects of a file as "line kind namespace/name", and its problems.
 func parsed(name, text string) (objects, problems []string) {

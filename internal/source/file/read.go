@@ -12,8 +12,8 @@ import (
 )
 
 // Read reads the objects of an API server, as JSON values one after the other or as YAML documents,
-// and gives them to the sink once. It uses the ServiceProxyName and the Log of the options. It returns an error if an
-// object cannot be read.
+// and gives them to the sink once. It uses the ServiceProxyName and the Log of the options. It
+// returns an error if an object cannot be read.
 func Read(in io.Reader, name string, o Options, sink source.Sink) error {
 	text, err := io.ReadAll(in)
 	if err != nil {

@@ -138,13 +138,14 @@ the description says otherwise. [configuration.md](configuration.md#kube-proxys-
 			{slices.Concat(servers, []string{"--checkpoint=" + dir + "/checkpoint"}), []string{"servers", "--checkpoint"}},
 			{[]string{"--source=file", "--manifests=" + dir}, []string{"--source=file"}},
 			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{"--source=kube"}},
+			{slices.Concat(servers, []string{"--programmer=shadow"}), []string{"servers", "--programmer=shadow"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := agent.Options{Registry: r}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.AddFlags(fs)
-			// No programmer has metrics of its own, and the printer needs nothing from the machine.
-			if err := fs.Parse(append(args, "--programmer=printer")); err != nil {
+			// Only the shadow has metrics of its own, and the printer needs nothing from the machine.
+			if err := fs.Parse(append([]string{"--programmer=printer"}, args...)); err != nil {
 				return err
 			}
 			return agent.Run(ended, o, slog.New(slog.DiscardHandler), io.Discard)
