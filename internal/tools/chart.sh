@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-out=$1 tag=${2:-$(git describe --tags --always --abbrev=12 --dirty)}
+out=$1 tag=${2:-$(git describe --tags --match='v[0-9]*' --always --abbrev=12 --dirty)}
 # Helm requires a semantic version.
 version=${tag#v}
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$version

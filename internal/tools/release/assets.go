@@ -44,7 +44,11 @@ func (r release) build(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	// The file is there from the beginning, so that a run that failed does not stand in the way.
 	if err := emptyFolder(o.dir, sumsFile); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.dir, sumsFile), nil, 0o644); err != nil {
 		return err
 	}
 	p, remove, err := newPrograms(r)
@@ -210,7 +214,7 @@ func checksums(dir string) (sums []byte, subjects []*attestation.ResourceDescrip
 		return nil, nil, err
 	}
 	for _, e := range entries {
-		if !e.Type().IsRegular() {
+		if !e.Type().IsRegular() || e.Name() == sumsFile {
 			continue
 		}
 		content, err := os.ReadFile(filepath.Join(dir, e.Name()))

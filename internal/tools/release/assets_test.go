@@ -7,6 +7,7 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"io/fs"
@@ -280,6 +281,10 @@ func TestRealReleasesAreChecked(t *testing.T) {
 		openssl genpkey -algorithm ed25519 -out ed.pem
 		openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes256 -pass pass:secret -out encrypted.pem
 		printf '*.pem\n' >.gitignore; printf '# Changelog\n\n## [0.1.0] - not released yet\n' >CHANGELOG.md; git add .; git commit -qm first`)
+	shell("git tag of-another-kind")
+	described, err := newRelease(t.Context(), "")
+	require.NoError(t, err)
+	require.Regexp(t, "^[0-9a-f]{12}$", described.version)
 	r := release{version: "v0.1.0"}
 	refused := func(o options, says string) {
 		t.Helper()
@@ -292,7 +297,11 @@ func TestRealReleasesAreChecked(t *testing.T) {
 	refused(options{key: "key.pem", platforms: []string{"linux/amd64"}}, "--platforms is for dry runs")
 	refused(options{platforms: []string{"plan9/386"}}, "choose from darwin/amd64, darwin/arm64, linux/amd64")
 	refused(options{key: "key.pem"}, "does not have the tag v0.1.0")
-	shell("git tag v0.1.0; touch new")
+	shell("git tag v0.1.0")
+	described, err = newRelease(t.Context(), "")
+	require.NoError(t, err)
+	require.Equal(t, "v0.1.0", described.version)
+	shell("touch new")
 	refused(options{key: "key.pem"}, "not committed")
 	shell("rm new")
 	refused(options{key: "key.pem"}, "CHANGELOG.md has no section of v0.1.0")
@@ -304,6 +313,21 @@ func TestRealReleasesAreChecked(t *testing.T) {
 	require.NotNil(t, s)
 	shell(`openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem`)
 	refused(options{key: "key.pem"}, "does not belong to docs/slicecast-release.pub")
+}
+
+// TestFailedRunsDoNotStandInTheWay requires that a folder is reused after a run that failed, and
+// that a folder with other files is not.
+func TestFailedRunsDoNotStandInTheWay(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "release")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 2 {
+		require.ErrorContains(t, testRelease.build(ctx, options{dir: dir}), "go build ./server")
+		require.FileExists(t, filepath.Join(dir, sumsFile))
+	}
+	other := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(other, "thesis.txt"), nil, 0o600))
+	require.ErrorContains(t, testRelease.build(ctx, options{dir: other}), "name another folder")
 }
 
 // TestArchivesKeepTheOrder requires that an archive does not depend on the order of a map.

@@ -104,7 +104,7 @@ func newRelease(ctx context.Context, version string) (release, error) {
 	r := release{version: version}
 	var err error
 	if r.version == "" {
-		if r.version, err = git(ctx, "describe", "--tags", "--always", "--abbrev=12", "--dirty"); err != nil {
+		if r.version, err = git(ctx, "describe", "--tags", "--match=v[0-9]*", "--always", "--abbrev=12", "--dirty"); err != nil {
 			return r, err
 		}
 	}
