@@ -258,7 +258,8 @@ func page(address, name string) func(context.Context, io.Writer) error {
 		if err != nil {
 			return err
 		}
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy of the environment
+		// Unlike the default, this uses no proxy of the environment.
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		answer, err := client.Do(request)
 		if err != nil {
 			return err

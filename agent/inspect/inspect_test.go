@@ -35,11 +35,11 @@ func TestWrite(t *testing.T) {
 	parts := make(map[string]Part)
 	for decoder := json.NewDecoder(&out); ; {
 		var p Part
-		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+		err := decoder.Decode(&p)
+		if errors.Is(err, io.EOF) {
 			break
-		} else {
-			require.NoError(t, err)
 		}
+		require.NoError(t, err)
 		parts[p.Name] = p
 	}
 	require.Len(t, parts, len(sources(Options{})))

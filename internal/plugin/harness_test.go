@@ -68,6 +68,8 @@ type environment struct {
 	kubelet *kubelet.Kubelet
 	// kubeconfig is that of an operator.
 	kubeconfig string
+	// change changes Pods before they are created; nil means that it does not.
+	change func(*corev1.Pod)
 	// stops are functions that stop servers, by their addresses.
 	stops map[string]func()
 }
@@ -168,7 +170,7 @@ func (e *environment) serverWith(pod, kubeconfig string, args ...string) string 
 func (e *environment) pod(namespace, name, account, component, node string, args []string, phase corev1.PodPhase) *corev1.Pod {
 	e.Helper()
 	pods := plane.Client().CoreV1().Pods(namespace)
-	pod, err := pods.Create(e.Context(), &corev1.Pod{
+	wanted := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 			"app.kubernetes.io/part-of": "slicecast", "app.kubernetes.io/component": component,
 		}},
@@ -185,7 +187,11 @@ func (e *environment) pod(namespace, name, account, component, node string, args
 				},
 			}},
 		},
-	}, metav1.CreateOptions{})
+	}
+	if e.change != nil {
+		e.change(wanted)
+	}
+	pod, err := pods.Create(e.Context(), wanted, metav1.CreateOptions{})
 	require.NoError(e, err)
 	e.Cleanup(func() {
 		err := pods.Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})

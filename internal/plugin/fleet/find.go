@@ -57,6 +57,9 @@ type Server struct {
 	AgentNamespaces []string
 	// ServiceAccount is the name of the Pod's ServiceAccount.
 	ServiceAccount string
+	// Pod is the Pod itself, and Container the name of the server's container.
+	Pod       *corev1.Pod
+	Container string
 
 	// missing is why the server cannot be asked; nil if there is no known reason.
 	missing error
@@ -76,6 +79,9 @@ type Agent struct {
 	Node string
 	// Missing is why the Pod does not run, such as its phase; empty if it runs.
 	Missing string
+	// Pod is the Pod itself, and Container the name of the agent's container.
+	Pod       *corev1.Pod
+	Container string
 }
 
 // Servers returns the servers and relays of the Fleet's namespace, sorted by name. Whoever may
@@ -130,7 +136,7 @@ func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error)
 		}
 		agents = append(agents, &Agent{
 			NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, Node: pod.Spec.NodeName,
-			Missing: missing(pod),
+			Missing: missing(pod), Pod: pod, Container: pod.Spec.Containers[0].Name,
 		})
 	}
 	return agents, nil
@@ -221,12 +227,13 @@ func container(pod *corev1.Pod) *corev1.Container {
 func newServer(pod *corev1.Pod) *Server {
 	s := &Server{
 		NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, UID: pod.UID, Node: pod.Spec.NodeName,
-		ServiceAccount: pod.Spec.ServiceAccountName,
+		ServiceAccount: pod.Spec.ServiceAccountName, Pod: pod,
 	}
 	for _, ip := range pod.Status.PodIPs {
 		s.Addresses = append(s.Addresses, ip.IP)
 	}
 	c := container(pod)
+	s.Container = c.Name
 	flags, err := parseFlags(slices.Concat(c.Command, c.Args))
 	if err != nil {
 		s.missing = fmt.Errorf("the Pod's command line: %w", err)

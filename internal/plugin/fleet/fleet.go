@@ -151,6 +151,12 @@ func (f *Fleet) APIServer(ctx context.Context) (out APIServer, err error) {
 	return APIServer{Version: info.GitVersion, Ahead: time.Until(now())}, nil
 }
 
+// Secrets returns the user's own credentials, which must be in no output.
+func (f *Fleet) Secrets() []string {
+	c := f.options.Config
+	return []string{c.BearerToken, c.Password, string(c.KeyData)}
+}
+
 // Client returns the client for the API server.
 func (f *Fleet) Client() kubernetes.Interface { return f.client }
 

@@ -5,6 +5,8 @@ package fleet
 import (
 	"context"
 	"errors"
+	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -61,6 +63,18 @@ func TestInsist(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestMetricsThatWait checks that a server that has no room for a request for metrics is asked again.
+func TestMetricsThatWait(t *testing.T) {
+	_, err := readMetrics(http.StatusTooManyRequests, strings.NewReader("no room"), 100)
+	require.Equal(t, metricsRetry, retryDelay(err))
+	_, err = readMetrics(http.StatusForbidden, strings.NewReader("not you"), 100)
+	require.EqualError(t, err, "get /metrics: Forbidden: not you")
+	require.Zero(t, retryDelay(err))
+	body, err := readMetrics(http.StatusOK, strings.NewReader("0123456789"), 4)
+	require.NoError(t, err)
+	require.Equal(t, "0123", string(body))
 }
 
 // TestInsistEnds checks that Ctrl-C ends the wait.

@@ -1,9 +1,9 @@
 // Package redact leaves secrets out of what goes into bug reports.
 //
-// Text may have any form: logs, JSON, YAML, command lines. So a Redactor looks for what secrets look
-// like (tokens, private keys, credentials in URLs and headers), for values after names that secrets
-// have, and for values that it was told. It rather leaves out too much. Objects of Kubernetes lose
-// all values that could be anything, such as those of the environment.
+// Text may have any form: logs, JSON, YAML, command lines. So a Redactor looks for what secrets
+// look like (tokens, private keys, credentials in URLs and headers), for values after names that
+// secrets have, and for values that it was told. It rather leaves out too much. Objects of
+// Kubernetes lose all values that could be anything, such as those of the environment.
 package redact
 
 import (
@@ -30,8 +30,8 @@ type Redactor struct {
 	known map[string]bool
 }
 
-// Know makes the Redactor look for values, as they are and in base64. Of a value with several lines,
-// it looks for each line.
+// Know makes the Redactor look for values, as they are and in base64. Of a value with several
+// lines, it looks for each line.
 func (r *Redactor) Know(values ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,76 +65,193 @@ func (r *Redactor) knownPairs() (pairs []string) {
 
 // rule is what secrets look like, and what remains of them.
 type rule struct {
+	// hints are in lower case. Without one of them, the pattern does not match, which is much
+	// faster to find out.
+	hints   []string
 	pattern *regexp.Regexp
 	with    string
 }
 
 var rules = []rule{
-	// A key whose end is missing may go on until the end of the text. The lines of a key can also be
-	// separated by \n in a string.
-	{regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`), LeftOut},
-	{regexp.MustCompile(`(?i)((?:proxy-)?authorization|(?:set-)?cookie)(["']?[ \t]*[:=][ \t]*)\[?["']?[^"'\r\n\]}]+`), "${1}${2}" + LeftOut},
-	{regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), LeftOut},
-	{regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut},
-	{regexp.MustCompile(`(://)[^/\s:@"']*:[^/\s@"']+@`), "${1}" + LeftOut + "@"},
-	// Tokens of OpenShift, GitHub, Slack, AWS, and for bootstrapping nodes.
-	{regexp.MustCompile(`\b(?:sha256~[\w-]{20,}|gh[pousr]_\w{20,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|[a-z0-9]{6}\.[a-z0-9]{16})\b`), LeftOut},
+	// A key whose end is missing may go on until the end of the text. The lines of a key can also
+	// be separated by \n in a string.
+	{
+		[]string{"private key"},
+		regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`), LeftOut,
+	},
+	{
+		[]string{"authorization", "cookie"},
+		regexp.MustCompile(`(?i)((?:proxy-)?authorization|(?:set-)?cookie)(["']?[ \t]*[:=][ \t]*)\[?["']?[^"'\r\n\]}]+`), "${1}${2}" + LeftOut,
+	},
+	{[]string{"eyj"}, regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), LeftOut},
+	{
+		[]string{"bearer", "basic", "negotiate"},
+		regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut,
+	},
+	{[]string{"://"}, regexp.MustCompile(`(://)[^/\s:@"']*:[^/\s@"']+@`), "${1}" + LeftOut + "@"},
+	// Tokens of OpenShift, GitHub, Slack and AWS.
+	{[]string{"sha256~"}, regexp.MustCompile(`\bsha256~[\w-]{20,}`), LeftOut},
+	{[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_"}, regexp.MustCompile(`\bgh[pousr]_\w{20,}`), LeftOut},
+	{[]string{"xox"}, regexp.MustCompile(`\bxox[abprs]-[\w-]{10,}`), LeftOut},
+	{[]string{"akia"}, regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`), LeftOut},
 }
 
-// secretName is part of the names of secrets.
-const secretName = `(?:token|passw(?:or)?d|passphrase|secret|credential|api[_-]?key|private[_-]?key|access[_-]?key|` +
-	`client-key-data|dockerconfigjson|dockercfg)`
-
-// named are values after names that secrets have, as after flags: the name, what is in between, and
-// the value.
-var named = []*regexp.Regexp{
-	regexp.MustCompile(`(?i)([\w.\-]*` + secretName + `[\w.\-]*|\bauth)(\\?["']?[ \t]*[:=][ \t]*)("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]]+)`),
-	regexp.MustCompile(`(?i)(--[\w.\-]*` + secretName + `[\w.\-]*)([ \t]+)("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]\-][^\s"',;}\]]*)`),
+// secretWords are parts of the names of secrets, in lower case. The name auth is one by itself.
+var secretWords = []string{
+	"token", "password", "passwd", "passphrase", "secret", "credential", "api-key", "api_key", "apikey", "private-key", "private_key",
+	"privatekey", "access-key", "access_key", "accesskey", "client-key-data", "dockerconfigjson", "dockercfg", auth,
 }
 
-// secretFlag matches a flag whose value, if it is a secret, is the next word.
-var secretFlag = regexp.MustCompile(`(?i)^--?[\w.\-]*` + secretName + `[\w.\-]*$`)
+const auth = "auth"
 
-// harmlessName matches names of what is no secret, although a part of the name says so: files,
-// names of objects, and numbers of metrics.
-var harmlessName = regexp.MustCompile(`(?i)(?:file|path|audiences?|name|account|accounts|seconds|total|issuer|map|-secret|secretRef|secretKeyRef|reviews?)$`)
+// maxName bounds what is looked at of a name, in bytes on each side of a secret word.
+const maxName = 100
 
-// harmlessValue matches values that are no secrets: truth values, short numbers, durations and
-// paths.
+// value is what may follow a name: what is in between, and the value. After a flag, a blank may be
+// in between.
+const value = `("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]]+)`
+
+var (
+	afterName = regexp.MustCompile(`^(\\?["']?[ \t]*[:=][ \t]*)` + value)
+	afterFlag = regexp.MustCompile(`^([ \t]+)` + value)
+)
+
+// harmlessEnds are the ends of names of what is no secret, although a part of the name says so:
+// files, names of objects, and numbers of metrics. They are in lower case.
+var harmlessEnds = []string{
+	"file", "path", "audience", "audiences", "name", "account", "accounts", "seconds", "total", "issuer", "map", "-secret", "secretref",
+	"secretkeyref", "review", "reviews",
+}
+
+// harmlessValue matches values that are no secrets: truth values, short numbers, durations, paths,
+// and the next flag.
 var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5}|[\d.]+(?:ns|µs|ms|s|m|h)|/(?:run|var/run|etc)/[\w./\-]*|` +
-	`\(left)["']?$`)
+	`--.*|\(left)["']?$`)
 
-// Text returns a text without secrets.
+// Text returns a text without secrets. The time that it takes is proportional to the text's length.
 func (r *Redactor) Text(s string) string {
 	if pairs := r.knownPairs(); len(pairs) > 0 {
 		s = strings.NewReplacer(pairs...).Replace(s)
 	}
+	lower := lowered(s)
 	for _, rule := range rules {
-		s = rule.pattern.ReplaceAllString(s, rule.with)
+		if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
+			s = rule.pattern.ReplaceAllString(s, rule.with)
+		}
 	}
-	for _, pattern := range named {
-		s = pattern.ReplaceAllStringFunc(s, func(match string) string { return withoutValue(pattern, match) })
-	}
-	return s
+	return withoutBootstrapTokens(withoutNamed(s))
 }
 
-// withoutValue returns a match of one of named without its value, unless that is harmless.
-func withoutValue(pattern *regexp.Regexp, match string) string {
-	parts := pattern.FindStringSubmatch(match)
-	if harmlessName.MatchString(parts[1]) || harmlessValue.MatchString(parts[3]) {
-		return match
+// lowered returns s with letters of ASCII in lower case, so that it has the same length.
+func lowered(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
 	}
-	quote := ""
-	if q := parts[3][:1]; q == `"` || q == "'" {
-		quote = q
+	return string(b)
+}
+
+// isName reports whether a byte can be in a name.
+func isName(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-' || c == '.'
+}
+
+// withoutNamed leaves out the values after names that secrets have.
+func withoutNamed(s string) string {
+	lower := lowered(s)
+	var at []int // where secret words begin
+	for _, word := range secretWords {
+		for i := 0; ; i++ {
+			next := strings.Index(lower[i:], word)
+			if next < 0 {
+				break
+			}
+			i += next
+			at = append(at, i)
+		}
 	}
-	return parts[1] + parts[2] + quote + LeftOut + quote
+	slices.Sort(at)
+	var out strings.Builder
+	done := 0 // what is before it is in out
+	seen := 0 // where the last name ends
+	for _, i := range at {
+		if i < max(done, seen) {
+			continue
+		}
+		begin, end := i, i
+		for begin > max(done, i-maxName) && isName(s[begin-1]) {
+			begin--
+		}
+		for end < min(len(s), i+maxName) && isName(s[end]) {
+			end++
+		}
+		seen = end
+		name := lower[begin:end]
+		if !isSecretName(name) {
+			continue
+		}
+		match := afterName.FindStringSubmatch(s[end:])
+		if match == nil && strings.HasPrefix(name, "--") {
+			match = afterFlag.FindStringSubmatch(s[end:])
+		}
+		if match == nil || harmlessValue.MatchString(match[2]) {
+			continue
+		}
+		quote := ""
+		if q := match[2][:1]; q == `"` || q == "'" {
+			quote = q
+		}
+		out.WriteString(s[done:end] + match[1] + quote + LeftOut + quote)
+		done = end + len(match[0])
+	}
+	out.WriteString(s[done:])
+	return out.String()
+}
+
+// isSecretName reports whether a name in lower case is one that secrets have. The word auth is in
+// names of other things, and is one only by itself.
+func isSecretName(name string) bool {
+	if slices.ContainsFunc(harmlessEnds, func(end string) bool { return strings.HasSuffix(name, end) }) {
+		return false
+	}
+	return strings.TrimLeft(name, "-") == auth ||
+		slices.ContainsFunc(secretWords, func(w string) bool { return w != auth && strings.Contains(name, w) })
+}
+
+// The lengths of the two parts of a token for bootstrapping nodes.
+const bootstrapID, bootstrapSecret = 6, 16
+
+// withoutBootstrapTokens leaves out tokens for bootstrapping nodes, which are two words of letters
+// and digits with a dot in between.
+func withoutBootstrapTokens(s string) string {
+	isPart := func(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+	ends := func(i int) bool { return i < 0 || i >= len(s) || !isName(s[i]) }
+	var out strings.Builder
+	done := 0
+	for i := strings.IndexByte(s, '.'); i >= 0; {
+		begin, end := i-bootstrapID, i+1+bootstrapSecret
+		if begin >= done && end <= len(s) && ends(begin-1) && ends(end) &&
+			!strings.ContainsFunc(s[begin:i]+s[i+1:end], func(r rune) bool { return r > 0x7f || !isPart(byte(r)) }) {
+			out.WriteString(s[done:begin] + LeftOut)
+			done = end
+		}
+		next := strings.IndexByte(s[i+1:], '.')
+		if next < 0 {
+			break
+		}
+		i += 1 + next
+	}
+	out.WriteString(s[done:])
+	return out.String()
 }
 
 // words returns a command line without the words that follow flags for secrets.
 func words(line []string) []string {
 	for i := 1; i < len(line); i++ {
-		if secretFlag.MatchString(line[i-1]) && !harmlessName.MatchString(line[i-1]) {
+		flag := lowered(line[i-1])
+		if strings.HasPrefix(flag, "-") && !strings.Contains(flag, "=") && isSecretName(flag) {
 			line[i] = LeftOut
 		}
 	}

@@ -1,10 +1,12 @@
-// Package kubelet stands in for the kubelets of a control plane that has none. It does one thing of
-// what they do: it forwards ports of Pods, in the protocol that a real API server speaks with it.
-// Processes of the test stand in for the Pods' containers.
+// Package kubelet stands in for the kubelets of a control plane that has none. It does three things
+// of what they do, in the protocols that a real API server speaks with it: it forwards ports of
+// Pods, returns logs and runs commands. Processes and functions of the test stand in for the Pods'
+// containers.
 package kubelet
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/remotecommand"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
@@ -29,7 +32,11 @@ type Kubelet struct {
 	t    *testing.T
 	node string
 
-	mu sync.Mutex // guards ports
+	mu sync.Mutex // guards the fields below
+	// logs has the logs of containers, by namespace/pod/container, and commands what runs commands in
+	// Pods, by namespace/pod.
+	logs     map[string]string
+	commands map[string]func(command []string) (output string, err error)
 	// ports has the address that a port of a Pod is forwarded to, by namespace/pod:port.
 	ports map[string]string
 	conns sync.WaitGroup
@@ -38,8 +45,8 @@ type Kubelet struct {
 // Start registers a node, and serves its kubelet's port until the end of the test.
 func Start(t *testing.T, cluster *controlplane.ControlPlane, node string) *Kubelet {
 	t.Helper()
-	k := &Kubelet{t: t, node: node, ports: make(map[string]string)}
-	server := httptest.NewTLSServer(http.HandlerFunc(k.forward))
+	k := &Kubelet{t: t, node: node, ports: make(map[string]string), logs: make(map[string]string), commands: make(map[string]func([]string) (string, error))}
+	server := httptest.NewTLSServer(http.HandlerFunc(k.serve))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
@@ -64,6 +71,91 @@ func (k *Kubelet) Serve(namespace, pod string, port int, address string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.ports[fmt.Sprintf("%s/%s:%d", namespace, pod, port)] = address
+}
+
+// Log sets the log of a Pod's container.
+func (k *Kubelet) Log(namespace, pod, container, log string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.logs[namespace+"/"+pod+"/"+container] = log
+}
+
+// Exec sets what runs commands in a Pod. It returns what a command prints.
+func (k *Kubelet) Exec(namespace, pod string, run func(command []string) (output string, err error)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.commands[namespace+"/"+pod] = run
+}
+
+func (k *Kubelet) serve(w http.ResponseWriter, r *http.Request) {
+	what, path, _ := strings.Cut(strings.Trim(r.URL.Path, "/"), "/")
+	switch what {
+	case "containerLogs":
+		k.mu.Lock()
+		log, ok := k.logs[path]
+		k.mu.Unlock()
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, log) // it fails if the client is gone
+	case "exec":
+		k.exec(w, r, path)
+	default:
+		k.forward(w, r)
+	}
+}
+
+// exec serves /exec/NAMESPACE/POD/CONTAINER, and with a UID before the container. The client opens
+// streams for the error, the output and the errors of the command, and the command has no input.
+func (k *Kubelet) exec(w http.ResponseWriter, r *http.Request, path string) {
+	parts := strings.Split(path, "/")
+	k.mu.Lock()
+	run := k.commands[strings.Join(parts[:min(2, len(parts))], "/")]
+	k.mu.Unlock()
+	if run == nil {
+		http.NotFound(w, r)
+		return
+	}
+	if _, err := httpstream.Handshake(r, w, []string{remotecommand.StreamProtocolV4Name}); err != nil {
+		return // Handshake has answered
+	}
+	const wanted = 3
+	streams := make(chan httpstream.Stream, wanted)
+	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, replied <-chan struct{}) error {
+		go func() {
+			<-replied
+			streams <- s
+		}()
+		return nil
+	})
+	if conn == nil {
+		return // UpgradeResponse has answered
+	}
+	k.conns.Add(1)
+	defer k.conns.Done()
+	defer func() { _ = conn.Close() }() // the client may have closed it
+	by := make(map[string]httpstream.Stream)
+	for range wanted {
+		select {
+		case s := <-streams:
+			by[s.Headers().Get(corev1.StreamType)] = s
+		case <-conn.CloseChan():
+			return
+		}
+	}
+	output, err := run(r.URL.Query()["command"])
+	status := metav1.Status{Status: metav1.StatusSuccess}
+	_, _ = io.WriteString(by[corev1.StreamTypeStdout], output) // it fails if the client is gone
+	if err != nil {
+		status = metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}
+		_, _ = io.WriteString(by[corev1.StreamTypeStderr], err.Error())
+	}
+	_ = json.NewEncoder(by[corev1.StreamTypeError]).Encode(status)
+	for _, s := range by {
+		_ = s.Close()
+	}
+	<-conn.CloseChan()
 }
 
 // forward serves /portForward/NAMESPACE/POD, and with a UID after it.

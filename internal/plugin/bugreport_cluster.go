@@ -1,0 +1,131 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/plugin/redact"
+)
+
+// clusterParts adds the objects of Kubernetes that matter to the fleet.
+func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive, found []*fleet.Server, pods []*fleet.Agent) {
+	b.say("Reading the cluster's objects")
+	add := func(file, title string, objects any, err error) {
+		var text []byte
+		if err == nil {
+			text, err = yaml.Marshal(objects)
+		}
+		a.add(clusterGroup, "cluster/"+file, title, text, err)
+	}
+	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
+		return f.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	})
+	var facts []map[string]any
+	if err == nil {
+		for _, n := range nodes.Items {
+			facts = append(facts, map[string]any{
+				"name": n.Name, "labels": n.Labels, "podCIDRs": n.Spec.PodCIDRs, "taints": n.Spec.Taints, "unschedulable": n.Spec.Unschedulable,
+				"addresses": n.Status.Addresses, "conditions": n.Status.Conditions, "nodeInfo": n.Status.NodeInfo,
+			})
+		}
+	}
+	add("nodes.yaml", "Nodes", facts, err)
+	namespaces := make(map[string]bool)
+	for _, s := range found {
+		namespaces[s.Namespace] = true
+	}
+	for _, p := range pods {
+		namespaces[p.Namespace] = true
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
+		b.namespaceParts(ctx, f, a, namespace, add)
+	}
+}
+
+// configKeys are the keys of the ConfigMap of the chart. Others may hold anything.
+var configKeys = []string{"agent.yaml", "apiServerHost", "apiServerPort"}
+
+// namespaceParts adds the objects of a namespace of servers or agents with add.
+func (b *bugreport) namespaceParts(
+	ctx context.Context, f *fleet.Fleet, a *archive, namespace string, add func(file, title string, objects any, err error),
+) {
+	folder := fileName(namespace) + "/"
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=slicecast"}
+	sets, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DaemonSetList, error) {
+		return f.Client().AppsV1().DaemonSets(namespace).List(ctx, ours)
+	})
+	if err == nil {
+		for i := range sets.Items {
+			redact.Meta(&sets.Items[i].ObjectMeta)
+			podTemplate(a.redact, &sets.Items[i].Spec.Template)
+		}
+		add(folder+"daemonsets.yaml", "DaemonSets in "+namespace, sets.Items, nil)
+	} else {
+		add("", "DaemonSets in "+namespace, nil, err)
+	}
+	deployments, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DeploymentList, error) {
+		return f.Client().AppsV1().Deployments(namespace).List(ctx, ours)
+	})
+	if err == nil {
+		for i := range deployments.Items {
+			redact.Meta(&deployments.Items[i].ObjectMeta)
+			podTemplate(a.redact, &deployments.Items[i].Spec.Template)
+		}
+		add(folder+"deployments.yaml", "Deployments in "+namespace, deployments.Items, nil)
+	} else {
+		add("", "Deployments in "+namespace, nil, err)
+	}
+	config, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ConfigMap, error) {
+		return f.Client().CoreV1().ConfigMaps(namespace).Get(ctx, "slicecast-config", metav1.GetOptions{})
+	})
+	kept := make(map[string]string)
+	if err == nil {
+		for key, value := range config.Data {
+			if kept[key] = value; !slices.Contains(configKeys, key) {
+				kept[key] = redact.LeftOut
+			}
+		}
+	}
+	add(folder+"config.yaml", "Settings in "+namespace+", the ConfigMap slicecast-config", kept, err)
+	events, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.EventList, error) {
+		return f.Client().CoreV1().Events(namespace).List(ctx, metav1.ListOptions{Limit: maxEvents})
+	})
+	var lines []string
+	if err == nil {
+		lines = eventLines(events.Items)
+	}
+	add(folder+"events.yaml", "Events in "+namespace, lines, err)
+}
+
+// maxEvents bounds how many Events of a namespace are read.
+const maxEvents = 1000
+
+// podTemplate removes from the template of Pods what may be secret.
+func podTemplate(r *redact.Redactor, t *corev1.PodTemplateSpec) {
+	redact.Meta(&t.ObjectMeta)
+	r.Spec(&t.Spec, t.Spec.Containers[0].Name)
+}
+
+// eventLines returns a line for each Event, by time.
+func eventLines(events []corev1.Event) (lines []string) {
+	at := func(e corev1.Event) time.Time {
+		return cmp.Or(e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time)
+	}
+	slices.SortStableFunc(events, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
+	for _, e := range events {
+		lines = append(lines, fmt.Sprintf("%s %s %s %s/%s, %d times: %s", at(e).UTC().Format(time.RFC3339), e.Type, e.Reason,
+			e.InvolvedObject.Kind, e.InvolvedObject.Name, max(1, e.Count), strings.TrimSpace(e.Message)))
+	}
+	return lines
+}
