@@ -28,6 +28,7 @@ func alone(t *testing.T) {
 	i.requireService()
 	i.requireStatus()
 	i.requirePlugin()
+	i.requireBugreport()
 	i.requireObserver()
 	i.requireScraper()
 

@@ -65,7 +65,8 @@ func TestInsist(t *testing.T) {
 	}
 }
 
-// TestMetricsThatWait checks that a server that has no room for a request for metrics is asked again.
+// TestMetricsThatWait checks that a server that has no room for a request for metrics is asked
+// again.
 func TestMetricsThatWait(t *testing.T) {
 	_, err := readMetrics(http.StatusTooManyRequests, strings.NewReader("no room"), 100)
 	require.Equal(t, metricsRetry, retryDelay(err))

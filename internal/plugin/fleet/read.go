@@ -43,7 +43,8 @@ func (f *Fleet) Log(
 // long.
 const meanLine, longLines = 256, 4
 
-// Metrics returns the metrics of a server, at most limit bytes. That needs the right to get /metrics.
+// Metrics returns the metrics of a server, at most limit bytes. That needs the right to get
+// /metrics.
 func (f *Fleet) Metrics(ctx context.Context, s *Server, limit int) ([]byte, error) {
 	pages, err := f.Pages(ctx, s)
 	if err != nil {
