@@ -170,7 +170,7 @@ func TestBudgetOfOthers(t *testing.T) {
 		require.True(t, try("honest").identity.Observer)
 
 		// Whoever comes back when told gets a review.
-		time.Sleep(try("hostile").retry)
+		<-time.After(try("hostile").retry)
 		require.True(t, try("hostile").identity.Observer)
 
 		// All of them together wait for their budget. Nodes and the servers' namespace do not.
