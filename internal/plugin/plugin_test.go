@@ -137,7 +137,7 @@ func TestRights(t *testing.T) {
 	require.Contains(t, r.out, `serviceaccounts "missing" not found; upgrade the chart`)
 	r = runAs(t.Context(), admin, "status", "--service-account=other")
 	require.Equal(t, incomplete, r.code)
-	require.Contains(t, r.out, `the API server does not allow it to post "/slicecast.v1.DebugService/GetStatus"`)
+	require.Contains(t, r.out, `does not allow "system:serviceaccount:slicecast-system:other" to post "/slicecast.v1.DebugService/GetStatus"`)
 }
 
 // TestRightsOfTheServersNamespace checks a user who may not list Pods elsewhere.
