@@ -166,7 +166,8 @@ func TestMetricsByToken(t *testing.T) {
 		})
 	}
 	var good string
-	require.Eventually(t, func() bool { // the agent listens, and the API server's authorizer has the binding
+	// The agent has to listen, and the API server's authorizer to have the binding.
+	require.Eventually(t, func() bool {
 		good = token("prometheus", "metrics") // has no verdict yet
 		_, err := get(good)
 		return err == nil

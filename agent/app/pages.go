@@ -90,7 +90,8 @@ func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
 }
 
 // reuseVerdicts is how long the API server's verdict on a token for metrics is reused. It is the
-// kubelet's authentication.webhook.cacheTTL. All nodes of a large cluster are scraped twice a minute.
+// kubelet's authentication.webhook.cacheTTL. All nodes of a large cluster are scraped twice a
+// minute.
 const reuseVerdicts = 2 * time.Minute
 
 // metricsTokens returns the options for the review of tokens for metrics.

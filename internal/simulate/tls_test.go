@@ -129,7 +129,7 @@ func (w *world) renewCertificates() {
 		w.pki.renewServer(s, lifetime)
 	}
 	w.pki.mu.Lock()
-	names := slices.Sorted(maps.Keys(w.pki.clients)) // also those that nodes have had, and may get again
+	names := slices.Sorted(maps.Keys(w.pki.clients)) // also those that nodes may get again
 	w.pki.mu.Unlock()
 	for _, name := range names {
 		w.pki.renewClient(name, lifetime)

@@ -68,8 +68,8 @@ type Server interface {
 	GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error)
 	// GetService returns what the server has of a Service.
 	GetService(context.Context, *pb.GetServiceRequest) (*pb.GetServiceResponse, error)
-	// Agents returns the clients. With a Service, it says of each whether it lacks the Service's latest
-	// state. They are the caller's.
+	// Agents returns the clients. With a Service, it says of each whether it lacks the Service's
+	// latest state. They are the caller's.
 	Agents(about *model.ServiceKey) []*pb.AgentStatus
 	// AgentsLacking returns the clients that lack a shard up to a sequence.
 	AgentsLacking(shard uint32, sequence uint64) []*pb.AgentStatus

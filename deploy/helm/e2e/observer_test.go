@@ -1,6 +1,6 @@
 // This file runs the commands of docs/configuration.md and deploy/README.md that make an observer's
-// certificate, exactly as they are there, and reads the servers' metrics with the certificate. It also
-// reads the metrics of servers and agents with tokens, as a Prometheus does.
+// certificate, exactly as they are there, and reads the servers' metrics with the certificate. It
+// also reads the metrics of servers and agents with tokens, as a Prometheus does.
 package e2e
 
 import (

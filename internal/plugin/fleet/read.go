@@ -71,8 +71,8 @@ func (f *Fleet) Metrics(ctx context.Context, s *Server, limit int) ([]byte, erro
 	})
 }
 
-// readMetrics returns the metrics in an answer with a status. A server that has no room now wants to be asked
-// again soon; unlike over gRPC, it does not say when.
+// readMetrics returns the metrics in an answer with a status. A server that has no room now wants
+// to be asked again soon; unlike over gRPC, it does not say when.
 func readMetrics(code int, content io.Reader, limit int) ([]byte, error) {
 	body, err := io.ReadAll(io.LimitReader(content, int64(limit)))
 	switch {
