@@ -39,9 +39,12 @@ verify: ## check that generated code, formatting and go.mod files are current
 setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes components
 	internal/tools/setup.sh
 
+# Tests wait a quarter of their time, so one more package runs than there are processors.
+PARALLEL ?= $(shell expr $$(nproc) + 1)
+
 .PHONY: test
-test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
-	go test -race -timeout 40m ./...
+test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them; shows what part of each package's code they run
+	go test -race -cover -p $(PARALLEL) -timeout 40m ./...
 
 # Tests and benchmarks of a real kube-proxy are of the version that everything else of Kubernetes
 # has, or with KUBE_PROXY=1.36 of an earlier one.
