@@ -155,7 +155,7 @@ func (b *browser) call(method string, params object, result any) {
 		if result != nil {
 			require.NoError(b.t, json.Unmarshal(m.Result, result))
 		}
-	case <-time.After(patience):
+	case <-time.After(2 * patience): // until waits for patience in the browser
 		require.Fail(b.t, "no answer", method)
 	}
 }
@@ -196,7 +196,7 @@ func (b *browser) until(expression string) {
 		const end = performance.now() + %d;
 		const look = () => (%s) ? done(true) : performance.now() > end ? done(false) : setTimeout(look, 10);
 		look();
-	})`, (patience / 2).Milliseconds(), expression))
+	})`, patience.Milliseconds(), expression))
 	if holds != true {
 		shown := b.eval("document.body?.innerText")
 		b.mu.Lock()

@@ -37,10 +37,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds waits. It is far more than anything takes.
 const patience = 30 * time.Second
 
-// answerTimeout is how long a request or a short answer may take. It is less than on real ports, so
-// that streams outlive it.
-const answerTimeout = time.Second
-
 // began is when everything in a fake server began.
 var began = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
@@ -165,6 +161,14 @@ type site struct {
 // serve serves the page of a server. adapt may change the page before.
 func serve(t *testing.T, server Server, guard func(http.Handler) http.Handler, adapt func(*Page)) *site {
 	t.Helper()
+	return serveWithin(t, bounded.Metrics, server, guard, adapt)
+}
+
+// serveWithin serves the page at a port with limits.
+func serveWithin(
+	t *testing.T, limits bounded.Limits, server Server, guard func(http.Handler) http.Handler, adapt func(*Page),
+) *site {
+	t.Helper()
 	s := &site{t: t, draining: make(chan struct{}), registry: prometheus.NewRegistry()}
 	log := slog.New(slog.DiscardHandler)
 	s.Page = New(Options{Server: server, Draining: s.draining, Logger: log, Registerer: s.registry})
@@ -182,8 +186,6 @@ func serve(t *testing.T, server Server, guard func(http.Handler) http.Handler, a
 	s.url = "http://" + l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	limits := bounded.Metrics
-	limits.Read, limits.Write = answerTimeout, answerTimeout
 	port := bounded.NewPort("metrics", limits, log, bounded.NewDisplaced(s.registry, "server"))
 	go func() { ended <- port.Serve(ctx, l, nil, mux) }()
 	t.Cleanup(func() {

@@ -105,11 +105,14 @@ type fleetServer struct{ *fake }
 // TestPage walks through the page in a browser.
 func TestPage(t *testing.T) {
 	b := startBrowser(t)
-	f := fleet(10000)
+	b.open(serve(t, &fleetServer{fleet(10000)}, nil, nil).url+Path, "light")
+	b.until("performance.getEntriesByName('drawn').length")
+	t.Logf("10,000 nodes are drawn %.0f ms after the navigation", b.eval("performance.getEntriesByName('drawn')[0].startTime"))
+	// Fewer nodes let a slow machine take more samples.
+	f := fleet(2000)
 	s := serve(t, &fleetServer{f}, nil, func(p *Page) { p.interval = 200 * time.Millisecond })
 	b.open(s.url+Path, "light")
 	b.until("performance.getEntriesByName('drawn').length")
-	t.Logf("10,000 nodes are drawn %.0f ms after the navigation", b.eval("performance.getEntriesByName('drawn')[0].startTime"))
 	b.heatMap()
 	b.names()
 	b.liveUpdate(f)
@@ -169,16 +172,16 @@ func (b *browser) heatMap() {
 // names checks what a screen reader has of the page.
 func (b *browser) names() {
 	b.t.Helper()
-	require.Equal(b.t, "223 nodes in trouble", b.text("said"))
-	tree := b.accessible()
+	require.Equal(b.t, "47 nodes in trouble", b.text("said"))
+	// The browser computes the tree again after changes, and not at once.
 	for _, want := range []string{
 		"heading: Slicecast slicecast-server-0", "heading: Nodes of this server", "heading: List",
 		"heading: Way of a Service or change to the nodes", "heading: Latest changes", "link: Skip to the list of nodes",
-		"image: Heat map of the nodes: 10,001 nodes. ", "searchbox: Name contains", "combobox: Show", "combobox: Service",
+		"image: Heat map of the nodes: 2,001 nodes. ", "searchbox: Name contains", "combobox: Show", "combobox: Service",
 		"button: Follow", "button: Pause", "button: Previous", "button: Next", "button: node-00512", "columnheader: Lag", "rowheader: node-00512",
 		"image: Curves of the latest 12 changes; 1 not on all nodes yet.", "button: shop/payments", "button: over 10 min ",
 	} {
-		require.Contains(b.t, tree, want)
+		require.Eventually(b.t, func() bool { return strings.Contains(b.accessible(), want) }, patience, 10*time.Millisecond, want)
 	}
 	unnamed := b.eval(`[...document.querySelectorAll("button, input, select, canvas[role], svg, progress, table")]
 		.filter((e) => !e.closest("[hidden]") && !e.textContent.trim() && !e.labels?.length && !e.getAttribute("aria-label")).map((e) => e.outerHTML)`)
@@ -189,24 +192,24 @@ func (b *browser) names() {
 func (b *browser) liveUpdate(f *fake) {
 	b.t.Helper()
 	const first = `document.querySelector("#rows button").textContent`
-	require.NotEqual(b.t, "node-07000", b.eval(first))
+	require.NotEqual(b.t, "node-01700", b.eval(first))
 	f.set(func() {
-		f.agents[7000] = behind(client("node-07000"), 3*time.Hour)
-		f.agents[7000].Errors = []*pb.AgentError{{Object: "Service shop/cart", Reason: "no space left", Time: f.agents[7000].GetSince()}}
+		f.agents[1700] = behind(client("node-01700"), 3*time.Hour)
+		f.agents[1700].Errors = []*pb.AgentError{{Object: "Service shop/cart", Reason: "no space left", Time: f.agents[1700].GetSince()}}
 	})
-	b.until(first + ` === "node-07000"`)
+	b.until(first + ` === "node-01700"`)
 	require.Contains(b.t, b.eval(`document.querySelector("#rows tr").textContent`), "behind3 h 0 min1")
 	// While the list has the focus, nothing in it moves.
 	b.eval(`document.querySelector("#rows button").focus()`)
 	f.set(func() {
-		f.agents[7000] = client("node-07000")
-		f.agents[7001] = behind(client("node-07001"), 4*time.Hour)
-		f.agents[7001].Errors = []*pb.AgentError{{Object: "Service shop/cart"}}
+		f.agents[1700] = client("node-01700")
+		f.agents[1701] = behind(client("node-01701"), 4*time.Hour)
+		f.agents[1701].Errors = []*pb.AgentError{{Object: "Service shop/cart"}}
 	})
 	b.until(`document.querySelector("#rows tr").textContent.includes("up to date")`)
-	require.Equal(b.t, "node-07000", b.focused())
+	require.Equal(b.t, "node-01700", b.focused())
 	b.eval(`document.activeElement.blur()`)
-	b.until(first + ` === "node-07001"`)
+	b.until(first + ` === "node-01701"`)
 }
 
 // details walks to a node's details and back with the keyboard alone.
@@ -225,7 +228,7 @@ func (b *browser) details() {
 	require.Contains(b.t, b.text("announce"), "relay 10.180.3.7:40112: relay of 250 nodes")
 	b.eval(`document.querySelector(".skip").focus()`)
 	b.press("Enter", "Tab", "Tab", "Tab")
-	require.Equal(b.t, "node-07001", b.focused(), "search, filter, and then the list as one stop")
+	require.Equal(b.t, "node-01701", b.focused(), "search, filter, and then the list as one stop")
 	b.press("ArrowDown")
 	second := b.focused()
 	require.Equal(b.t, "node-00013", second, "a node with errors comes next")
@@ -256,7 +259,7 @@ func (b *browser) service() {
 	require.Contains(b.t, b.text("way-about"), "10.96.12.7 · https 443/TCP · 3 endpoints, 2 ready, in 1 slice")
 	require.Equal(b.t, "way-name", b.focused())
 	require.Equal(b.t, "lacking", b.eval(`document.getElementById("show").value`))
-	require.Contains(b.t, b.text("nodes-caption"), fmt.Sprintf("1 to 15 of %d: nodes that lack what is followed", 153))
+	require.Contains(b.t, b.text("nodes-caption"), fmt.Sprintf("1 to 15 of %d: nodes that lack what is followed", 32))
 }
 
 // change follows a change from the table.
@@ -266,7 +269,7 @@ func (b *browser) change() {
 	require.InDelta(b.t, 1, b.eval(`document.querySelectorAll("#curves .chosen").length`), 0, "the Service's latest change is among them")
 	b.eval(`document.querySelectorAll("#change-rows button")[3].click()`)
 	b.until(`document.getElementById("way-name").textContent === "Change of shop/payments"`)
-	b.until(`document.getElementById("way-progress").value > 9000`)
+	b.until(`document.getElementById("way-progress").value > 1900`)
 	b.eval(`document.getElementById("way-stop").click()`)
 	require.Equal(b.t, "all", b.eval(`document.getElementById("show").value`))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -347,9 +348,11 @@ func TestStreamsEnd(t *testing.T) {
 // TestStreamsOutliveThePortsDeadlines checks that the timeouts for short answers do not end a
 // stream.
 func TestStreamsOutliveThePortsDeadlines(t *testing.T) {
-	s := serve(t, newFake(1), nil, nil)
+	limits := bounded.Metrics
+	limits.Read, limits.Write = time.Second, time.Second
+	s := serveWithin(t, limits, newFake(1), nil, nil)
 	v := s.look()
-	for begin := time.Now(); time.Since(begin) < 2*answerTimeout; {
+	for begin := time.Now(); time.Since(begin) < 2*limits.Write; {
 		require.True(t, v.next())
 	}
 }
