@@ -71,7 +71,7 @@ func newFixture(t *testing.T, tokens *tokenReviewer) *fixture {
 	f.files.Certificate, f.files.PrivateKey = f.ca.Server()
 	f.files.CA = f.ca.File
 	logger := slog.New(slog.NewTextHandler(f.logs, nil))
-	f.auth = New(Options{Program: "server", Logger: logger, Registerer: f.registry})
+	f.auth = New(Options{Program: "server", TokenFlags: "--flags-of-tokens", Logger: logger, Registerer: f.registry})
 	f.auth.tokens = tokens
 	certificates, err := tlsfiles.Follow(f.files, logger)
 	require.NoError(t, err)

@@ -192,7 +192,7 @@ func TestTokens(t *testing.T) {
 		{"bound to no Pod", agent.token(audience, false), "token-a", codes.PermissionDenied, reasonUnboundToken, "names no node"},
 		{"for another audience", agent.token("somebody", true), "token-a", codes.Unauthenticated, reasonToken, `audience "slicecast"`},
 		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonAccess,
-			`does not allow it to post "/slicecast.v1.DistributionService/Stream"`},
+			`:other" to post "/slicecast.v1.DistributionService/Stream"`},
 		{"invented", "nonsense", "token-a", codes.Unauthenticated, reasonToken, "not valid"},
 		{"with another signature", forged(agent.token(audience, true)), "token-a", codes.Unauthenticated, reasonToken, "signature"},
 	} {
@@ -417,7 +417,7 @@ func TestTokenWithoutReviewer(t *testing.T) {
 	f := newFixture(t, nil)
 	err := f.hello(f.dial(f.ca.ClientTLS()), "token", "a")
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
-	require.Contains(t, status.Convert(err).Message(), "--agent-service-account")
+	require.Contains(t, status.Convert(err).Message(), "tokens are not accepted without --flags-of-tokens")
 }
 
 func TestBearerToken(t *testing.T) {
