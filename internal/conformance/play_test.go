@@ -75,7 +75,7 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 		}
 		cancel()
 		if s.servesObjects(step) {
-			report("verify", s.verify(t.Context(), c))
+			report("verify", s.verify(t.Context(), c, step))
 		}
 		s.checkSessions(t, c, step, exceptions, report)
 	}
