@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	channelzpb "google.golang.org/grpc/channelz/grpc_channelz_v1"
 	"google.golang.org/grpc/codes"
@@ -192,5 +195,34 @@ func TestBudgetOfOthers(t *testing.T) {
 			require.Empty(t, try(fmt.Sprintf("one-of-many-%d", i)).refusal)
 		}
 		require.Equal(t, namespaces, r.namespaces.Len())
+	})
+}
+
+// TestRetryAfter checks that whoever has used up a namespace's share is told over HTTP, too, when to
+// come back.
+func TestRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		a := New(Options{Program: "server", Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+		a.tokens = s.reviewer()
+		page := a.Observers(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		get := func(n int) *httptest.ResponseRecorder {
+			request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
+			request.Header.Set("Authorization", "Bearer "+s.token(changed(good(""), map[string]any{
+				"sub": fmt.Sprintf("system:serviceaccount:monitoring:account-%d", n), "kubernetes.io": nil,
+			})))
+			answer := httptest.NewRecorder()
+			page.ServeHTTP(answer, request)
+			return answer
+		}
+		for n := range reviewsOfNamespaceBurst {
+			require.Equal(t, http.StatusOK, get(n).Code)
+		}
+		refused := get(reviewsOfNamespaceBurst)
+		require.Equal(t, http.StatusTooManyRequests, refused.Code)
+		seconds, err := strconv.Atoi(refused.Header().Get("Retry-After"))
+		require.NoError(t, err)
+		<-time.After(time.Duration(seconds) * time.Second)
+		require.Equal(t, http.StatusOK, get(reviewsOfNamespaceBurst).Code)
 	})
 }

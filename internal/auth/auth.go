@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/x509"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -274,6 +276,9 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		if err != nil {
 			// The client's next attempt then costs it a handshake.
 			w.Header().Set("Connection", "close")
+			if after := wire.RetryAfter(err); after > 0 {
+				w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(after.Seconds()))))
+			}
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))
 			return
 		}

@@ -19,3 +19,16 @@ func RetryLater(err error, after time.Duration) error {
 	}
 	return with.Err()
 }
+
+// RetryAfter returns the delay of an error that RetryLater has made, possibly on another machine.
+// It returns 0 for all others. A server can ask for any time, so the caller bounds it.
+func RetryAfter(err error) time.Duration {
+	if s, ok := status.FromError(err); ok {
+		for _, d := range s.Details() {
+			if info, ok := d.(*errdetails.RetryInfo); ok {
+				return max(info.GetRetryDelay().AsDuration(), 0)
+			}
+		}
+	}
+	return 0
+}

@@ -2,15 +2,15 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // End is how an attempt to use a server ended.
@@ -156,19 +156,11 @@ func (c *Choice) logEnd(server string, end End) {
 // retryDelay returns the time that a server asked the client to wait before it comes back, and
 // whether the server asked for one.
 func retryDelay(err error) (time.Duration, bool) {
-	var s interface{ GRPCStatus() *status.Status }
-	if !errors.As(err, &s) {
+	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
 		return 0, false
 	}
-	if code := s.GRPCStatus().Code(); code != codes.ResourceExhausted && code != codes.Unavailable {
-		return 0, false
-	}
-	for _, d := range s.GRPCStatus().Details() {
-		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
-			return min(info.GetRetryDelay().AsDuration(), MaxRetryDelay), true
-		}
-	}
-	return 0, false
+	delay := wire.RetryAfter(err)
+	return min(delay, MaxRetryDelay), delay > 0
 }
 
 func sleep(ctx context.Context, d time.Duration) {

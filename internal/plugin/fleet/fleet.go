@@ -25,7 +25,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -39,6 +38,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // parallel is how many servers are asked at the same time.
@@ -244,16 +244,11 @@ func insist(ctx context.Context, ask func() error) error {
 // retryDelay returns when a server that has no room now wants to be asked again. It returns 0 if
 // the server does not want that.
 func retryDelay(err error) time.Duration {
-	s, ok := status.FromError(err)
-	if err == nil || !ok || s.Code() != codes.ResourceExhausted {
+	delay := wire.RetryAfter(err)
+	if delay == 0 || status.Code(err) != codes.ResourceExhausted {
 		return 0
 	}
-	for _, d := range s.Details() {
-		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
-			return max(info.GetRetryDelay().AsDuration(), minRetryDelay)
-		}
-	}
-	return 0
+	return max(delay, minRetryDelay)
 }
 
 // explain returns an error without gRPC's prefix. If ctx has ended, it returns the reason.
