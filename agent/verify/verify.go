@@ -416,14 +416,15 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 
 // tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
 // the view follows another mode of kube-proxy. That mode rejects before it looks at source ranges,
-// rejects NodePorts on all of the node's addresses, and does not reject what the node sends to
-// other addresses than cluster IPs. No packet is led to a backend by that.
+// rejects NodePorts on all of the node's addresses, and does not refuse what the node sends to other
+// addresses than cluster IPs of a port without endpoints. No packet is led to a backend by that.
 func (c *comparison) tolerates(q question, route view.Route, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPTables {
 		return false
 	}
+	refused := route.To == view.Reject || route.To == view.Drop && q.port.Cluster.Len() == 0
 	for _, o := range out {
-		unrefused := o.Verdict == trace.Pass && !o.Backend.IsValid() && route.To == view.Reject &&
+		unrefused := o.Verdict == trace.Pass && !o.Backend.IsValid() && refused &&
 			q.source.over == "" && q.frontend.Kind != view.ClusterIP
 		if o.Verdict == trace.Pass && !unrefused {
 			return false
