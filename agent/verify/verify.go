@@ -416,8 +416,9 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 
 // tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
 // the view follows another mode of kube-proxy. That mode rejects before it looks at source ranges,
-// rejects NodePorts on all of the node's addresses, and does not refuse what the node sends to other
-// addresses than cluster IPs of a port without endpoints. No packet is led to a backend by that.
+// rejects NodePorts on all of the node's addresses, and does not refuse what the node sends to
+// other addresses than cluster IPs of a port without endpoints. No packet is led to a backend by
+// that.
 func (c *comparison) tolerates(q question, route view.Route, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPTables {
 		return false
