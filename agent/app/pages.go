@@ -94,13 +94,19 @@ func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
 // minute.
 const reuseVerdicts = 2 * time.Minute
 
+// reviewsOfScrapers is the budget of an agent for reviews, per second and at once. There may be
+// thousands of agents, and few who scrape them.
+const reviewsOfScrapers, reviewsOfScrapersBurst = 0.2, 10
+
 // metricsTokens returns the options for the review of tokens for metrics.
 func (o *Options) metricsTokens() (*auth.TokenOptions, error) {
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-token-audience: %w", err)
 	}
-	out := &auth.TokenOptions{Audience: o.MetricsTokenAudience, Reuse: reuseVerdicts}
+	out := &auth.TokenOptions{
+		Audience: o.MetricsTokenAudience, Reuse: reuseVerdicts, Others: reviewsOfScrapers, OthersBurst: reviewsOfScrapersBurst,
+	}
 	out.Review, out.Access, out.Get, err = kube.Reviews(config)
 	return out, err
 }

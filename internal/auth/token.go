@@ -92,6 +92,10 @@ type TokenOptions struct {
 	Namespace string
 	// Reuse is how long a good verdict is reused. 0 means ten seconds, for which all others are.
 	Reuse time.Duration
+	// Others is the budget of ServiceAccounts of other namespaces, per second and at once. 0 means
+	// that of a server.
+	Others      rate.Limit
+	OthersBurst int
 }
 
 // access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
@@ -164,7 +168,7 @@ func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews 
 		options: o, knownNode: knownNode, now: time.Now, reviews: reviews,
 		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
 		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
-		others:  rate.NewLimiter(reviewsOfOthers, reviewsOfOthersBurst),
+		others:  rate.NewLimiter(cmp.Or(o.Others, reviewsOfOthers), cmp.Or(o.OthersBurst, reviewsOfOthersBurst)),
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
 	var errs [3]error
@@ -180,7 +184,8 @@ func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews 
 // review returns the verdict on a request with a token. It returns an error if the API server did
 // not answer.
 func (r *tokenReviewer) review(ctx context.Context, token string, request access) (verdict, error) {
-	hash := sha256.Sum256([]byte(token))
+	// The prefixes keep what a caller sends as a token from being the key of a request.
+	hash := sha256.Sum256([]byte("token " + token))
 	cached := func() (verdict, bool) {
 		v, ok := r.verdicts.Get(hash)
 		return v, ok && r.now().Before(v.expires)
@@ -193,7 +198,7 @@ func (r *tokenReviewer) review(ctx context.Context, token string, request access
 		return v, err
 	}
 	if v.identity.isOther() {
-		hash = sha256.Sum256(fmt.Appendf(hash[:], "%s %s", request.verb, request.path))
+		hash = sha256.Sum256(fmt.Appendf(nil, "request %x %s %s", hash, request.verb, request.path))
 		if v, ok := cached(); ok {
 			return v, nil
 		}
@@ -257,6 +262,9 @@ func (r *tokenReviewer) ask(ctx context.Context, token string, request access, c
 		life = cmp.Or(r.options.Reuse, verdictLife)
 	}
 	v.expires = r.now().Add(life)
+	if end := c.Expiry.Time(); end.After(r.now()) && end.Before(v.expires) {
+		v.expires = end
+	}
 	return v, nil
 }
 

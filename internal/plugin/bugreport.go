@@ -137,7 +137,9 @@ func (b *bugreport) run(c *cobra.Command) (err error) {
 		return fmt.Errorf("--output: %w; choose a folder that you may write to", err)
 	}
 	defer func() {
-		err = errors.Join(err, spool.Close())
+		if closed := spool.Close(); !errors.Is(closed, os.ErrClosed) {
+			err = errors.Join(err, closed)
+		}
 		if removed := os.Remove(spool.Name()); !errors.Is(removed, os.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -177,7 +179,8 @@ func (b *bugreport) deliver(spool *os.File, target string, out io.Writer) error 
 		}
 		return nil
 	}
-	if err := spool.Sync(); err != nil {
+	// Windows does not rename open files.
+	if err := errors.Join(spool.Sync(), spool.Close()); err != nil {
 		return err
 	}
 	if err := os.Rename(spool.Name(), target); err != nil {

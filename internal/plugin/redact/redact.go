@@ -109,19 +109,22 @@ const maxName = 100
 
 // value is what may follow a name: what is in between, and the value. After a flag, a blank may be
 // in between.
-const value = `("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]]+)`
+const value = `(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]]+)`
 
 var (
-	afterName = regexp.MustCompile(`^(\\?["']?[ \t]*[:=][ \t]*)` + value)
+	afterName = regexp.MustCompile(`^(\\*["']?[ \t]*[:=][ \t]*)` + value)
 	afterFlag = regexp.MustCompile(`^([ \t]+)` + value)
 )
 
 // harmlessEnds are the ends of names of what is no secret, although a part of the name says so:
 // files, names of objects, and numbers of metrics. They are in lower case.
 var harmlessEnds = []string{
-	"file", "path", "audience", "audiences", "name", "account", "accounts", "seconds", "total", "issuer", "map", "-secret", "secretref",
+	"file", "path", "audience", "audiences", "name", "account", "accounts", "seconds", "total", "issuer", "map", "secretref",
 	"secretkeyref", "review", "reviews",
 }
+
+// objectFlag is the flag of servers that names a Secret.
+const objectFlag = "tls-secret"
 
 // harmlessValue matches values that are no secrets: truth values, short numbers, durations, paths,
 // and the next flag.
@@ -213,7 +216,7 @@ func withoutNamed(s string) string {
 // isSecretName reports whether a name in lower case is one that secrets have. The word auth is in
 // names of other things, and is one only by itself.
 func isSecretName(name string) bool {
-	if slices.ContainsFunc(harmlessEnds, func(end string) bool { return strings.HasSuffix(name, end) }) {
+	if strings.TrimLeft(name, "-") == objectFlag || slices.ContainsFunc(harmlessEnds, func(end string) bool { return strings.HasSuffix(name, end) }) {
 		return false
 	}
 	return strings.TrimLeft(name, "-") == auth ||

@@ -40,6 +40,8 @@ func TestText(t *testing.T) {
 		"join with seeded.0123456789abcdef now", "AUTH: SEEDED", "--auth=SEEDED",
 		"sha256~SEEDEDSEEDEDSEEDEDSEEDED",
 		`level=INFO msg=x token="SEEDED \" SEEDED" y=1`,
+		`err="refused: {\"password\":\"SEEDED\"}"`,
+		"--client-secret=SEEDED", "oidc-client-secret: SEEDED",
 	} {
 		got := r.Text(text)
 		require.NotContains(t, strings.ToUpper(got), "SEEDED", text)
