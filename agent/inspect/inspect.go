@@ -1,7 +1,7 @@
-// Package inspect reads what a bug report needs from an agent's node: the rules and facts of the
-// kernel, whoever made them, and the pages of the running agent. It changes nothing. All of it is
-// readable with the capabilities of the agent. Every part has a bound, and a part that cannot be
-// read does not stop the others.
+// Package inspect reads what a bug report needs from an agent's node: the rules of all programs,
+// facts of the kernel, and the pages of the running agent. It changes nothing, and needs no more
+// capabilities than the agent has. Every part has a bound, and a part that cannot be read does not
+// stop the others.
 package inspect
 
 import (

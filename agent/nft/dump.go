@@ -13,10 +13,10 @@ import (
 	"github.com/slicecast/slicecast/agent/netlink"
 )
 
-// Dump writes everything that nf_tables holds in this network namespace as text, for people: each
-// table with its chains, rules, sets and elements, whoever made them. It is not the language of the
-// command nft, but shows the expressions and values that the kernel holds. What changes meanwhile
-// may be missing, or be there twice. An error of out ends it.
+// Dump writes everything that nf_tables holds in this network namespace as text, for people: the
+// tables of all programs with their chains, rules, sets and elements. The text is not in the
+// language of the command nft, but shows the expressions and values that the kernel holds. What
+// changes meanwhile may be missing, or be there twice. An error of out ends it.
 func Dump(out io.Writer) error {
 	return with(func(c *Conn) error {
 		d := &dump{conn: c, out: out}

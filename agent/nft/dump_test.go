@@ -1,4 +1,4 @@
-// These tests prove that a dump has everything that a kernel's nf_tables holds, whoever made it.
+// These tests prove that a dump has everything that a kernel's nf_tables holds, of all programs.
 package nft
 
 import (

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/agent/netlink"
 )
 
-// Held is everything that the kernel holds of a table, whoever has made it.
+// Held is everything that the kernel holds of a table of any program.
 type Held struct {
 	Table
 	// Flags are NFT_TABLE_F_*. A dormant table does nothing.

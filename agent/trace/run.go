@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxSteps is how many steps a packet may take, over all branches. A Service port with 10,000
-	// backends takes about a million.
+	// backends needs about a million.
 	maxSteps = 1 << 25
 	// maxStates is how many branches a packet may end in. A set has at most 262,144 backends.
 	maxStates = 1 << 19

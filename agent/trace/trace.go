@@ -1,6 +1,6 @@
 // Package trace says what a kernel's rules do to the first packet of a connection. It reads the
-// rules from the kernel and evaluates them as the kernel would, whoever has made them, so it can
-// judge the rules of Slicecast and those of kube-proxy in the same way.
+// rules of all programs from the kernel and evaluates them as the kernel would. So it judges the
+// rules of Slicecast and those of kube-proxy in the same way.
 //
 // Where the kernel draws a random number, all results are followed, each with its probability. What
 // the rules make the kernel remember of a client is part of the outcome, and a second connection of

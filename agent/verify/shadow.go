@@ -144,7 +144,8 @@ func (s *Shadow) Run(ctx context.Context) {
 				return
 			}
 			if err != nil {
-				s.Logger.Warn("Cannot compare the kernel with what it should do", "err", err)
+				s.failed(err)
+				wait = min(wait, max(s.Settle, idle*took))
 			} else {
 				s.seconds.Observe(took.Seconds())
 				s.note(r, since, begin)
@@ -163,6 +164,16 @@ func (s *Shadow) Run(ctx context.Context) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// failed records that a comparison was not possible. What was found before no longer counts as the
+// state of the kernel.
+func (s *Shadow) failed(err error) {
+	s.Logger.Warn("Cannot compare the kernel with what it should do", "err", err)
+	s.unjudged.Set(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason = fmt.Sprintf("the kernel cannot be compared with what it should do: %v", err)
 }
 
 // pauseFor waits. It reports false if ctx ends before.

@@ -4,12 +4,14 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -75,4 +77,18 @@ func TestShadowIgnoresWhatEndsSoon(t *testing.T) {
 	require.Contains(t, s.Reason(), "but y")
 	s.note(Result{Unjudged: []string{"rule 7"}}, since, now.Add(4*time.Second))
 	require.Equal(t, "not everything can be judged: rule 7", s.Reason())
+}
+
+// TestShadowThatCannotCompare checks that a shadow without a result does not look like one without
+// differences.
+func TestShadowThatCannotCompare(t *testing.T) {
+	t.Parallel()
+	s := NewShadow(ShadowOptions{Logger: slog.New(slog.DiscardHandler)})
+	unjudged := func() float64 { return testutil.ToFloat64(s.unjudged) }
+	s.failed(errors.New("no permission"))
+	require.Equal(t, "the kernel cannot be compared with what it should do: no permission", s.Reason())
+	require.Equal(t, 1.0, unjudged())
+	s.note(Result{}, map[Difference]time.Time{}, time.Now())
+	require.Empty(t, s.Reason())
+	require.Zero(t, unjudged())
 }

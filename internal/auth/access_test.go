@@ -198,8 +198,8 @@ func TestBudgetOfOthers(t *testing.T) {
 	})
 }
 
-// TestRetryAfter checks that whoever has used up a namespace's share is told over HTTP, too, when
-// to come back.
+// TestRetryAfter checks that HTTP clients are told when to come back if their namespace's share is
+// used up.
 func TestRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)

@@ -1,6 +1,6 @@
 // This file compares the rules of a subject with the objects of a case, as "slicecast-agent verify"
-// does. What the packets of a case prove to be right must not be a difference, whoever has made the
-// rules.
+// does. What the packets of a case prove to be right must not be a difference, with Slicecast's
+// rules and with kube-proxy's.
 package conformance
 
 import (
@@ -28,7 +28,7 @@ var deviations = map[string]string{
 }
 
 // diversions are the cases in which another program leads a Service's packets elsewhere, with where
-// they go. verify must say so, whoever has made the rules of Services.
+// they go. verify must say so, with Slicecast's rules of Services and with kube-proxy's.
 var diversions = map[string]string{"beside-other-rules": "but leads to 10.180.1.93:8080"}
 
 // verify returns an error if the rules on the node differ from what the objects say after a step.
