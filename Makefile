@@ -131,7 +131,7 @@ PLATFORMS ?=
 .PHONY: release-dry-run
 release-dry-run: ## make everything that a release consists of into bin/release, signed with a key that is not kept, and verify it as users do; VERSION=v1.2.3; PLATFORMS=linux/amd64 shortens it
 	go run ./internal/tools/release build --version=$(VERSION) --platforms=$(PLATFORMS) $(RELEASE)
-	internal/tools/release/verify.sh $(RELEASE)
+	internal/tools/release/verify.sh $(RELEASE) $(RELEASE).dry-run.pub
 
 KEY ?=
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"path"
@@ -71,7 +72,7 @@ func (b bundle) write(ctx context.Context, dir string, p *programs, on platform)
 	name := strings.Join([]string{b.name, p.release.version, on.os, on.architecture}, "_")
 	content := make(files)
 	add := func(to, from string, mode int64) error {
-		text, err := os.ReadFile(from)
+		text, err := os.ReadFile(filepath.Join(p.release.sources, from))
 		content[path.Join(name, to)] = file{kind: tar.TypeReg, mode: mode, time: p.release.created, content: text}
 		return err
 	}
@@ -82,8 +83,12 @@ func (b bundle) write(ctx context.Context, dir string, p *programs, on platform)
 			return err
 		}
 		built = append(built, program)
-		if err := add(path.Join(b.bin, filepath.Base(program)), program, 0o755); err != nil {
+		text, err := os.ReadFile(program)
+		if err != nil {
 			return err
+		}
+		content[path.Join(name, b.bin, filepath.Base(program))] = file{
+			kind: tar.TypeReg, mode: 0o755, time: p.release.created, content: text,
 		}
 	}
 	for _, f := range b.flat {
@@ -92,7 +97,7 @@ func (b bundle) write(ctx context.Context, dir string, p *programs, on platform)
 		}
 	}
 	for _, pattern := range append(slices.Clone(b.files), always...) {
-		found, err := filepath.Glob(pattern)
+		found, err := fs.Glob(os.DirFS(p.release.sources), pattern)
 		if err != nil || len(found) == 0 {
 			return errors.Join(err, fmt.Errorf("the sources have no %s", pattern))
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -40,9 +41,19 @@ func (r release) build(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	s, err := o.signer(ctx, r)
+	s, err := o.signer()
 	if err != nil {
 		return err
+	}
+	remove, err := r.export(ctx, o.key == "")
+	if err != nil {
+		return err
+	}
+	defer remove()
+	if o.key != "" {
+		if err := r.check(s); err != nil {
+			return err
+		}
 	}
 	// The file is there from the beginning, so that a run that failed does not stand in the way.
 	if err := emptyFolder(o.dir, sumsFile); err != nil {
@@ -79,7 +90,19 @@ func (r release) build(ctx context.Context, o options) error {
 	if err := os.WriteFile(filepath.Join(o.dir, sumsFile), sums, 0o644); err != nil {
 		return err
 	}
-	return s.sign(ctx, o.dir, r, sums, append(subjects, digests...))
+	if err := s.sign(ctx, o.dir, r, sums, append(subjects, digests...)); err != nil {
+		return err
+	}
+	if o.key != "" {
+		progress("signed with the key %s; its public half is %s", s.fingerprint, publishedKey)
+		// The key of an earlier dry run in the same folder verifies nothing any more.
+		if err := os.Remove(dryRunKey(o.dir)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	progress("this is a dry run: only %s verifies it, and no user has that key", dryRunKey(o.dir))
+	return os.WriteFile(dryRunKey(o.dir), s.public, 0o644)
 }
 
 // wanted returns a function that reports whether archives for a platform are wanted.
@@ -101,53 +124,86 @@ func (o options) wanted() (func(platform) bool, error) {
 	}, nil
 }
 
-// signer returns the signer of the release. The key of a real release must be the published one,
-// and its sources must be those of the tag.
-func (o options) signer(ctx context.Context, r release) (*signer, error) {
+// signer returns the signer of the release.
+func (o options) signer() (*signer, error) {
 	if o.key == "" {
 		progress("this is a dry run: its key signs nothing else")
 		return generateSigner()
 	}
-	s, err := newSigner(o.key)
-	if err != nil {
-		return nil, err
+	if os.Getenv(epoch) != "" {
+		return nil, fmt.Errorf("%s is set, and a release has the time of its commit: unset it", epoch)
 	}
-	if err := r.checkSources(ctx); err != nil {
-		return nil, err
-	}
-	switch published, err := os.ReadFile(publishedKey); {
-	case err != nil:
-		return nil, fmt.Errorf("%w: commit the public key as docs/releasing.md says, before the tag", err)
-	case !bytes.Equal(published, s.public):
-		return nil, fmt.Errorf("--key=%s does not belong to %s: use the key of earlier releases", o.key, publishedKey)
-	}
-	return s, nil
+	return newSigner(o.key)
 }
 
-// checkSources returns an error if the working directory is not a clean checkout of the tag, or if
-// the changelog does not have the version.
-func (r release) checkSources(ctx context.Context) error {
+// export makes the release be built from a folder with the files of the commit and nothing else:
+// neither files that git ignores, nor what settings of this clone make of its files. It returns an
+// error if the working directory is not a clean checkout of the tag. A dry run may be of any
+// commit, and of a working directory with changes. remove removes the folder.
+func (r *release) export(ctx context.Context, dry bool) (remove func(), err error) {
 	changes, err := git(ctx, "status", "--porcelain")
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if changes != "" && !dry {
+		return nil, fmt.Errorf("the tree has changes that are not committed: release from a clean checkout\n%s", changes)
 	}
 	if changes != "" {
-		return fmt.Errorf("the tree has changes that are not committed: release from a clean checkout\n%s", changes)
+		progress("the tree has changes that are not committed: building from it, with all files that are there")
+		return func() {}, nil
 	}
-	tagged, err := git(ctx, "tag", "--points-at", "HEAD")
+	tagged, err := git(ctx, "tag", "--points-at", r.revision)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if !slices.Contains(strings.Fields(tagged), r.version) {
-		return fmt.Errorf("the current commit does not have the tag %s: check out the tag, or name its version", r.version)
+	if !slices.Contains(strings.Fields(tagged), r.version) && !dry {
+		return nil, fmt.Errorf("the current commit does not have the tag %s: check out the tag, or name its version", r.version)
 	}
-	changelog, err := os.ReadFile("CHANGELOG.md")
+	root, err := filepath.Abs(r.sources)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "slicecast-sources-")
+	if err != nil {
+		return nil, err
+	}
+	remove = func() { _ = os.RemoveAll(dir) } // a temporary folder that stays does no harm
+	plain := []string{"-c", "core.autocrlf=false", "-c", "core.attributesFile=" + os.DevNull, "-c", "core.hooksPath=" + os.DevNull}
+	if _, err = git(ctx, append(plain, "clone", "--quiet", "--shared", "--no-checkout", "--template=", root, dir)...); err == nil {
+		_, err = git(ctx, append(plain, "-C", dir, "checkout", "--quiet", "--detach", r.revision)...)
+	}
+	if err != nil {
+		remove()
+		return nil, err
+	}
+	r.sources = dir
+	return remove, nil
+}
+
+// check returns an error if the sources do not have what users look for: a section of the version
+// in the changelog, and the public key with its fingerprint.
+func (r release) check(s *signer) error {
+	read := func(name string) ([]byte, error) { return os.ReadFile(filepath.Join(r.sources, name)) }
+	changelog, err := read("CHANGELOG.md")
 	if err != nil {
 		return err
 	}
 	section := regexp.MustCompile(`(?m)^## \[` + regexp.QuoteMeta(strings.TrimPrefix(r.version, "v")) + `\] - \d{4}-\d\d-\d\d$`)
 	if !section.Match(changelog) {
 		return fmt.Errorf("CHANGELOG.md has no section of %s with a date: write it before the tag", r.version)
+	}
+	switch published, err := read(publishedKey); {
+	case err != nil:
+		return fmt.Errorf("%w: commit the public key as docs/releasing.md says, before the tag", err)
+	case !bytes.Equal(published, s.public):
+		return fmt.Errorf("--key has the fingerprint %s and does not belong to %s: use the key of earlier releases", s.fingerprint, publishedKey)
+	}
+	page, err := read(keyPage)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(page), s.fingerprint) {
+		return fmt.Errorf("%s does not name the key by its fingerprint %s: write it there before the tag", keyPage, s.fingerprint)
 	}
 	return nil
 }
@@ -172,7 +228,11 @@ func (r release) chart(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
+	if packaged, err = filepath.Abs(packaged); err != nil {
+		return err
+	}
 	cmd := exec.CommandContext(ctx, "internal/tools/chart.sh", packaged, r.version)
+	cmd.Dir = r.sources
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("package the chart: %w", err)

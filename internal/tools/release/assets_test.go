@@ -7,7 +7,7 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"bytes"
-	"context"
+	"debug/buildinfo"
 	"encoding/base64"
 	"encoding/json"
 	"io/fs"
@@ -30,9 +30,10 @@ import (
 )
 
 // TestTwoBuildsAreTheSame compares everything that two builds have written, byte by byte. Only the
-// keys differ, and with them what is signed.
+// keys differ, and with them what is signed. So neither settings of a machine take part, nor files
+// that git ignores.
 func TestTwoBuildsAreTheSame(t *testing.T) {
-	signed := map[string]bool{"/" + signatureFile: true, "/" + provenanceFile: true, "/" + publicKeyFile: true}
+	signed := map[string]bool{"/" + signatureFile: true, "/" + provenanceFile: true}
 	names := func(dir string) (all []string) {
 		require.NoError(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.Type().IsRegular() {
@@ -158,67 +159,164 @@ func TestChart(t *testing.T) {
 	require.True(t, info.ModTime().Equal(testRelease.created), info.ModTime())
 }
 
-// verify runs the commands that users run, on a copy of a release in which one file has changed.
-func verify(t *testing.T, change string, edit func([]byte) []byte) (string, error) {
+// verify runs the commands that users run, with the key of the first release, on a copy of it that
+// edit has changed. The copy consists of links, which edit replaces.
+func verify(t *testing.T, edit func(dir string)) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	entries, err := os.ReadDir(firstRelease)
 	require.NoError(t, err)
 	for _, e := range entries {
-		if e.Name() != change {
-			require.NoError(t, os.Symlink(filepath.Join(firstRelease, e.Name()), filepath.Join(dir, e.Name())))
-		}
+		require.NoError(t, os.Symlink(filepath.Join(firstRelease, e.Name()), filepath.Join(dir, e.Name())))
 	}
-	if change != "" {
-		content, err := os.ReadFile(filepath.Join(firstRelease, change))
-		require.NoError(t, err)
-		edited := edit(content)
-		require.NotEqual(t, content, edited)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, change), edited, 0o600))
-	}
-	out, err := exec.CommandContext(t.Context(), "./verify.sh", dir).CombinedOutput()
+	edit(dir)
+	out, err := exec.CommandContext(t.Context(), "./verify.sh", dir, dryRunKey(firstRelease)).CombinedOutput()
 	return string(out), err
 }
 
-// TestVerification requires that the commands accept the release and nothing else.
-func TestVerification(t *testing.T) {
-	out, err := verify(t, "", nil)
-	require.NoError(t, err, out)
-	require.Equal(t, 2, strings.Count(out, "Verified OK\n"), out)
-	require.Contains(t, out, "slicecast_v1.2.3-test_linux_amd64.tar.gz: OK\n")
-	require.Contains(t, out, "\n"+testRelease.revision+"\n")
+// replace replaces a file of a copy.
+func replace(t *testing.T, dir, name string, content []byte) {
+	t.Helper()
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, name)))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
+}
 
-	flip := func(content []byte) []byte {
-		changed := bytes.Clone(content)
-		changed[len(changed)/2] ^= 1
-		return changed
+// TestVerification requires that the commands accept each file of the release, and nothing else.
+func TestVerification(t *testing.T) {
+	read := func(dir, name string) []byte {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		return content
 	}
-	for _, name := range []string{"slicecast_v1.2.3-test_linux_amd64.tar.gz", "slicecast-1.2.3-test.tgz", imagesFile, sumsFile, signatureFile} {
-		out, err := verify(t, name, flip)
-		require.Error(t, err, "%s: %s", name, out)
+	sums := read(firstRelease, sumsFile)
+	out, err := verify(t, func(string) {})
+	require.NoError(t, err, out)
+	for line := range strings.Lines(string(sums)) {
+		require.Contains(t, out, "Verified OK\n"+line+"Verified OK\n"+testRelease.revision+"\n")
 	}
-	other, err := os.ReadFile(filepath.Join(secondRelease, publicKeyFile))
+	require.Equal(t, bytes.Count(sums, []byte("\n")), strings.Count(out, testRelease.revision))
+
+	const archive, chart = "slicecast_v1.2.3-test_linux_amd64.tar.gz", "slicecast-1.2.3-test.tgz"
+	flip := func(name string) func(string) {
+		return func(dir string) {
+			content := read(dir, name)
+			content[len(content)/2] ^= 1
+			replace(t, dir, name, content)
+		}
+	}
+	// An attacker has a key, and signs everything with it.
+	other, err := generateSigner()
 	require.NoError(t, err)
-	out, err = verify(t, publicKeyFile, func([]byte) []byte { return other })
-	require.Error(t, err, out)
-	out, err = verify(t, provenanceFile, func(content []byte) []byte {
-		var e dsse.Envelope
-		require.NoError(t, json.Unmarshal(content, &e))
-		statement, err := e.DecodeB64Payload()
+	forged := func(dir string, s *signer, sums []byte) {
+		require.NoError(t, os.Remove(filepath.Join(dir, signatureFile)))
+		require.NoError(t, os.Remove(filepath.Join(dir, provenanceFile)))
+		require.NoError(t, s.sign(t.Context(), dir, testRelease, sums, []*attestation.ResourceDescriptor{
+			{Name: archive, Digest: map[string]string{"sha256": hash(read(firstRelease, archive))}},
+		}))
+	}
+	for change, edit := range map[string]func(dir string){
+		"an archive":    flip(archive),
+		"the chart":     flip(chart),
+		"the images":    flip(imagesFile),
+		"the sums":      flip(sumsFile),
+		"the signature": flip(signatureFile),
+		"two files swapped": func(dir string) {
+			replace(t, dir, archive, read(firstRelease, chart))
+			replace(t, dir, chart, read(firstRelease, archive))
+		},
+		"a truncated file": func(dir string) { replace(t, dir, archive, read(firstRelease, archive)[:1000]) },
+		"an empty file":    func(dir string) { replace(t, dir, archive, nil) },
+		"a file that is not listed": func(dir string) {
+			replace(t, dir, "slicecast_v1.2.3-test_linux_riscv64.tar.gz", []byte("anything"))
+		},
+		"a file under another name": func(dir string) {
+			replace(t, dir, "slicecast_v1.2.4_linux_amd64.tar.gz", read(firstRelease, archive))
+		},
+		"sums of another file": func(dir string) {
+			replace(t, dir, sumsFile, append(bytes.Clone(sums), hash(nil)+"  empty\n"...))
+			replace(t, dir, "empty", nil)
+		},
+		"a key beside the files": func(dir string) {
+			forged(dir, other, sums)
+			replace(t, dir, filepath.Base(publishedKey), other.public)
+		},
+		"provenance of another commit": func(dir string) {
+			var e dsse.Envelope
+			require.NoError(t, json.Unmarshal(read(firstRelease, provenanceFile), &e))
+			statement, err := e.DecodeB64Payload()
+			require.NoError(t, err)
+			none := []byte(strings.Repeat("0", len(testRelease.revision)))
+			e.Payload = base64.StdEncoding.EncodeToString(bytes.Replace(statement, []byte(testRelease.revision), none, 1))
+			changed, err := json.Marshal(e)
+			require.NoError(t, err)
+			replace(t, dir, provenanceFile, changed)
+		},
+	} {
+		out, err := verify(t, edit)
+		require.Error(t, err, "%s: %s", change, out)
+		require.Contains(t, out, ": not verified\n", change)
+	}
+
+	// The statement is signed with the right key, and is about one file only.
+	dir := t.TempDir()
+	for _, name := range []string{archive, chart} {
+		require.NoError(t, os.Symlink(filepath.Join(firstRelease, name), filepath.Join(dir, name)))
+	}
+	for _, name := range []string{signatureFile, provenanceFile} {
+		replace(t, dir, name, nil)
+	}
+	replace(t, dir, sumsFile, sums)
+	forged(dir, other, sums)
+	key := filepath.Join(t.TempDir(), "key.pub")
+	require.NoError(t, os.WriteFile(key, other.public, 0o600))
+	text, err := exec.CommandContext(t.Context(), "./verify.sh", dir, key).CombinedOutput()
+	require.Error(t, err, string(text))
+	require.Contains(t, string(text), chart+": not verified\n")
+	require.NoError(t, os.Remove(filepath.Join(dir, chart)))
+	text, err = exec.CommandContext(t.Context(), "./verify.sh", dir, key).CombinedOutput()
+	require.NoError(t, err, string(text))
+}
+
+// TestTheKeyIsNotInTheRelease requires that a release has no key beside what it verifies, and that
+// users have to name the key of a dry run.
+func TestTheKeyIsNotInTheRelease(t *testing.T) {
+	for _, dir := range []string{firstRelease, secondRelease} {
+		keys, err := filepath.Glob(filepath.Join(dir, "*.pub"))
 		require.NoError(t, err)
-		forged := bytes.Replace(statement, []byte(testRelease.revision), []byte(strings.Repeat("0", len(testRelease.revision))), 1)
-		e.Payload = base64.StdEncoding.EncodeToString(forged)
-		changed, err := json.Marshal(e)
+		require.Empty(t, keys)
+		require.FileExists(t, dryRunKey(dir))
+	}
+	out, err := exec.CommandContext(t.Context(), clone+"/internal/tools/release/verify.sh", firstRelease).CombinedOutput()
+	require.Error(t, err, string(out))
+}
+
+// TestProgramsHaveNoOtherSettings requires that the compiler recorded the settings of the release
+// and no others.
+func TestProgramsHaveNoOtherSettings(t *testing.T) {
+	for _, release := range []string{firstRelease, secondRelease} {
+		archive, err := os.Open(filepath.Join(release, "slicecast_v1.2.3-test_linux_amd64.tar.gz"))
 		require.NoError(t, err)
-		return changed
-	})
-	require.Error(t, err, out)
+		dir := t.TempDir()
+		untar(t, dir, archive, "--gzip", "--strip-components=1")
+		require.NoError(t, archive.Close())
+		info, err := buildinfo.ReadFile(filepath.Join(dir, "bin/slicecast-agent"))
+		require.NoError(t, err)
+		require.Equal(t, runtime.Version(), info.GoVersion)
+		settings := make(map[string]string)
+		for _, s := range info.Settings {
+			settings[s.Key] = s.Value
+		}
+		delete(settings, "DefaultGODEBUG") // what go.mod says
+		require.Equal(t, map[string]string{
+			"-buildmode": "exe", "-compiler": "gc", "-trimpath": "true", "CGO_ENABLED": "0", "GOOS": "linux", "GOARCH": "amd64", "GOAMD64": "v1",
+		}, settings)
+	}
 }
 
 // TestProvenance reads the provenance with the libraries of its formats. Its subjects are all files
 // of the checksums, and all images.
 func TestProvenance(t *testing.T) {
-	public, err := os.ReadFile(filepath.Join(firstRelease, publicKeyFile))
+	public, err := os.ReadFile(dryRunKey(firstRelease))
 	require.NoError(t, err)
 	key, err := signerverifier.LoadKey(public)
 	require.NoError(t, err)
@@ -285,9 +383,10 @@ func TestRealReleasesAreChecked(t *testing.T) {
 	described, err := newRelease(t.Context(), "")
 	require.NoError(t, err)
 	require.Regexp(t, "^[0-9a-f]{12}$", described.version)
-	r := release{version: "v0.1.0"}
 	refused := func(o options, says string) {
 		t.Helper()
+		r, err := newRelease(t.Context(), "v0.1.0")
+		require.NoError(t, err)
 		require.ErrorContains(t, r.build(t.Context(), o), says)
 	}
 	refused(options{key: "none.pem"}, "--key: open none.pem")
@@ -307,10 +406,24 @@ func TestRealReleasesAreChecked(t *testing.T) {
 	refused(options{key: "key.pem"}, "CHANGELOG.md has no section of v0.1.0")
 	shell(`printf '\n## [0.1.0] - 2026-12-01\n' >>CHANGELOG.md; git commit -qam second; git tag -f v0.1.0`)
 	refused(options{key: "key.pem"}, "commit the public key")
-	shell(`mkdir docs; openssl ec -in key.pem -pubout -out docs/slicecast-release.pub; git add .; git commit -qm third; git tag -f v0.1.0`)
-	s, err := options{key: "key.pem"}.signer(t.Context(), r)
+	shell(`mkdir docs; openssl ec -in key.pem -pubout -out docs/slicecast-release.pub; echo >docs/releasing.md
+		git add .; git commit -qm third; git tag -f v0.1.0`)
+	refused(options{key: "key.pem"}, "does not name the key by its fingerprint")
+	shell(`openssl ec -in key.pem -pubout -outform DER | sha256sum >docs/releasing.md; git commit -qam fourth; git tag -f v0.1.0`)
+	s, err := options{key: "key.pem"}.signer()
 	require.NoError(t, err)
-	require.NotNil(t, s)
+	r, err := newRelease(t.Context(), "v0.1.0")
+	require.NoError(t, err)
+	remove, err := r.export(t.Context(), false)
+	require.NoError(t, err)
+	require.NoError(t, r.check(s))
+	require.NoFileExists(t, filepath.Join(r.sources, "key.pem"), "git ignores it")
+	remove()
+	require.NoDirExists(t, r.sources)
+	t.Run("another time", func(t *testing.T) {
+		t.Setenv(epoch, "1")
+		refused(options{key: "key.pem"}, "SOURCE_DATE_EPOCH is set")
+	})
 	shell(`openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem`)
 	refused(options{key: "key.pem"}, "does not belong to docs/slicecast-release.pub")
 }
@@ -318,16 +431,20 @@ func TestRealReleasesAreChecked(t *testing.T) {
 // TestFailedRunsDoNotStandInTheWay requires that a folder is reused after a run that failed, and
 // that a folder with other files is not.
 func TestFailedRunsDoNotStandInTheWay(t *testing.T) {
+	t.Chdir(t.TempDir())
+	out, err := exec.CommandContext(t.Context(), "sh", "-e", "-c",
+		"git init -q .; git -c user.name=x -c user.email=x@example.com commit -q --allow-empty -m first").CombinedOutput()
+	require.NoError(t, err, string(out))
+	r, err := newRelease(t.Context(), "")
+	require.NoError(t, err)
 	dir := filepath.Join(t.TempDir(), "release")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
 	for range 2 {
-		require.ErrorContains(t, testRelease.build(ctx, options{dir: dir}), "go build ./server")
+		require.ErrorContains(t, r.build(t.Context(), options{dir: dir}), "go build ./server")
 		require.FileExists(t, filepath.Join(dir, sumsFile))
 	}
 	other := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(other, "thesis.txt"), nil, 0o600))
-	require.ErrorContains(t, testRelease.build(ctx, options{dir: other}), "name another folder")
+	require.ErrorContains(t, r.build(t.Context(), options{dir: other}), "name another folder")
 }
 
 // TestArchivesKeepTheOrder requires that an archive does not depend on the order of a map.

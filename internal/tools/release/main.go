@@ -95,13 +95,17 @@ func newCommand() *cobra.Command {
 type release struct {
 	version  string
 	revision string    // the commit
-	created  time.Time // of the commit, or $SOURCE_DATE_EPOCH
+	created  time.Time // of the commit, or $SOURCE_DATE_EPOCH in a dry run
+	sources  string    // the folder of the sources
 }
+
+// epoch is the variable that sets the time of a dry run, in seconds since 1970.
+const epoch = "SOURCE_DATE_EPOCH"
 
 // newRelease describes the sources in the working directory. An empty version stands for what git
 // describe says.
 func newRelease(ctx context.Context, version string) (release, error) {
-	r := release{version: version}
+	r := release{version: version, sources: "."}
 	var err error
 	if r.version == "" {
 		if r.version, err = git(ctx, "describe", "--tags", "--match=v[0-9]*", "--always", "--abbrev=12", "--dirty"); err != nil {
@@ -114,7 +118,7 @@ func newRelease(ctx context.Context, version string) (release, error) {
 	if r.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
 		return r, err
 	}
-	seconds := os.Getenv("SOURCE_DATE_EPOCH")
+	seconds := os.Getenv(epoch)
 	if seconds == "" {
 		if seconds, err = git(ctx, "log", "-1", "--format=%ct"); err != nil {
 			return r, err
@@ -122,7 +126,7 @@ func newRelease(ctx context.Context, version string) (release, error) {
 	}
 	unix, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return r, fmt.Errorf("SOURCE_DATE_EPOCH: %w: set it to seconds since 1970", err)
+		return r, fmt.Errorf("%s: %w: set it to seconds since 1970", epoch, err)
 	}
 	r.created = time.Unix(unix, 0).UTC()
 	return r, nil

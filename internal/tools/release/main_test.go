@@ -1,5 +1,6 @@
-// This file runs the command twice before the tests. The second build is of the same sources at
-// another place, as on another machine.
+// This file runs the command twice before the tests. The first run is in a clone with files that git
+// ignores. The second one is of the same commit at another place and with other settings, as on
+// another machine.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -27,12 +29,14 @@ const (
 	firstRelease  = "/run/slicecast-release/first"
 	firstBuild    = firstRelease + "/" + imagesFolder
 	secondRelease = "/run/slicecast-release/second"
+	clone         = "/run/slicecast-release/clone"
 	otherPlace    = "/run/slicecast-release/another place"
+	settingsFile  = "/run/slicecast-release/go.env"
 	temporary     = "/run/slicecast-release/tmp"
 	theCommand    = "/run/slicecast-release/program"
 )
 
-// testRelease is what the builds are told of their sources, and what git says.
+// testRelease is what the builds are told of their sources, and what git says of the clone.
 var testRelease = release{version: "v1.2.3-test", created: time.Date(2026, 11, 25, 8, 30, 0, 0, time.UTC)}
 
 func TestMain(m *testing.M) {
@@ -68,7 +72,23 @@ func fetchAll() error {
 	return nil
 }
 
-// buildTwice makes dry runs at two places, by the command as users run it. Under the race detector,
+// commitSources makes two clones whose only commit has the files of the working directory. The
+// first one also has files that git ignores.
+const commitSources = `
+	mkdir "$CLONE"
+	git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- --ignore-failed-read 2>/dev/null |
+		tar --extract --directory="$CLONE"
+	cd "$CLONE"
+	git init --quiet .
+	git add .
+	git -c user.name=x -c user.email=x@example.com commit --quiet --message=sources
+	git clone --quiet "$CLONE" "$OTHER"
+	printf '*.out\nignored*\n' >.git/info/exclude
+	printf 'secret: SEEDED\n' | tee deploy/helm/slicecast/ignored.yaml deploy/helm/slicecast/templates/ignored.yaml deploy/systemd/ignored.yaml >/dev/null
+	printf 'package main\n\nfunc init() { panic("SEEDED") }\n' | tee server/ignored.go agent/ignored.go loadtest/ignored.go >/dev/null
+`
+
+// buildTwice makes dry runs in both clones, by the command as users run it. Under the race detector,
 // packing would take ten times as long. Programs for other systems than Linux are left to
 // `make release-dry-run`: compiling their modules would take minutes.
 func buildTwice(ctx context.Context) error {
@@ -76,24 +96,35 @@ func buildTwice(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(otherPlace, 0o755), os.MkdirAll(temporary, 0o755),
-		os.Setenv("TMPDIR", temporary), unix.Mount(root, otherPlace, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+	if err := errors.Join(os.MkdirAll(temporary, 0o755), os.Setenv("TMPDIR", temporary)); err != nil {
 		return err
 	}
-	if testRelease.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
+	created := strconv.FormatInt(testRelease.created.Unix(), 10)
+	if err := run(ctx, root, nil, "go", "build", "-o", theCommand, "./internal/tools/release"); err != nil {
 		return err
 	}
-	created := fmt.Sprintf("SOURCE_DATE_EPOCH=%d", testRelease.created.Unix())
-	if err := run(ctx, root, []string{created}, "go", "build", "-o", theCommand, "./internal/tools/release"); err != nil {
+	variables := []string{
+		"CLONE=" + clone, "OTHER=" + otherPlace,
+		"GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_COMMITTER_DATE=@" + created + " +0000", "GIT_AUTHOR_DATE=@" + created + " +0000",
+	}
+	if err := run(ctx, root, variables, "bash", "-e", "-o", "pipefail", "-c", commitSources); err != nil {
+		return err
+	}
+	if testRelease.revision, err = git(ctx, "-C", clone, "rev-parse", "HEAD"); err != nil {
 		return err
 	}
 	build := []string{"build", "--version=" + testRelease.version, "--platforms=linux/amd64,linux/arm64"}
-	if err := run(ctx, root, []string{created}, theCommand, append(build, firstRelease)...); err != nil {
+	if err := run(ctx, clone, nil, theCommand, append(build, firstRelease)...); err != nil {
 		return err
 	}
 	// What a machine may have set must not take part.
 	defer unix.Umask(unix.Umask(0o077))
-	settings := []string{created, "TZ=Asia/Tokyo", "GOFLAGS=-race", "GOAMD64=v3", "CGO_ENABLED=1"}
+	if err := os.WriteFile(settingsFile, []byte("GOFIPS140=latest\nGOEXPERIMENT=jsonv2\nGOARM64=v8.2\n"), 0o600); err != nil {
+		return err
+	}
+	settings := []string{
+		epoch + "=" + created, "TZ=Asia/Tokyo", "GOENV=" + settingsFile, "GOFLAGS=-race", "GOAMD64=v3", "CGO_ENABLED=1", "GODEBUG=http2client=0",
+	}
 	return run(ctx, otherPlace, settings, theCommand, append(build, secondRelease)...)
 }
 

@@ -28,11 +28,18 @@ const (
 	sumsFile       = "SHA256SUMS"
 	signatureFile  = "SHA256SUMS.sig"
 	provenanceFile = "provenance.intoto.json"
-	publicKeyFile  = "slicecast-release.pub"
 )
 
-// publishedKey is the public key of releases, in the repository.
-const publishedKey = "docs/" + publicKeyFile
+// publishedKey is the public key of releases, in the repository. It is the only one that users
+// trust, so no release has a key beside what the key verifies. keyPage names it by its fingerprint.
+const (
+	publishedKey = "docs/slicecast-release.pub"
+	keyPage      = "docs/releasing.md"
+)
+
+// dryRunKey returns the path of the public key of a dry run, which is beside the folder of the dry
+// run.
+func dryRunKey(dir string) string { return filepath.Clean(dir) + ".dry-run.pub" }
 
 // payloadType is the type of in-toto statements in an envelope.
 const payloadType = "application/vnd.in-toto+json"
@@ -40,7 +47,8 @@ const payloadType = "application/vnd.in-toto+json"
 // signer signs with an ECDSA key of the curve P-256, which openssl and cosign verify, too.
 type signer struct {
 	*signerverifier.ECDSASignerVerifier
-	public []byte // PEM
+	public      []byte // PEM
+	fingerprint string // the SHA-256 of the public key in DER, in hexadecimal digits
 }
 
 // newSigner reads a private key, as PKCS #8 in PEM.
@@ -94,10 +102,10 @@ func parseSigner(text []byte) (*signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &signer{s, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})}, nil
+	return &signer{s, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), hash(der)}, nil
 }
 
-// sign writes the signature of the checksums, the signed provenance, and the public key.
+// sign writes the signature of the checksums, and the signed provenance.
 func (s *signer) sign(ctx context.Context, dir string, r release, sums []byte, subjects []*attestation.ResourceDescriptor) error {
 	signature, err := s.Sign(ctx, sums)
 	if err != nil {
@@ -119,9 +127,7 @@ func (s *signer) sign(ctx context.Context, dir string, r release, sums []byte, s
 	if err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{
-		signatureFile: signature, provenanceFile: provenance, publicKeyFile: s.public,
-	} {
+	for name, content := range map[string][]byte{signatureFile: signature, provenanceFile: provenance} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
 			return err
 		}
