@@ -3,6 +3,8 @@ package plugin
 import (
 	"archive/tar"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"html/template"
@@ -163,8 +165,17 @@ func fileName(name string) string {
 		}
 	}
 	s := out.String()
-	return s[:min(len(s), 200)]
+	if len(s) <= maxFileName {
+		return s
+	}
+	// No other name has this end, because a ~ is written as ~7e.
+	sum := sha256.Sum256([]byte(name))
+	end := "~~" + hex.EncodeToString(sum[:16])
+	return s[:maxFileName-len(end)] + end
 }
+
+// maxFileName bounds the length of a file's name, in bytes.
+const maxFileName = 200
 
 // reportIndex is what index.html shows.
 type reportIndex struct {

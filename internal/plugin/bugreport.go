@@ -386,12 +386,9 @@ func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, n
 	ctx, cancel := context.WithTimeoutCause(ctx, inspectTime, fmt.Errorf("no answer within %v", inspectTime))
 	defer cancel()
 	answer, err := f.Run(ctx, agent, maxInspected, nil, command...)
-	if err != nil {
-		a.add(group, "", "rules and kernel", nil, err)
-		return
-	}
-	parts, err := readInspected(answer)
-	if err != nil {
+	// A command that has failed, or that has not ended in time, may have printed parts nevertheless.
+	parts, cut := readInspected(answer)
+	if err = cmp.Or(err, cut); err != nil {
 		a.add(group, "", "rules and kernel", nil, err)
 	}
 	for _, p := range parts {
@@ -426,6 +423,8 @@ func readInspected(answer []byte) (parts []inspected, err error) {
 		switch err := decoder.Decode(&p); {
 		case errors.Is(err, io.EOF):
 			return parts, nil
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return parts, errors.New("what slicecast-agent inspect has printed is cut off")
 		case err != nil:
 			return parts, fmt.Errorf("what slicecast-agent inspect has printed is of another version: %w; upgrade what is older", err)
 		}

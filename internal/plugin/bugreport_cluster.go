@@ -67,7 +67,7 @@ func (b *bugreport) namespaceParts(
 	})
 	if err == nil {
 		for i := range sets.Items {
-			redact.Meta(&sets.Items[i].ObjectMeta)
+			a.redact.Meta(&sets.Items[i].ObjectMeta)
 			podTemplate(a.redact, &sets.Items[i].Spec.Template)
 		}
 		add(folder+"daemonsets.yaml", "DaemonSets in "+namespace, sets.Items, nil)
@@ -79,7 +79,7 @@ func (b *bugreport) namespaceParts(
 	})
 	if err == nil {
 		for i := range deployments.Items {
-			redact.Meta(&deployments.Items[i].ObjectMeta)
+			a.redact.Meta(&deployments.Items[i].ObjectMeta)
 			podTemplate(a.redact, &deployments.Items[i].Spec.Template)
 		}
 		add(folder+"deployments.yaml", "Deployments in "+namespace, deployments.Items, nil)
@@ -113,7 +113,7 @@ const maxEvents = 1000
 
 // podTemplate removes from the template of Pods what may be secret.
 func podTemplate(r *redact.Redactor, t *corev1.PodTemplateSpec) {
-	redact.Meta(&t.ObjectMeta)
+	r.Meta(&t.ObjectMeta)
 	r.Spec(&t.Spec, t.Spec.Containers[0].Name)
 }
 

@@ -148,7 +148,7 @@ func inspects(command []string) (string, error) {
 			}
 			out.Write(append(line, '\n'))
 		}
-		return out.String(), nil
+		return out.String() + `{"name": "kernel/half`, errors.New("the command did not end in time")
 	}
 	return "", fmt.Errorf("no such command: %q", command)
 }
@@ -202,6 +202,7 @@ func TestBugreport(t *testing.T) {
 		require.Contains(t, files[path], text, path)
 	}
 	require.Contains(t, files["index.html"], "Node node-0: rules/ipvs.txt: <span class=\"note\">permission denied")
+	require.Contains(t, files["index.html"], "did not end in time", "what it had printed is there nevertheless")
 	for path, content := range files {
 		require.NotContains(t, content, seed, path)
 		require.NotRegexp(t, `eyJ[\w-]+\.eyJ`, content, path)
@@ -350,7 +351,13 @@ func TestArchive(t *testing.T) {
 	for name, want := range map[string]string{"node-1.example": "node-1.example", "..": "~2e.", "a/b": "a~2fb", "A_b": "A_b", "é": "~c3~a9", "": ""} {
 		require.Equal(t, want, fileName(name))
 	}
-	require.Len(t, fileName(strings.Repeat("x", 1000)), 200)
+	long := strings.Repeat("x", 1000)
+	require.Len(t, fileName(long), 200)
+	names := map[string]bool{}
+	for _, name := range []string{long, long + "x", long[:200], long[:199] + "/", long[:199] + "~", fileName(long)} {
+		names[fileName(name)] = true
+	}
+	require.Len(t, names, 6, "each long name has a file of its own")
 
 	full := errors.New("full")
 	a = newArchive(failing{full}, "x", &redact.Redactor{})
@@ -366,6 +373,9 @@ func (f failing) Write([]byte) (int, error) { return 0, f.err }
 func TestReadInspected(t *testing.T) {
 	parts, err := readInspected([]byte(`{"name":"a/b","content":"x"}` + "\n" + `{"name":"a/b","content":"again"}` + "\nusage"))
 	require.ErrorContains(t, err, "of another version")
+	require.Equal(t, []inspected{{Name: "a/b", Content: "x"}}, parts)
+	parts, err = readInspected([]byte(`{"name":"a/b","content":"x"}` + "\n" + `{"name":"c","content":"half of i`))
+	require.ErrorContains(t, err, "cut off")
 	require.Equal(t, []inspected{{Name: "a/b", Content: "x"}}, parts)
 	var many strings.Builder
 	for i := range maxInspectedParts + 1 {

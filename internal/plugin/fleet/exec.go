@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -21,20 +22,33 @@ const MaxOutput = 4 << 20
 // limited is a buffer with a bound. The buffer is no embedded field, whose ReadFrom would pass by
 // the bound.
 type limited struct {
+	limit int // in bytes
+
+	mu     sync.Mutex // guards the buffer
 	buffer bytes.Buffer
-	limit  int
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. Of what is too long, it keeps the beginning.
 func (l *limited) Write(p []byte) (int, error) {
-	if l.buffer.Len()+len(p) > l.limit {
-		return 0, fmt.Errorf("the command has printed more than %d bytes", l.limit)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, _ := l.buffer.Write(p[:min(len(p), l.limit-l.buffer.Len())]) // never fails
+	if n < len(p) {
+		return n, fmt.Errorf("the command has printed more than %d bytes", l.limit)
 	}
-	return l.buffer.Write(p)
+	return n, nil
+}
+
+// bytes returns what has been written so far. The connection may still write.
+func (l *limited) bytes() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Clone(l.buffer.Bytes())
 }
 
 // Run runs a command in the first container of an agent's Pod, with an input, which may be nil. It
-// returns what the command prints, also if the command fails. More than limit bytes are an error.
+// returns what the command has printed, also if the command fails or ctx ends. More than limit bytes
+// are an error.
 // Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
 // agent can do, so it is for administrators.
 func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, command ...string) ([]byte, error) {
@@ -56,13 +70,14 @@ func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, comm
 	}
 	out, problems := limited{limit: limit}, limited{limit: MaxOutput}
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: &problems})
+	printed, said := out.bytes(), strings.TrimSpace(string(problems.bytes()))
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err != nil && problems.buffer.Len() > 0:
-		return out.buffer.Bytes(), errors.New(strings.TrimSpace(problems.buffer.String()))
+		return printed, context.Cause(ctx)
+	case err != nil && said != "":
+		return printed, errors.New(said)
 	case err != nil:
-		return out.buffer.Bytes(), fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
+		return printed, fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
 	}
-	return out.buffer.Bytes(), nil
+	return printed, nil
 }

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/plugin/redact"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -151,10 +153,31 @@ func (f *Fleet) APIServer(ctx context.Context) (out APIServer, err error) {
 	return APIServer{Version: info.GitVersion, Ahead: time.Until(now())}, nil
 }
 
-// Secrets returns the user's own credentials, which must be in no output.
+// Secrets returns the user's own credentials, which must be in no output. Files that cannot be read
+// have given none to the client either. What a credential plugin prints is not among them.
 func (f *Fleet) Secrets() []string {
 	c := f.options.Config
-	return []string{c.BearerToken, c.Password, string(c.KeyData)}
+	all := []string{c.BearerToken, c.Password, string(c.KeyData)}
+	for _, file := range []string{c.BearerTokenFile, c.KeyFile} {
+		if content, err := os.ReadFile(file); err == nil {
+			all = append(all, string(content))
+		}
+	}
+	if c.ExecProvider != nil {
+		for _, e := range c.ExecProvider.Env {
+			if redact.SecretName(e.Name) {
+				all = append(all, e.Value)
+			}
+		}
+	}
+	if c.AuthProvider != nil {
+		for name, value := range c.AuthProvider.Config {
+			if redact.SecretName(name) {
+				all = append(all, value)
+			}
+		}
+	}
+	return all
 }
 
 // Client returns the client for the API server.

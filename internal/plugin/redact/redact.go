@@ -7,9 +7,14 @@
 package redact
 
 import (
+	"cmp"
 	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -20,47 +25,114 @@ import (
 // LeftOut stands for what was left out.
 const LeftOut = "(left out)"
 
-// minKnown is how long a value is at least to be looked for. Shorter ones would be everywhere.
-const minKnown = 6
+// minKnown and maxKnown bound the length of what is looked for. What is shorter would be everywhere.
+// Longer values are looked for in pieces, so that the time of looking for them is bounded.
+const minKnown, maxKnown = 6, 256
+
+// minCore is how long a part of an encoded value is at least to be looked for.
+const minCore = 10
 
 // Redactor leaves secrets out of texts. The zero value knows no values. Its methods may be called
 // at any time.
 type Redactor struct {
-	mu    sync.Mutex // guards known
-	known map[string]bool
+	mu       sync.Mutex // guards the fields below
+	known    map[string]bool
+	replacer *strings.Replacer // of known; nil if known has changed since
 }
 
-// Know makes the Redactor look for values, as they are and in base64. Of a value with several
-// lines, it looks for each line.
+// Know makes the Redactor look for values, in the forms in which programs print them: as they are,
+// in base64 (also as a part of something longer), and as parts of URLs and JSON. If a value is
+// itself in base64, it looks for what is encoded, too. Of a value with several lines, it looks for
+// each line.
 func (r *Redactor) Know(values ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known == nil {
 		r.known = make(map[string]bool)
 	}
+	r.replacer = nil
 	for _, value := range values {
-		for _, v := range append(strings.Split(value, "\n"), base64.StdEncoding.EncodeToString([]byte(value))) {
-			if v = strings.TrimSpace(v); len(v) >= minKnown {
-				r.known[v] = true
+		r.know(value)
+		if decoded, ok := decode(strings.TrimSpace(value)); ok {
+			r.know(decoded)
+		}
+	}
+}
+
+// know adds the forms of a value. The caller holds mu.
+func (r *Redactor) know(value string) {
+	if len(strings.TrimSpace(value)) < minKnown {
+		return
+	}
+	for _, v := range append(strings.Split(value, "\n"), value) {
+		v = strings.TrimSpace(v)
+		r.look(v, minKnown)
+		r.look(url.QueryEscape(v), minKnown)
+		r.look(url.PathEscape(v), minKnown)
+		if quoted, err := json.Marshal(v); err == nil {
+			r.look(string(quoted[1:len(quoted)-1]), minKnown)
+		}
+		quoted := strconv.Quote(v)
+		r.look(quoted[1:len(quoted)-1], minKnown)
+	}
+	for _, v := range []string{value, strings.TrimSpace(value)} {
+		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+			r.look(encoding.EncodeToString([]byte(v)), minKnown)
+			// What it becomes within something longer depends on how many bytes are before it. Of
+			// its first and last characters, the bytes beside it determine a part.
+			for before := range 3 {
+				core := encoding.WithPadding(base64.NoPadding).EncodeToString(append(make([]byte, before), v...))
+				first, last := (before*8+5)/6, len(core)
+				if (before+len(v))%3 != 0 {
+					last--
+				}
+				r.look(core[min(first, last):last], minCore)
 			}
 		}
 	}
 }
 
-// knownPairs returns the values with what stands for them, the longest first, so that no part of a
-// longer value remains.
-func (r *Redactor) knownPairs() (pairs []string) {
+// look adds a text that is at least so long, in pieces if it is long. The caller holds mu.
+func (r *Redactor) look(v string, atLeast int) {
+	for len(v) > maxKnown+atLeast {
+		r.known[v[:maxKnown]] = true
+		v = v[maxKnown:]
+	}
+	if len(v) >= atLeast {
+		r.known[v] = true
+	}
+}
+
+// decode returns what a value encodes in base64, if it does. Words of letters only may be anything.
+func decode(value string) (string, bool) {
+	value = strings.TrimRight(value, "=")
+	if len(value) < 8 || !strings.ContainsAny(value, "0123456789+/-_") && strings.ToLower(value) == value {
+		return "", false
+	}
+	for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		if decoded, err := encoding.DecodeString(value); err == nil {
+			return string(decoded), true
+		}
+	}
+	return "", false
+}
+
+// withoutKnown leaves out known values, the longest first, so that no part of a longer value
+// remains.
+func (r *Redactor) withoutKnown(s string) string {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all []string
-	for v := range r.known {
-		all = append(all, v)
+	if r.replacer == nil {
+		all := slices.Collect(maps.Keys(r.known))
+		slices.SortFunc(all, func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+		var pairs []string
+		for _, v := range all {
+			pairs = append(pairs, v, LeftOut)
+		}
+		r.replacer = strings.NewReplacer(pairs...)
 	}
-	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
-	for _, v := range all {
-		pairs = append(pairs, v, LeftOut)
-	}
-	return pairs
+	replacer := r.replacer
+	r.mu.Unlock()
+	return replacer.Replace(s)
 }
 
 // rule is what secrets look like, and what remains of them.
@@ -88,7 +160,8 @@ var rules = []rule{
 		[]string{"bearer", "basic", "negotiate"},
 		regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut,
 	},
-	{[]string{"://"}, regexp.MustCompile(`(://)[^/\s:@"']*:[^/\s@"']+@`), "${1}" + LeftOut + "@"},
+	// What is before the host is a name and a password, or a token. JSON may escape slashes.
+	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^/\\\s@"']+@`), "${1}" + LeftOut + "@"},
 	// Tokens of OpenShift, GitHub, Slack and AWS.
 	{[]string{"sha256~"}, regexp.MustCompile(`\bsha256~[\w-]{20,}`), LeftOut},
 	{[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_"}, regexp.MustCompile(`\bgh[pousr]_\w{20,}`), LeftOut},
@@ -99,22 +172,13 @@ var rules = []rule{
 // secretWords are parts of the names of secrets, in lower case. The name auth is one by itself.
 var secretWords = []string{
 	"token", "password", "passwd", "passphrase", "secret", "credential", "api-key", "api_key", "apikey", "private-key", "private_key",
-	"privatekey", "access-key", "access_key", "accesskey", "client-key-data", "dockerconfigjson", "dockercfg", auth,
+	"privatekey", "access-key", "access_key", "accesskey", "client-key-data", "dockerconfigjson", "dockercfg", "signature", auth,
 }
 
 const auth = "auth"
 
 // maxName bounds what is looked at of a name, in bytes on each side of a secret word.
 const maxName = 100
-
-// value is what may follow a name: what is in between, and the value. After a flag, a blank may be
-// in between.
-const value = `(\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;}\]]+)`
-
-var (
-	afterName = regexp.MustCompile(`^(\\*["']?[ \t]*[:=][ \t]*)` + value)
-	afterFlag = regexp.MustCompile(`^([ \t]+)` + value)
-)
 
 // harmlessEnds are the ends of names of what is no secret, although a part of the name says so:
 // files, names of objects, and numbers of metrics. They are in lower case.
@@ -126,16 +190,14 @@ var harmlessEnds = []string{
 // objectFlag is the flag of servers that names a Secret.
 const objectFlag = "tls-secret"
 
-// harmlessValue matches values that are no secrets: truth values, short numbers, durations, paths,
-// and the next flag.
-var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5}|[\d.]+(?:ns|µs|ms|s|m|h)|/(?:run|var/run|etc)/[\w./\-]*|` +
-	`--.*|\(left)["']?$`)
+// harmlessValue matches values that are no secrets: truth values, short numbers, durations and
+// paths.
+var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5}|[\d.]+(?:ns|µs|ms|s|m|h)|` +
+	`/(?:run|var/run|etc)/[\w./\-]*)["']?$`)
 
 // Text returns a text without secrets. The time that it takes is proportional to the text's length.
 func (r *Redactor) Text(s string) string {
-	if pairs := r.knownPairs(); len(pairs) > 0 {
-		s = strings.NewReplacer(pairs...).Replace(s)
-	}
+	s = r.withoutKnown(s)
 	lower := lowered(s)
 	for _, rule := range rules {
 		if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
@@ -195,23 +257,19 @@ func withoutNamed(s string) string {
 		if !isSecretName(name) {
 			continue
 		}
-		match := afterName.FindStringSubmatch(s[end:])
-		if match == nil && strings.HasPrefix(name, "--") {
-			match = afterFlag.FindStringSubmatch(s[end:])
-		}
-		if match == nil || harmlessValue.MatchString(match[2]) {
+		v := valueAfter(s, begin, end)
+		if v.end == v.begin || harmlessValue.MatchString(s[v.begin:v.end]) {
 			continue
 		}
-		quote := ""
-		if q := match[2][:1]; q == `"` || q == "'" {
-			quote = q
-		}
-		out.WriteString(s[done:end] + match[1] + quote + LeftOut + quote)
-		done = end + len(match[0])
+		out.WriteString(s[done:v.begin] + v.instead)
+		done = v.end
 	}
 	out.WriteString(s[done:])
 	return out.String()
 }
+
+// SecretName reports whether a name is one that secrets have.
+func SecretName(name string) bool { return isSecretName(lowered(name)) }
 
 // isSecretName reports whether a name in lower case is one that secrets have. The word auth is in
 // names of other things, and is one only by itself.
@@ -265,7 +323,7 @@ func words(line []string) []string {
 // environment elsewhere. main is the container whose command line is kept.
 func (r *Redactor) Pod(p *corev1.Pod, main string) *corev1.Pod {
 	p = p.DeepCopy()
-	Meta(&p.ObjectMeta)
+	r.Meta(&p.ObjectMeta)
 	r.Spec(&p.Spec, main)
 	return p
 }
@@ -303,12 +361,20 @@ func leaveOut(words []string) []string {
 const ownAnnotations = "slicecast.io/"
 
 // Meta removes from an object's metadata what may be secret: the values of annotations, and who set
-// which field.
-func Meta(m *metav1.ObjectMeta) {
+// which field. It makes the Redactor look elsewhere for the values of annotations with names that
+// secrets have, and for what is in base64. Others may be words that are everywhere.
+func (r *Redactor) Meta(m *metav1.ObjectMeta) {
 	m.ManagedFields = nil
-	for name := range m.Annotations {
-		if !strings.HasPrefix(name, ownAnnotations) {
-			m.Annotations[name] = LeftOut
+	for name, value := range m.Annotations {
+		if strings.HasPrefix(name, ownAnnotations) {
+			continue
 		}
+		if decoded, ok := decode(value); SecretName(name) || ok && len(decoded) >= minDecoded {
+			r.Know(value)
+		}
+		m.Annotations[name] = LeftOut
 	}
 }
+
+// minDecoded is how long a value of an annotation is at least, decoded, to be looked for.
+const minDecoded = 16

@@ -4,11 +4,16 @@ package redact
 
 import (
 	"encoding/base64"
+	"encoding/json"
+	"net/url"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -42,6 +47,21 @@ func TestText(t *testing.T) {
 		`level=INFO msg=x token="SEEDED \" SEEDED" y=1`,
 		`err="refused: {\"password\":\"SEEDED\"}"`,
 		"--client-secret=SEEDED", "oidc-client-secret: SEEDED",
+		// YAML, in which values go on in the following lines.
+		"password: |\n  SEEDED\n  SEEDED two\n\n  SEEDED", "- password: >-\n    SEEDED\n    SEEDED", "password: |2+ # comment\n   SEEDED\n",
+		"a:\n  password: |\r\n    SEEDED\r\n    SEEDED\r\n", "password:\n  SEEDED", "password: SEEDED with blanks\n  SEEDED",
+		"password: # SEEDED", "\"password\": SEEDED two", "tokens:\n- SEEDED\n- SEEDED\n  SEEDED", "tokens:\n  - SEEDED",
+		"credential:\n  user: a\n  value: SEEDED\n  name: |\n    SEEDED", "secret:\n  name: a\n  data:\n    key: a\n    value: SEEDED",
+		"time=1 the file has password: |\n  SEEDED", `{"file":"a: b\npassword: |\n  SEEDED\n  SEEDED\n"}`, `{"file":"password: SEEDED two\nb: c"}`,
+		strings.Repeat(" ", 300) + "password: SEEDED SEEDED",
+		// Values that are cut off, or of several parts.
+		`token: "SEEDED cut off`, `token: 'SEEDED cut off`, `{"token":"SEEDED \" cut off`, `tokens: [SEEDED, "SEE]DED SEEDED"]`,
+		`{"tokens":["SEEDED","SEEDED"]}`, "{\"secret\": {\n\"value\": \"SEEDED\"\n}}", `err="{\"tokens\":[\"a]\",\"SEEDED\"]}"`, `password := "SEEDED"`,
+		`"password" => "SEEDED"`, "user=a,password=SEE,DED;SEEDED", "password=SE,EDEDSEEDED,host=b", `err="{\"password\":\"a\\\"SEEDED\"}"`,
+		"token == SEEDED", "password: 'it''s SEEDED' x",
+		// URLs.
+		"https://SEEDED@registry.example/v2", `"https:\/\/SEEDED@host\/"`, "git+ssh://SEEDED@host", "https://host/?access_token=SEEDED&x=SEEDED",
+		"https://host/?X-Amz-Signature=SEEDED",
 	} {
 		got := r.Text(text)
 		require.NotContains(t, strings.ToUpper(got), "SEEDED", text)
@@ -60,6 +80,10 @@ func TestText(t *testing.T) {
 		"https://registry.example:5000/v2", `{"nodeName":"node-1","tokenAudience":"slicecast"}`,
 		"author: somebody", "images v1.2.3 registry.k8s.io/pause", "10.0.0.1.0123456789abcdef",
 		"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+		"volumes:\n- secret:\n    defaultMode: 420\n    items:\n    - key: ca.crt\n      path: ca.crt\n    secretName: slicecast\n  name: tls",
+		"projected:\n  sources:\n  - serviceAccountToken:\n      audience: slicecast\n      expirationSeconds: 3607\n      path: token\n  - configMap:\n      name: a",
+		"automountServiceAccountToken: false\ncontainers:\n- args:\n  - --node-name=a", `"hasToken": true,`,
+		"ghcr.io/slicecast/slicecast-agent@sha256:0123", "mail user@host about //x", "waiting for a token\n  at the server", "--token --node-name=a",
 	} {
 		require.Equal(t, text, r.Text(text))
 	}
@@ -95,21 +119,107 @@ func TestPod(t *testing.T) {
 func TestLongTexts(t *testing.T) {
 	r := &Redactor{}
 	r.Know("from-the-environment")
-	for _, part := range []string{"x", "token", "token=", "eyJ", "bearer ", "-----BEGIN PRIVATE KEY", "://", "a.", `"auth":"`, "authorization"} {
-		began := time.Now()
-		r.Text(strings.Repeat(part, 1<<17/len(part)))
-		require.Less(t, time.Since(began), 20*time.Second, part)
+	parts := []string{
+		"x", "token", "token=", "eyJ", "bearer ", "-----BEGIN PRIVATE KEY", "://", "a.", `"auth":"`, "authorization", "token: |\n", "token: |\n ",
+		"token:\n", "token: #", "token: |#", "token:\n- ", "token: [", `token: {"`, `token='`, `token="\`, `token=\"`, "token: \n\n", " token: x\n  ",
+		"://@", "token:\n name: token:\n ", "token=,a", "from-the-environmen", "-token: ", `\ntoken: |\n `, "token:\n  - name: a\n",
+	}
+	for _, part := range parts {
+		requireBounded(t, r, strings.Repeat(part, 1<<17/len(part)))
+	}
+	var growing strings.Builder // each quote has one more backslash before it than the last one
+	for i := 0; growing.Len() < 1<<17; i++ {
+		growing.WriteString("token=" + strings.Repeat(`\`, i) + `"`)
+	}
+	requireBounded(t, r, growing.String())
+}
+
+// maxCPU bounds the CPU time for any text of the tests. It is a hundred times what the text needs,
+// and a small part of what it would need if the time grew with the square of its length.
+const maxCPU = 20 * time.Second
+
+// requireBounded requires that leaving secrets out of a text takes limited CPU time, and memory in
+// proportion to the length of the text.
+func requireBounded(t *testing.T, r *Redactor, text string) {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := cpu(t)
+	out := r.Text(text)
+	took := cpu(t) - began
+	runtime.ReadMemStats(&after)
+	require.Less(t, took, maxCPU, "%.40q", text)
+	require.LessOrEqual(t, len(out), 12*len(text)+64, "%.40q", text)
+	if !raceDetector { // pools drop their content under it
+		require.LessOrEqual(t, after.TotalAlloc-before.TotalAlloc, uint64(64*len(text)+1<<20), "%.40q", text)
 	}
 }
 
-// FuzzText checks that no text keeps a value that the Redactor knows, and that nothing fails.
+// cpu returns the CPU time of the process.
+func cpu(t *testing.T) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// TestKnownForms checks that a value is found in the forms in which programs print it.
+func TestKnownForms(t *testing.T) {
+	const value = `pass "word" <&> ü/1`
+	encode := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+	r := &Redactor{}
+	r.Know(value, encode("decoded-from-the-environment"), base64.RawURLEncoding.EncodeToString([]byte("decoded, too: ?>?>")))
+	escaped, err := json.Marshal(value)
+	require.NoError(t, err)
+	for _, form := range []string{
+		value, url.QueryEscape(value), url.PathEscape(value), string(escaped), strconv.Quote(value), encode(value), encode(value + "\n")[:26],
+		"decoded-from-the-environment", encode("decoded-from-the-environment"), "decoded, too: ?>?>",
+	} {
+		require.NotContains(t, r.Text("x "+form+" y"), strings.Trim(form, `"`))
+	}
+	// What is around it in something encoded shifts it.
+	for _, before := range []string{"u:", "us:", "use:", "user:"} {
+		got := r.Text("auth is " + encode(before+value+", and more"))
+		require.Contains(t, got, LeftOut)
+		left, _, _ := strings.Cut(strings.TrimPrefix(got, "auth is "), LeftOut)
+		require.LessOrEqual(t, len(left), 8, got)
+	}
+	long := strings.Repeat("0123456789abcdef", 1000)
+	r.Know(long)
+	require.NotContains(t, r.Text("x "+long+" y"), "abcdef")
+	require.Equal(t, "password", r.Text("password"), "words that could be base64 are not")
+}
+
+// TestMeta checks that values of annotations are left out, and that those that are likely secrets
+// are found elsewhere, too.
+func TestMeta(t *testing.T) {
+	r := &Redactor{}
+	r.Meta(&metav1.ObjectMeta{Annotations: map[string]string{
+		"vendor.example/token": "SEEDED-token", "vendor.example/blob": base64.StdEncoding.EncodeToString([]byte("SEEDED in base64")), "prometheus.io/path": "/metrics",
+	}})
+	require.Equal(t, "(left out) and (left out), at /metrics", r.Text("SEEDED-token and SEEDED in base64, at /metrics"))
+}
+
+// FuzzText checks that no text keeps a value that the Redactor knows, or that is where passwords
+// are, and that time and memory are bounded, whatever the text repeats.
 func FuzzText(f *testing.F) {
 	f.Add("token: ", " -----BEGIN PRIVATE KEY")
+	f.Add("token: [", "]")
+	f.Add("a: \"", "\n\n")
+	f.Add("password:\n- ", "")
 	f.Fuzz(func(t *testing.T, before, after string) {
 		r := &Redactor{}
 		r.Know("SEEDED-VALUE")
 		if strings.Contains(r.Text(before+"SEEDED-VALUE"+after), "SEEDED-VALUE") {
 			t.Error("it is still there")
+		}
+		for _, place := range []string{"\npassword: SEEDED", "\npassword: |\n  a\n\n  SEEDED", "\npassword:\n  SEEDED", "\n--password=SEEDED", "\npassword: \"a SEEDED"} {
+			if strings.Contains(r.Text(before+place), "SEEDED") {
+				t.Errorf("%q has the value after %q", r.Text(before+place), before)
+			}
+		}
+		if unit := before + after; unit != "" && len(unit) < 1<<10 {
+			requireBounded(t, r, strings.Repeat(unit, 1<<16/len(unit)))
 		}
 	})
 }
