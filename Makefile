@@ -79,6 +79,12 @@ SIZES ?= 1000x50+5000,10000x5
 bench-node: ## a node's figures beside a real kube-proxy's, on an idle machine; MODES=nftables SIZES=10000x50 choose
 	go test -run '^$$' -bench Node -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(SIZES)
 
+STALL_SIZES ?= 44125x1,5005x49+4766
+
+.PHONY: stall
+stall: ## how long packets wait while a node's rules are loaded, loaded again and repaired, beside kube-proxy's, on an idle machine; MODES=nftables STALL_SIZES=1000x5 choose
+	go test -run '^$$' -bench Stall -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(STALL_SIZES)
+
 .PHONY: screencast
 screencast: build ## record the demo and draw it, docs/demo.svg
 	go build -o bin/slicecast-demo ./internal/demo

@@ -23,6 +23,7 @@ var (
 	modesFlag    = flag.String("kubeproxy.modes", "nftables,iptables-nft,iptables-legacy", "comma-separated modes of nodes; ipvs is allowed, too, see internal/testenv/vm/oldkernel")
 	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "comma-separated programs to measure")
 	changesFlag  = flag.Int("kubeproxy.changes", 20, "number of flips of one endpoint in each Service; with 0, changes are not measured")
+	runsFlag     = flag.Int("kubeproxy.runs", 5, "number of runs of which BenchmarkStall reports the median")
 	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "number of connections to each Service")
 )
 
@@ -33,6 +34,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == serveArgument {
 		runtime.GOMAXPROCS(1) // the server is not part of the node, so leave a CPU to the agent
 		os.Exit(serve(os.Stdin, os.Stdout))
+	}
+	if len(os.Args) == 3 && os.Args[1] == probeArgument {
+		os.Exit(probe(os.Args[2]))
 	}
 	flag.Parse()
 	var prepare []func() error

@@ -30,6 +30,7 @@ import (
 // node is a node with two pods. One pod has the addresses of all endpoints, the other is a client.
 type node struct {
 	*testenv.Node
+	sink     *testenv.Pod // has the addresses of all endpoints
 	client   *testenv.Pod
 	mode     string // as in -kubeproxy.modes
 	iptables string // variant of iptables, or "" if mode is not iptables
@@ -42,16 +43,16 @@ func (c *cluster) addNode(b *testing.B, name, mode string) *node {
 		n.iptables = variant
 	}
 	b.Cleanup(n.Delete)
-	sink := n.AddPod("endpoints")
+	n.sink = n.AddPod("endpoints")
 	n.client = n.AddPod("client")
 	run := func(h *testenv.Host, command string) {
 		words := strings.Fields(command)
 		_, err := h.Run(b.Context(), words[0], words[1:]...)
 		require.NoError(b, err)
 	}
-	run(sink.Host, fmt.Sprintf("ip route add local %v dev lo", endpointCIDR))
-	run(n.Host, fmt.Sprintf("ip route add %v via %v dev pod1 onlink", endpointCIDR, sink.IPv4))
-	listener, err := sink.Listen(b.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort))
+	run(n.sink.Host, fmt.Sprintf("ip route add local %v dev lo", endpointCIDR))
+	run(n.Host, fmt.Sprintf("ip route add %v via %v dev pod1 onlink", endpointCIDR, n.sink.IPv4))
+	listener, err := n.sink.Listen(b.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort))
 	require.NoError(b, err)
 	served := make(chan struct{})
 	go func() {
