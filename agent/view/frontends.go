@@ -243,40 +243,88 @@ func (v *View) sources(s *model.Service, family model.Family) []netip.Prefix {
 
 // setRoutes sets the routes of a port's frontends.
 func (v *View) setRoutes(p *ServicePort, s *model.Service, anyUsable bool) {
-	to := func(t Target, masquerade bool) Route {
-		switch {
-		case !anyUsable:
-			return Route{To: Reject}
-		case t == Local && p.Local.Len() == 0:
-			return Route{To: Drop}
-		}
-		return Route{t, masquerade}
-	}
-	podsTold := v.node.programmed.Pods.Of(p.ID.Family)
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
+		r := v.rule(p, s, f.Kind, anyUsable)
+		f.Pods, f.Node, f.Others = r.pods.Route, r.node.Route, r.others.Route
+	}
+}
+
+// Reason is why a route leads where it does, or why it is masqueraded.
+type Reason string
+
+// These are the reasons for targets.
+const (
+	NoEndpoint         Reason = "no endpoint is ready, and none terminates while still serving"
+	NoLocalEndpoint    Reason = "the policy is Local, and no endpoint on this node is ready or still serves"
+	InternalCluster    Reason = "internalTrafficPolicy is Cluster"
+	InternalLocal      Reason = "internalTrafficPolicy is Local"
+	ExternalCluster    Reason = "externalTrafficPolicy is Cluster"
+	ExternalLocal      Reason = "externalTrafficPolicy is Local"
+	ExternalLocalInner Reason = "externalTrafficPolicy is Local, which does not bind connections of pods and of the node"
+)
+
+// These are the reasons for masquerading and for not masquerading.
+const (
+	MasqueradesAll     Reason = "--masquerade-all is set"
+	MasqueradesOthers  Reason = "the source is no pod, so replies must come back through this node"
+	MasqueradesForward Reason = "the backend may be on another node, so replies must come back through this node"
+	MasqueradesNode    Reason = "the source may be the address that the connection goes to"
+	KeepsPodSource     Reason = "backends answer pods directly"
+	KeepsUnknownSource Reason = "pods are not told from other sources, so no source of cluster IPs is masqueraded"
+	KeepsClientSource  Reason = "externalTrafficPolicy Local keeps the client's address"
+)
+
+// ruling is a route with its reasons. They are constants, so that a ruling costs no allocation.
+type ruling struct {
+	Route
+	target, masquerade Reason
+}
+
+// rulings are the rulings of a frontend, one for each of its routes.
+type rulings struct{ pods, node, others ruling }
+
+// rule returns the rulings of a frontend of a kind.
+func (v *View) rule(p *ServicePort, s *model.Service, kind FrontendKind, anyUsable bool) rulings {
+	to := func(t Target, because Reason, masquerade bool, why Reason) ruling {
 		switch {
-		case f.Kind == ClusterIP:
-			target := Cluster
-			if s.InternalTrafficPolicy == model.TrafficLocal {
-				target = Local
-			}
-			f.Pods = to(target, v.options.MasqueradeAll)
-			f.Node = to(target, v.options.MasqueradeAll || podsTold)
-			f.Others = f.Node
-		case s.ExternalTrafficPolicy != model.TrafficLocal:
-			// A connection may go to another node, and its replies must come back through this one.
-			f.Others = to(Cluster, true)
-			f.Pods, f.Node = f.Others, f.Others
-		default:
-			f.Others = to(Local, false)
-			// Connections of this node behave as if they had gone to the load balancer and come back to any
-			// node. They need masquerading, because their source may be the address that they go to.
-			f.Pods, f.Node = to(Cluster, false), to(Cluster, true)
-			if !podsTold {
-				f.Pods = f.Others
-			}
+		case !anyUsable:
+			return ruling{Route{To: Reject}, NoEndpoint, ""}
+		case t == Local && p.Local.Len() == 0:
+			return ruling{Route{To: Drop}, NoLocalEndpoint, ""}
 		}
+		return ruling{Route{t, masquerade}, because, why}
+	}
+	podsTold := v.node.programmed.Pods.Of(p.ID.Family)
+	switch {
+	case kind == ClusterIP:
+		target, because := Cluster, InternalCluster
+		if s.InternalTrafficPolicy == model.TrafficLocal {
+			target, because = Local, InternalLocal
+		}
+		pods, others := KeepsPodSource, MasqueradesOthers
+		switch {
+		case v.options.MasqueradeAll:
+			pods, others = MasqueradesAll, MasqueradesAll
+		case !podsTold:
+			pods, others = KeepsUnknownSource, KeepsUnknownSource
+		}
+		r := to(target, because, v.options.MasqueradeAll || podsTold, others)
+		return rulings{pods: to(target, because, v.options.MasqueradeAll, pods), node: r, others: r}
+	case s.ExternalTrafficPolicy != model.TrafficLocal:
+		// A connection may go to another node, and its replies must come back through this one.
+		r := to(Cluster, ExternalCluster, true, MasqueradesForward)
+		return rulings{r, r, r}
+	}
+	others := to(Local, ExternalLocal, false, KeepsClientSource)
+	if !podsTold {
+		// Nothing tells pods from others.
+		return rulings{others, to(Cluster, ExternalLocalInner, true, MasqueradesNode), others}
+	}
+	// Connections of this node behave as if they had gone to the load balancer and come back to any
+	// node. They need masquerading, because their source may be the address that they go to.
+	return rulings{
+		to(Cluster, ExternalLocalInner, false, KeepsPodSource), to(Cluster, ExternalLocalInner, true, MasqueradesNode), others,
 	}
 }
 

@@ -68,12 +68,38 @@ func (t *tally) cluster() choice {
 	switch {
 	case t.ready == 0:
 		return stillServing
-	case t.nodeHints == t.ready && t.forNode > 0:
+	case t.hints(t.nodeHints, t.forNode) == hintsCount:
 		return readyForNode
-	case t.zoneHints == t.ready && t.forZone > 0:
+	case t.hints(t.zoneHints, t.forZone) == hintsCount:
 		return readyForZone
 	}
 	return ready
+}
+
+// hintUse says whether hints of a kind count, or why they do not.
+type hintUse uint8
+
+const (
+	hintsCount hintUse = iota
+	noHints
+	// someUnhinted means that a ready endpoint has no hint of the kind.
+	someUnhinted
+	// noneForUs means that no hint names this node or its zone.
+	noneForUs
+)
+
+// hints returns whether hints of a kind count, given how many ready endpoints have such hints, and
+// how many of these are for this node or its zone.
+func (t *tally) hints(hinted, forUs uint32) hintUse {
+	switch {
+	case hinted == 0:
+		return noHints
+	case hinted != t.ready:
+		return someUnhinted
+	case forUs == 0:
+		return noneForUs
+	}
+	return hintsCount
 }
 
 // local returns which endpoints receive the connections that stay on this node. It considers only
@@ -85,28 +111,48 @@ func (t *tally) local() choice {
 	return stillServingLocal
 }
 
-func (v *View) chooses(c choice, e endpoint) bool {
-	switch c {
-	case ready:
-		return e.ready()
-	case readyForNode:
-		return e.ready() && slices.Contains(e.NodeHints, v.options.NodeName)
-	case readyForZone:
-		return e.ready() && slices.Contains(e.ZoneHints, v.node.zone)
-	case stillServing:
-		return e.stillServing()
-	case readyLocal:
-		return e.local && e.ready()
-	case serving:
-		return e.Conditions.Serving
+// Exclusion is why an endpoint is not in a set of backends. The empty Exclusion means that it is.
+type Exclusion string
+
+// These are the reasons for which endpoints are excluded.
+const (
+	NotReady Exclusion = "not ready"
+	// NotServing is the reason if no endpoint is ready, so that those which terminate but still serve
+	// are used, of which this is none.
+	NotServing Exclusion = "not ready, and not terminating while still serving"
+	// OtherNode and OtherZone are the reasons if topology hints count.
+	OtherNode Exclusion = "its hints name other nodes"
+	OtherZone Exclusion = "its hints name other zones"
+	NotLocal  Exclusion = "not on this node"
+)
+
+// excludes returns why a criterion does not select an endpoint. It returns the empty Exclusion if
+// the criterion does.
+func (v *View) excludes(c choice, e endpoint) Exclusion {
+	terminating := c == stillServing || c == stillServingLocal
+	switch {
+	case c == serving && e.Conditions.Serving:
+		return ""
+	case c == serving:
+		return NotServing
+	case (c == readyLocal || c == stillServingLocal) && !e.local:
+		return NotLocal
+	case terminating && !e.stillServing():
+		return NotServing
+	case !terminating && !e.ready():
+		return NotReady
+	case c == readyForNode && !slices.Contains(e.NodeHints, v.options.NodeName):
+		return OtherNode
+	case c == readyForZone && !slices.Contains(e.ZoneHints, v.node.zone):
+		return OtherZone
 	}
-	return e.local && e.stillServing()
+	return ""
 }
 
 // appendChosen appends the backends of the endpoints that c selects.
 func (v *View) appendChosen(out []Backend, of []endpoint, c choice) []Backend {
 	for _, e := range of {
-		if v.chooses(c, e) {
+		if v.excludes(c, e) == "" {
 			out = append(out, e.backend())
 		}
 	}
