@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,10 @@ type scripted struct {
 	play func(g pb.DistributionService_StreamServer) error
 	// answer, if set, answers each later request.
 	answer func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error
+	// stale makes the server answer probes as a stale one.
+	stale atomic.Bool
+	// probes counts the probes, which are no streams otherwise.
+	probes atomic.Int64
 
 	mu       sync.Mutex
 	hellos   []*pb.Hello
@@ -47,6 +52,14 @@ func (s *scripted) Stream(g pb.DistributionService_StreamServer) error {
 		r, err := g.Recv()
 		if err != nil {
 			return err
+		}
+		if r.GetHello().GetProbe() {
+			s.probes.Add(1)
+			w := &pb.Welcome{Epoch: 9, ShardCount: 1}
+			if s.stale.Load() {
+				w.StaleMs = 1
+			}
+			return g.SendMsg(welcome(w))
 		}
 		s.mu.Lock()
 		if first {

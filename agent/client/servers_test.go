@@ -177,7 +177,7 @@ func TestMove(t *testing.T) {
 	})
 	<-left
 	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
-	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total"))
+	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total", "preferred"))
 	require.Equal(t, 1, servers[0].streams())
 	require.Equal(t, 1, servers[1].streams())
 }
@@ -203,7 +203,7 @@ func TestMoveToAServerThatIsAway(t *testing.T) {
 	for range 3 {
 		<-dials
 	}
-	require.Zero(t, metric(t, o.Registerer, "moves_total"))
+	require.Zero(t, metric(t, o.Registerer, "moves_total", "preferred"))
 	require.Equal(t, 1, servers[1].streams())
 }
 
@@ -225,7 +225,7 @@ func TestReturn(t *testing.T) {
 	})
 	servers[0].waitStreams(t, 2)
 	require.Equal(t, 1, servers[1].streams())
-	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total"))
+	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total", "preferred"))
 }
 
 // TestReturnToAGivenServer checks the same for a node whose servers name no others.
@@ -245,7 +245,7 @@ func TestReturnToAGivenServer(t *testing.T) {
 	})
 	servers[0].waitStreams(t, 2)
 	require.Equal(t, 1, servers[1].streams())
-	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total"))
+	require.EqualValues(t, 1, metric(t, o.Registerer, "moves_total", "preferred"))
 }
 
 // TestNewServersWhileAllRest checks that a client calls Options.Servers and finds new servers while

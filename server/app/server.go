@@ -21,7 +21,6 @@ import (
 	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -106,11 +105,15 @@ func New(c Config) (_ *Server, err error) {
 	if c.Events != nil {
 		options.Warn = func(node string, w pb.NodeWarning, reason string) { c.Events.Warn(node, eventReason(w), reason) }
 	}
-	s.hub = fanout.New(options)
-	answers := debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind, Upstream: connection}
-	if k, ok := c.Source.(*kube.Source); ok {
-		answers.Stale = k.Stale
+	answers := debug.Options{Store: s.store, Source: c.SourceKind, Upstream: connection}
+	if x, ok := s.config.Source.(interface{ Stale() (time.Time, string) }); ok {
+		options.Stale = x.Stale
+		if c.Upstream == nil { // a relay's connection says it
+			answers.Stale = x.Stale
+		}
 	}
+	s.hub = fanout.New(options)
+	answers.Hub = s.hub
 	s.debug = debug.New(answers)
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {

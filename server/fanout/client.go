@@ -49,6 +49,8 @@ type greeting struct {
 	client client
 	state  clientState
 	wanted *subscription
+	// probe means that the client only wants a Welcome.
+	probe bool
 }
 
 // newGreeting validates a Hello. ctx is the stream's, and has the client's address.
@@ -75,6 +77,7 @@ func newGreeting(ctx context.Context, hello *pb.Hello) (g greeting, err error) {
 	if g.wanted, err = newSubscription(hello.GetSubscription()); err != nil {
 		return g, err
 	}
+	g.probe = hello.GetProbe()
 	g.state, err = newClientState(hello)
 	return g, err
 }

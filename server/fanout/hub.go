@@ -94,6 +94,9 @@ type Options struct {
 	ServerService model.ServiceKey
 	// Upstream is the stream that feeds this server; nil unless it is a relay.
 	Upstream Upstream
+	// Stale returns since when the source may have missed changes, and why; the zero time means that
+	// it has not. It must return quickly. nil means that the source never misses changes.
+	Stale func() (since time.Time, why string)
 	// Warn is called with each warning of a node that is new or has another reason. A node that
 	// connects again reports its warnings again. Warn must not wait; nil means that nobody is told.
 	Warn func(node string, w pb.NodeWarning, reason string)
@@ -126,12 +129,15 @@ type Hub struct {
 	work chan struct{} // wakes the fan-out when the ring has grown
 	pace *pacer
 
-	mu sync.Mutex // guards the fields up to serversFrame; nothing is encoded or sent while it is held
+	mu sync.Mutex // guards the fields up to staleSince; nothing is encoded or sent while it is held
 	// published is closed and replaced by each publish.
 	published chan struct{}
 	// servers is the list that clients are sent, and serversFrame the frame with it.
 	servers      []*pb.Server
 	serversFrame wire.Frame
+	// staleSince is since when the source may have missed changes, as clients are told; zero if it
+	// has not.
+	staleSince time.Time
 
 	// drainBegun is done once the hub begins to drain.
 	drainBegun context.Context
@@ -198,6 +204,12 @@ func (h *Hub) Run(ctx context.Context) {
 	fanning.Go(func() { h.fan(ctx) })
 	beat := time.NewTicker(h.options.Heartbeat)
 	defer beat.Stop()
+	var look <-chan time.Time // nil if the source never misses changes
+	if h.options.Stale != nil {
+		t := time.NewTicker(staleInterval)
+		defer t.Stop()
+		look = t.C
+	}
 	digested := make(chan struct{})
 	var digesting <-chan struct{} // nil means that no heartbeat is being computed
 	for {
@@ -209,6 +221,8 @@ func (h *Hub) Run(ctx context.Context) {
 		case <-h.store.Dirty():
 			h.pace.wait(ctx, h.store.Urgent())
 			h.publish()
+		case <-look:
+			h.watchStale()
 		case <-beat.C:
 			// In a large cluster, digests take milliseconds. Another goroutine computes them first,
 			// so that the publisher only adds what changed in the meantime.

@@ -91,6 +91,9 @@ func (s *Session) Serve() error {
 	if upstream != nil {
 		defer context.AfterFunc(upstream, func() { s.end(errNoUpstream) })()
 	}
+	if hello.probe {
+		return s.sendWelcome()
+	}
 	if err := s.register(); err != nil {
 		return err
 	}
@@ -323,7 +326,10 @@ func (s *Session) catchUp() error {
 			return err
 		}
 	}
-	return s.sendServers()
+	if err := s.sendServers(); err != nil {
+		return err
+	}
+	return s.send(s.hub.staleFrame())
 }
 
 func (s *Session) bring(snapshot *store.Snapshot) error {

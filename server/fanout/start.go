@@ -93,7 +93,7 @@ func (s *Session) sendWelcome() error {
 	w := &pb.Welcome{
 		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(),
 		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
-		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()),
+		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()), StaleMs: h.staleMs(),
 	}
 	if h.upward != nil {
 		w.Path, _ = h.upward.Path()

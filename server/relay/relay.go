@@ -203,6 +203,20 @@ func (u *Source) inSync(names map[string]struct{}) {
 // Connection returns the state of the relay's connection to its servers.
 func (u *Source) Connection() client.Connection { return u.client.Connection() }
 
+// Stale returns since when the relay may have missed changes, because it follows no server, or a
+// server that is stale itself, and why. The time is zero if neither is the case.
+func (u *Source) Stale() (since time.Time, why string) {
+	switch c := u.client.Connection(); {
+	case c.Server.Address == "" && c.LastError != nil:
+		return c.Since, "this relay follows no server: " + c.LastError.Error()
+	case c.Server.Address == "":
+		return c.Since, "this relay follows no server"
+	case !c.StaleSince.IsZero():
+		return c.StaleSince, "the server that this relay follows is stale: " + c.Server.Address
+	}
+	return time.Time{}, ""
+}
+
 // Path implements fanout.Upstream.
 func (u *Source) Path() ([]uint64, context.Context) {
 	u.mu.Lock()

@@ -140,7 +140,12 @@ func (c *Connection) Stream(ctx context.Context, server discovery.Server) discov
 		c.options.Relay.Ended()
 	}
 	c.metrics.connected.Set(0)
-	return discovery.End{Err: err, Welcomed: s.welcomed, Drained: s.drained, Moved: errors.Is(err, errMove)}
+	c.metrics.serverStale.Set(0)
+	end := discovery.End{Err: err, Welcomed: s.welcomed, Drained: s.drained, Stale: errors.Is(err, errStale)}
+	if end.Stale || errors.Is(err, errMove) {
+		end.To = c.prepared.server
+	}
+	return end
 }
 
 // Close closes the connection that was prepared for another stream, if there is one.
@@ -198,12 +203,14 @@ func (c *Connection) hello() *pb.Hello {
 }
 
 // Relay holds the callbacks of a client that feeds a relay's store from another server. The client
-// calls them one at a time, in the order of the stream. All are required.
+// calls them one at a time, in the order of the stream, except for Path, which it may call during
+// another callback. All are required.
 type Relay struct {
 	// NodesDigest returns the digest of all Nodes that the relay holds, for the Hello.
 	NodesDigest func() model.Digest
-	// Path is called with Welcome.path at the start of every stream. It returns an error, which
-	// ends the stream, if the relay would be fed by itself.
+	// Path is called with Welcome.path at the start of every stream, and before the client leaves a
+	// stream for another server. It returns an error if the relay would be fed by itself. The client
+	// then ends the stream, or does not leave for that server.
 	Path func(path []uint64) error
 	// Applied is called with each Update after the cache has applied it.
 	Applied func(cache.Applied)

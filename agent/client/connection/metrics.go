@@ -12,7 +12,16 @@ type metrics struct {
 	nacks         prometheus.Counter
 	resyncs       *prometheus.CounterVec
 	server        *prometheus.GaugeVec
+	serverStale   prometheus.Gauge
+	probes        *prometheus.CounterVec
 }
+
+// These are the values of the label of the metric of probes.
+const (
+	probeFresh  = "fresh"
+	probeStale  = "stale"
+	probeFailed = "failed"
+)
 
 // newMetrics registers the metrics of an agent, or of the upstream side of a relay.
 func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
@@ -38,6 +47,14 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 				"resume (the server asked for the digests of a shard's buckets).")), []string{"reason"}),
 		server: f.NewGaugeVec(prometheus.GaugeOpts(opts("server_info",
 			"Always 1, with the server of the last stream as labels.")), []string{"address", "name", "version"}),
+		serverStale: f.NewGauge(prometheus.GaugeOpts(opts("server_stale",
+			"1 while the server of the stream says that it may lack changes, 0 otherwise."))),
+		probes: f.NewCounterVec(prometheus.CounterOpts(opts("probes_total",
+			"Number of other servers that were asked before a move, by result: fresh (the server would serve this client), "+
+				"stale (it may lack changes itself) or failed.")), []string{"result"}),
+	}
+	for _, result := range []string{probeFresh, probeStale, probeFailed} {
+		m.probes.WithLabelValues(result)
 	}
 	for _, reason := range []string{"base", "digest", "unreadable", "delta", "software", "resume"} {
 		m.resyncs.WithLabelValues(reason) // rates need the series before its first increment

@@ -17,6 +17,8 @@ type Status struct {
 	Since  time.Time
 	// ServerName and ServerVersion are what the server claims in its Welcome.
 	ServerName, ServerVersion string
+	// StaleSince is since when Server has been stale, as it says; zero if it is not.
+	StaleSince time.Time
 	// LastError is why the last stream or attempt ended. It is nil while the client is in sync.
 	LastError error
 	// Servers are the servers that the client knows, by address.
@@ -32,9 +34,13 @@ func (s Status) Proto() (
 		servers = append(servers, &pb.Server{Address: known.Address})
 	}
 	if s.Server.Address != "" {
-		return &pb.ServerConnection{
+		server = &pb.ServerConnection{
 			Name: s.ServerName, Address: s.Server.Address, Version: s.ServerVersion, Since: timestamppb.New(s.Since),
-		}, nil, "", servers
+		}
+		if !s.StaleSince.IsZero() {
+			server.StaleSince = timestamppb.New(s.StaleSince)
+		}
+		return server, nil, "", servers
 	}
 	if s.LastError != nil {
 		lastError = s.LastError.Error()
@@ -64,4 +70,20 @@ func (s *stream) recordSync() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status = Status{Server: s.server, ServerName: s.name, ServerVersion: s.software, Since: time.Now()}
+	if stale := s.stale.Load(); stale != nil {
+		s.status.StaleSince = *stale
+	}
+}
+
+// recordStale records since when the server has been stale, if the stream is in sync.
+func (s *stream) recordStale() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status.Server.Address == "" {
+		return
+	}
+	s.status.StaleSince = time.Time{}
+	if stale := s.stale.Load(); stale != nil {
+		s.status.StaleSince = *stale
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -35,6 +36,9 @@ const (
 	maxNodes = 1 << 17
 	// maxPath bounds the length of Welcome.path, which is the number of relays in a row.
 	maxPath = 64
+	// maxStale bounds the time for which a server may claim to have been stale. It keeps times within
+	// what Go and protobuf can represent.
+	maxStale = 10 * 365 * 24 * time.Hour
 	// maxText bounds the length, in bytes, of a server's name and version.
 	maxText = 256
 	// maxHeaders bounds the size, in bytes, of a server's headers and trailers. The trailers hold
@@ -50,10 +54,12 @@ var (
 	errSilent = errors.New("server has been silent for too long")
 	// errMove arises once the client is connected to a server that it prefers.
 	errMove = errors.New("another server is preferred")
+	// errStale arises once the client is connected to another server because its own is stale.
+	errStale = errors.New("the server may lack changes, and another one does not")
 )
 
 // stream is one stream, from its Hello to its end. Two goroutines use it. The receiving goroutine
-// owns all fields except for cancel and move, which both use.
+// owns all fields except for cancel, move and stale, which both use.
 //
 // Invariants:
 //
@@ -65,6 +71,8 @@ type stream struct {
 	server discovery.Server
 	cancel context.CancelCauseFunc
 	move   move
+	// stale is since when the server has been stale, as it says. nil means that it is not.
+	stale atomic.Pointer[time.Time]
 	// silence is how long the server may send nothing before it counts as dead.
 	silence  time.Duration
 	welcomed bool
@@ -89,7 +97,8 @@ type stream struct {
 
 func newStream(c *Connection, server discovery.Server, cancel context.CancelCauseFunc) *stream {
 	return &stream{
-		Connection: c, server: server, cancel: cancel, move: move{timer: time.NewTimer(math.MaxInt64)},
+		Connection: c, server: server, cancel: cancel,
+		move:    move{timer: time.NewTimer(math.MaxInt64), search: time.NewTimer(math.MaxInt64)},
 		silence: silentBeats * defaultHeartbeat, asked: rate.NewLimiter(askedPerSecond, cache.MaxUnfit),
 		digests: newComparison(c.repairs), questions: questions{buckets: make(map[uint32]struct{})},
 	}
@@ -114,6 +123,7 @@ func (s *stream) run(ctx context.Context) error {
 		return causeOf(ctx, endOf(rpc, err))
 	}
 	defer s.move.timer.Stop()
+	defer s.move.search.Stop()
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer s.cancel(nil)
@@ -161,7 +171,7 @@ func endOf(rpc pb.DistributionService_StreamClient, err error) error {
 }
 
 // send sends what the outbox holds until the stream ends. It sends Acks at intervals and everything
-// else at once. It also starts the goroutines that reach for a preferred server.
+// else at once. It also starts the goroutines that reach for other servers.
 func (s *stream) send(ctx context.Context, rpc pb.DistributionService_StreamClient, running *sync.WaitGroup) {
 	// pause fires when an Ack must go even without a new change. nil means that one may go now.
 	var pause <-chan time.Time
@@ -173,7 +183,9 @@ func (s *stream) send(ctx context.Context, rpc pb.DistributionService_StreamClie
 		case <-pause:
 			pause = nil
 		case <-s.move.timer.C:
-			running.Go(func() { s.reach(ctx) })
+			running.Go(func() { s.reachPreferred(ctx) })
+		case <-s.move.search.C:
+			running.Go(func() { s.reachFresh(ctx) })
 		}
 		requests, acked, err := s.Outbox.collect(pause == nil)
 		if err != nil {
@@ -254,16 +266,13 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if s.welcomed {
 		return fmt.Errorf("%w: a second welcome", cache.ErrProtocol)
 	}
-	if n := len(w.GetPath()); n > maxPath {
-		return fmt.Errorf("%w: a path of %d servers", cache.ErrProtocol, n)
-	}
 	if err := s.cache.Welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
 	}
+	if err := checkPath(w, s.options.Relay); err != nil {
+		return err
+	}
 	if s.options.Relay != nil {
-		if err := s.options.Relay.Path(w.GetPath()); err != nil {
-			return err
-		}
 		s.nodes = make(map[string]struct{})
 	}
 	if w.GetHeartbeatIntervalMs() > 0 {
@@ -274,6 +283,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	s.metrics.server.Reset()
 	s.metrics.server.WithLabelValues(s.server.Address, s.name, s.software).Set(1)
 	s.log.Info("Connected", "server", s.server.Address, "name", s.name, "version", s.software)
+	s.setStale(w.GetStaleMs())
 	return nil
 }
 
@@ -324,6 +334,9 @@ func (s *stream) askAgain(shard uint32, keys []model.Key, label, reason string) 
 func (s *stream) heartbeat(m *pb.Heartbeat) {
 	if relay := s.options.Relay; relay != nil && m.GetResourceVersions() != nil {
 		relay.Reached(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
+	}
+	if m.StaleMs != nil {
+		s.setStale(m.GetStaleMs())
 	}
 	if !s.synced {
 		return

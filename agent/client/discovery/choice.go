@@ -40,13 +40,25 @@ type Times struct {
 	// ReturnAfter is the minimum time that a node stays on a server that is not its first choice.
 	// The maximum is twice as long.
 	ReturnAfter time.Duration
+	// StaleAfter is the minimum time that a node stays on a server that is stale. The maximum is
+	// twice as long.
+	StaleAfter time.Duration
+	// MinSearchPause and MaxSearchPause bound the pause between two searches for a server that is
+	// not stale. The pause is chosen and grows as the back-off does.
+	MinSearchPause, MaxSearchPause time.Duration
 }
 
 // DefaultTimes are the delays of a client unless a test shortens them.
 var DefaultTimes = Times{
 	MinBackoff: 500 * time.Millisecond, MaxBackoff: 30 * time.Second, Settled: 10 * time.Second,
 	MoveWindow: 30 * time.Second, ReturnAfter: 5 * time.Minute,
+	// Servers say only after 10 s that they are stale. A server that is restarted, or whose API
+	// server is, has half a minute in all to recover before any node moves.
+	StaleAfter: 15 * time.Second, MinSearchPause: time.Minute, MaxSearchPause: 5 * time.Minute,
 }
+
+// maxSearched is how many servers a client asks in one search for a server that is not stale.
+const maxSearched = 3
 
 // MaxRetryDelay bounds the times that a server may ask for: the delay before the client returns to
 // it, and the interval between heartbeats.
@@ -72,8 +84,8 @@ type Options struct {
 	Subsystem  string
 }
 
-// Choice decides which server is next. Except for Servers and ReturnDelay, only the goroutine of
-// Run uses it, which includes Connector.Stream.
+// Choice decides which server is next. Except for Servers, Others, Heed, Searched, SearchDelay and
+// ReturnDelay, only the goroutine of Run uses it, which includes Connector.Stream.
 //
 // Invariants:
 //
@@ -81,18 +93,26 @@ type Options struct {
 //     over, so it stays small.
 //  2. given changes under mu. The goroutine of Run reads it without mu, because it alone changes
 //     given.
+//  3. There is no search before searchAgain, whatever servers say.
 type Choice struct {
 	options Options
 	metrics *metrics
+	// next is the server that the client has just moved to. It is tried first. Zero means none.
+	next Server
+	// lost is the address of the server that was lost last. It is tried last. Empty means none.
+	lost string
+	// moved is when the client last moved from one server to another.
+	moved time.Time
+
+	mu    sync.Mutex // guards the fields below
+	given []Server   // the servers that Options.Find last found
 	// resting maps the addresses of servers that must not be tried yet to the times when they may
 	// be.
 	resting map[string]time.Time
-	// lost is the address of the server that was lost last. It is tried last. Empty means none.
-	lost string
-	// moved is when the client last left a server for one that it prefers.
-	moved time.Time
-	mu    sync.Mutex // guards given
-	given []Server   // the servers that Options.Find last found
+	// searchPause is the pause after the last search for a server that is not stale, which ends at
+	// searchAgain.
+	searchPause time.Duration
+	searchAgain time.Time
 }
 
 // New returns a Choice.
@@ -172,7 +192,9 @@ func (c *Choice) order(servers []Server) []Server {
 
 // rest keeps the client from trying a server for at least d.
 func (c *Choice) rest(address string, d time.Duration) {
-	maps.DeleteFunc(c.resting, func(address string, _ time.Time) bool { return c.rests(address) == 0 })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.resting, func(_ string, until time.Time) bool { return time.Until(until) <= 0 })
 	if until := time.Now().Add(d); until.After(c.resting[address]) {
 		c.resting[address] = until
 	}
@@ -180,22 +202,35 @@ func (c *Choice) rest(address string, d time.Duration) {
 
 // rests returns how long a server must not be tried. 0 means that it may be tried now.
 func (c *Choice) rests(address string) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return max(time.Until(c.resting[address]), 0)
 }
 
 // firstRested returns the time until the first resting server may be tried again. 0 means that no
 // server rests.
 func (c *Choice) firstRested() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var first time.Duration
-	for address := range c.resting {
-		if d := c.rests(address); d > 0 && (first == 0 || d < first) {
+	for _, until := range c.resting {
+		if d := time.Until(until); d > 0 && (first == 0 || d < first) {
 			first = d
 		}
 	}
 	return first
 }
 
-type metrics struct{ disconnects, moves, retryHints prometheus.Counter }
+type metrics struct {
+	disconnects, retryHints prometheus.Counter
+	moves                   *prometheus.CounterVec
+}
+
+// These are the values of the label of the metric of moves.
+const (
+	movePreferred = "preferred"
+	moveStale     = "stale"
+)
 
 func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 	counter := func(name, help string) prometheus.Counter {
@@ -203,12 +238,20 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 			Namespace: "slicecast", Subsystem: subsystem, Name: name, Help: help,
 		})
 	}
-	return &metrics{
+	m := &metrics{
 		disconnects: counter("disconnects_total", "Number of streams that ended and of attempts to connect that failed."),
-		moves:       counter("moves_total", "Number of moves to the preferred server."),
+		moves: promauto.With(r).NewCounterVec(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: subsystem, Name: "moves_total",
+			Help: "Number of moves to another server, by reason: preferred (the node prefers that server) or stale " +
+				"(the server that was left said that it may lack changes).",
+		}, []string{"reason"}),
 		retryHints: counter("retry_hints_total",
 			"Number of attempts that a server answered with a time to wait before the next one."),
 	}
+	for _, reason := range []string{movePreferred, moveStale} {
+		m.moves.WithLabelValues(reason) // rates need the series before its first increment
+	}
+	return m
 }
 
 // Preferred returns the server that the node prefers to current. ok is false if it prefers none. If
@@ -242,4 +285,45 @@ func (c *Choice) MoveDelay(to Server, serversChanged bool, failed time.Time) tim
 // call it.
 func (c *Choice) ReturnDelay() time.Duration {
 	return c.options.Times.ReturnAfter + rand.N(c.options.Times.ReturnAfter)
+}
+
+// SearchDelay returns when a client whose server is stale should look for another server.
+func (c *Choice) SearchDelay() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	after := c.options.Times.StaleAfter
+	return max(after+rand.N(after), time.Until(c.searchAgain))
+}
+
+// Searched records that the client now looks for a server that is not stale. It must be called
+// before each search. While all servers are stale, or claim to be, searches become rare.
+func (c *Choice) Searched() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	times := &c.options.Times
+	if time.Since(c.searchAgain) > times.MaxSearchPause {
+		c.searchPause = times.MinSearchPause
+	} else {
+		c.searchPause = min(2*c.searchPause, times.MaxSearchPause)
+	}
+	c.searchAgain = time.Now().Add(c.searchPause/2 + rand.N(c.searchPause/2))
+}
+
+// Others returns some servers that the client knows, other than current and those that rest. They
+// are in random order, so that later searches find what an earlier one has not asked.
+func (c *Choice) Others(current Server) []Server {
+	others := slices.DeleteFunc(c.Servers(), func(s Server) bool {
+		return s.Address == current.Address || c.rests(s.Address) > 0
+	})
+	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	return others[:min(len(others), maxSearched)]
+}
+
+// Heed keeps the client from trying a server that has ended a stream with err, for as long as err
+// asks for.
+func (c *Choice) Heed(server Server, err error) {
+	if d, ok := retryDelay(err); ok {
+		c.metrics.retryHints.Inc()
+		c.rest(server.Address, d+rand.N(d/2+1))
+	}
 }

@@ -22,9 +22,11 @@ type End struct {
 	// Drained is the time within which a draining server wants the client to reconnect. 0 means
 	// that the server did not drain.
 	Drained time.Duration
-	// Moved reports that the client left the server for the one that it prefers, to which it is
-	// connected.
-	Moved bool
+	// To is the server that the client left the server for, to which it is connected. Zero means
+	// that it did not leave for another server.
+	To Server
+	// Stale reports that the client left because the server is stale. Otherwise it prefers To.
+	Stale bool
 }
 
 // Connector connects to the servers that a Choice chooses.
@@ -67,11 +69,17 @@ const firstKnown = 2
 // round tries servers until one stream was useful. It returns how many servers it tried. useful
 // reports that the next round may follow at once.
 //
-// The first servers known from streams come first, then the given ones, then the others known from
-// streams. A server may have invented a thousand of the others. They are therefore tried in random
+// The server that the client has just moved to comes first. The first servers known from streams
+// follow, then the given ones, then the others known from streams. A server may have invented a thousand of the others. They are therefore tried in random
 // order and for a bounded time, so that the given ones soon have their turn again.
 func (c *Choice) round(ctx context.Context, to Connector) (tried int, useful bool) {
 	seen := make(map[string]bool)
+	next := func(context.Context) (out []Server) {
+		if c.next != (Server{}) {
+			out, c.next = []Server{c.next}, Server{}
+		}
+		return out
+	}
 	first := func(context.Context) []Server {
 		all := c.order(c.options.Cache.Servers())
 		return all[:min(len(all), firstKnown)]
@@ -84,7 +92,7 @@ func (c *Choice) round(ctx context.Context, to Connector) (tried int, useful boo
 		return all
 	}
 	given := func(ctx context.Context) []Server { return c.order(c.find(ctx, to)) }
-	for _, source := range []func(context.Context) []Server{first, given, others} {
+	for _, source := range []func(context.Context) []Server{next, first, given, others} {
 		for _, server := range source(ctx) {
 			if !end.IsZero() && time.Now().After(end) {
 				break
@@ -110,17 +118,19 @@ func (c *Choice) try(ctx context.Context, server Server, to Connector) bool {
 	}
 	to.Failed(fmt.Errorf("%s: %w", server.Address, end.Err))
 	c.metrics.disconnects.Inc()
-	if d, ok := retryDelay(end.Err); ok {
-		c.metrics.retryHints.Inc()
-		c.rest(server.Address, d+rand.N(d/2+1))
-	}
+	c.Heed(server, end.Err)
 	log, times := c.options.Logger, &c.options.Times
 	settled := end.Welcomed && time.Since(start) >= times.Settled
 	switch {
-	case end.Moved:
-		log.Info("Moving to the preferred server", "from", server.Address)
-		c.metrics.moves.Inc()
-		c.moved, c.lost = time.Now(), ""
+	case end.To != (Server{}) && end.Stale:
+		log.Warn("Leaving a server that may lack changes for one that does not", "from", server.Address, "to", end.To.Address)
+		c.metrics.moves.WithLabelValues(moveStale).Inc()
+		c.next, c.moved, c.lost = end.To, time.Now(), server.Address
+		return true
+	case end.To != (Server{}):
+		log.Info("Moving to the preferred server", "from", server.Address, "to", end.To.Address)
+		c.metrics.moves.WithLabelValues(movePreferred).Inc()
+		c.next, c.moved, c.lost = end.To, time.Now(), ""
 		return true
 	case end.Drained > 0:
 		log.Info("Server drained the stream", "server", server.Address, "err", end.Err)

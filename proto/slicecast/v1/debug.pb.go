@@ -1889,7 +1889,10 @@ type ServerConnection struct {
 	// The version of the server's software.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// Since when the agent or relay has been in sync with the server.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	// Since when the server has been stale, as it says itself: its source may have missed changes.
+	// Absent if the server is not stale.
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1948,6 +1951,13 @@ func (x *ServerConnection) GetVersion() string {
 func (x *ServerConnection) GetSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Since
+	}
+	return nil
+}
+
+func (x *ServerConnection) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
 	}
 	return nil
 }
@@ -2256,12 +2266,14 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\x12#\n" +
 	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\x12+\n" +
 	"\x11programmer_reason\x18\x17 \x01(\tR\x10programmerReason\x126\n" +
-	"\bwarnings\x18\x18 \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\"\x8c\x01\n" +
+	"\bwarnings\x18\x18 \x03(\v2\x1a.slicecast.v1.AgentWarningR\bwarnings\"\xc9\x01\n" +
 	"\x10ServerConnection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x87\x01\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12;\n" +
+	"\vstale_since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\"\x87\x01\n" +
 	"\n" +
 	"AgentShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2388,23 +2400,24 @@ var file_slicecast_v1_debug_proto_depIdxs = []int32{
 	24, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
 	12, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
 	24, // 55: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	30, // 56: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	24, // 57: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 58: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	9,  // 59: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	14, // 60: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	17, // 61: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	19, // 62: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 63: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	10, // 64: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	15, // 65: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	18, // 66: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	20, // 67: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	63, // [63:68] is the sub-list for method output_type
-	58, // [58:63] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	24, // 56: slicecast.v1.ServerConnection.stale_since:type_name -> google.protobuf.Timestamp
+	30, // 57: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	24, // 58: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 59: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	9,  // 60: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	14, // 61: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	17, // 62: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	19, // 63: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 64: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	10, // 65: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	15, // 66: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	18, // 67: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	20, // 68: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	64, // [64:69] is the sub-list for method output_type
+	59, // [59:64] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }

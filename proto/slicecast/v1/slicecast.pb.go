@@ -67,6 +67,16 @@
 //     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
 //     update of a shard leads from the update that was sent before it.
 //
+// # Stale servers
+//
+// A server is stale while its source may have missed changes: its API server does not answer, or it
+// is a relay that follows no server, or one that is stale itself. A stale server goes on serving
+// what it holds. It says in Welcome that it is stale, and in a Heartbeat whenever that changes.
+//
+// A client may leave a stale server for one that is not. Before it leaves, it opens a stream on the
+// other server with a Hello that has `probe` set. The server admits it like any other stream, sends
+// Welcome, and ends the stream.
+//
 // # Canonical objects
 //
 // Objects are canonical. A client refuses any other object in the same way as an object that does
@@ -1020,7 +1030,11 @@ type Hello struct {
 	// The hash of the byte 0x84 and the versions of all Nodes that a relay holds, in ascending order.
 	// Only a relay sets it. If the server's Nodes have another hash, the server sends all Nodes and
 	// says so in InSync.
-	NodesDigest   []byte `protobuf:"bytes,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
+	NodesDigest []byte `protobuf:"bytes,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
+	// The client only asks whether the server would serve it, and whether the server is stale. The
+	// server sends Welcome and ends the stream. What the client holds need not be set. A server that
+	// does not know this field goes on with the stream, so the client ends it after Welcome.
+	Probe         bool `protobuf:"varint,12,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1130,6 +1144,13 @@ func (x *Hello) GetNodesDigest() []byte {
 		return x.NodesDigest
 	}
 	return nil
+}
+
+func (x *Hello) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
 }
 
 // Subscription names Services. It includes their Slices. A Service is named if either list includes
@@ -1649,7 +1670,10 @@ type Welcome struct {
 	HeartbeatIntervalMs uint32 `protobuf:"varint,5,opt,name=heartbeat_interval_ms,json=heartbeatIntervalMs,proto3" json:"heartbeat_interval_ms,omitempty"`
 	// The servers that the stream has passed through, by epoch. This server is the last one. A relay
 	// that finds its own epoch here is part of a circle.
-	Path          []uint64 `protobuf:"fixed64,6,rep,packed,name=path,proto3" json:"path,omitempty"`
+	Path []uint64 `protobuf:"fixed64,6,rep,packed,name=path,proto3" json:"path,omitempty"`
+	// For how many milliseconds the server has been stale: its source may have missed changes for
+	// that time. 0 means that the server is not stale.
+	StaleMs       uint64 `protobuf:"varint,7,opt,name=stale_ms,json=staleMs,proto3" json:"stale_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1724,6 +1748,13 @@ func (x *Welcome) GetPath() []uint64 {
 		return x.Path
 	}
 	return nil
+}
+
+func (x *Welcome) GetStaleMs() uint64 {
+	if x != nil {
+		return x.StaleMs
+	}
+	return 0
 }
 
 // Servers lists the servers that the client may also connect to. It replaces the previous list.
@@ -2154,8 +2185,11 @@ type Heartbeat struct {
 	// for a relay, because the resource versions of an update say nothing about other shards. Between
 	// heartbeats, a relay also gets this field alone.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// As in Welcome. It is set when the server has become stale, or is stale no longer, and is then
+	// sent alone. Absent means that what the server said last on this stream still holds.
+	StaleMs       *uint64 `protobuf:"varint,4,opt,name=stale_ms,json=staleMs,proto3,oneof" json:"stale_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -2207,6 +2241,13 @@ func (x *Heartbeat) GetResourceVersions() *ResourceVersions {
 		return x.ResourceVersions
 	}
 	return nil
+}
+
+func (x *Heartbeat) GetStaleMs() uint64 {
+	if x != nil && x.StaleMs != nil {
+		return *x.StaleMs
+	}
+	return 0
 }
 
 // DigestQuery asks for the digests of all shards. The answer is Digests.
@@ -3330,7 +3371,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\adigests\x18\n" +
 	" \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigests\x12>\n" +
 	"\fdigest_query\x18\v \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQueryB\t\n" +
-	"\amessage\"\xd3\x03\n" +
+	"\amessage\"\xe9\x03\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -3345,7 +3386,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12>\n" +
 	"\fsubscription\x18\n" +
 	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
-	"\fnodes_digest\x18\v \x01(\fR\vnodesDigest\"\x85\x01\n" +
+	"\fnodes_digest\x18\v \x01(\fR\vnodesDigest\x12\x14\n" +
+	"\x05probe\x18\f \x01(\bR\x05probe\"\x85\x01\n" +
 	"\fSubscription\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
@@ -3380,7 +3422,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12+\n" +
 	"\x04keys\x18\x02 \x03(\v2\x17.slicecast.v1.ObjectKeyR\x04keys\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
-	"\x0ebucket_digests\x18\x04 \x01(\fR\rbucketDigests\"\xd0\x01\n" +
+	"\x0ebucket_digests\x18\x04 \x01(\fR\rbucketDigests\"\xeb\x01\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vshard_count\x18\x02 \x01(\rR\n" +
@@ -3389,7 +3431,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"serverName\x12%\n" +
 	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\x122\n" +
 	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12\x12\n" +
-	"\x04path\x18\x06 \x03(\x06R\x04path\"9\n" +
+	"\x04path\x18\x06 \x03(\x06R\x04path\x12\x19\n" +
+	"\bstale_ms\x18\a \x01(\x04R\astaleMs\"9\n" +
 	"\aServers\x12.\n" +
 	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\"\n" +
 	"\x06Server\x12\x18\n" +
@@ -3417,11 +3460,13 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
 	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
-	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\x93\x01\n" +
+	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\xc0\x01\n" +
 	"\tHeartbeat\x12!\n" +
 	"\fsequence_sum\x18\x01 \x01(\x04R\vsequenceSum\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12K\n" +
-	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"\r\n" +
+	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1e\n" +
+	"\bstale_ms\x18\x04 \x01(\x04H\x00R\astaleMs\x88\x01\x01B\v\n" +
+	"\t_stale_ms\"\r\n" +
 	"\vDigestQuery\"A\n" +
 	"\aDigests\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12\x18\n" +
@@ -3696,6 +3741,7 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamResponse_Digests)(nil),
 		(*StreamResponse_DigestQuery)(nil),
 	}
+	file_slicecast_v1_slicecast_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

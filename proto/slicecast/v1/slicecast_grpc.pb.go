@@ -67,6 +67,16 @@
 //     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
 //     update of a shard leads from the update that was sent before it.
 //
+// # Stale servers
+//
+// A server is stale while its source may have missed changes: its API server does not answer, or it
+// is a relay that follows no server, or one that is stale itself. A stale server goes on serving
+// what it holds. It says in Welcome that it is stale, and in a Heartbeat whenever that changes.
+//
+// A client may leave a stale server for one that is not. Before it leaves, it opens a stream on the
+// other server with a Hello that has `probe` set. The server admits it like any other stream, sends
+// Welcome, and ends the stream.
+//
 // # Canonical objects
 //
 // Objects are canonical. A client refuses any other object in the same way as an object that does
