@@ -34,9 +34,10 @@ var (
 
 // verifyOptions are the flags of verify.
 type verifyOptions struct {
-	objects string
-	settle  time.Duration
-	show    show.Options
+	objects   string
+	proxyName string
+	settle    time.Duration
+	show      show.Options
 }
 
 func newVerifyCommand() *cobra.Command {
@@ -65,6 +66,9 @@ are differences, or if something cannot be judged.`,
 	}
 	o.show.AddFlags(c.Flags())
 	c.Flags().StringVar(&o.objects, "objects", "", "Path of the file with the objects, or - for standard input.")
+	c.Flags().StringVar(&o.proxyName, "service-proxy-name", "",
+		"Value of the label service.kubernetes.io/service-proxy-name of the Services that Slicecast serves. Agents beside "+
+			"kube-proxy need it if servers choose the Services.")
 	c.Flags().DurationVar(&o.settle, "settle", 5*time.Second,
 		"Time within which a difference may end before it is reported.")
 	return c
@@ -81,7 +85,7 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 	if err := o.show.Validate(); err != nil {
 		return err
 	}
-	options, proxyName, err := settings(flags)
+	options, proxyName, err := settings(flags, o.proxyName)
 	if err != nil {
 		return err
 	}
@@ -92,7 +96,7 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 	o.show.AskTimeout = verifyTimeout + o.settle
 	var result verify.Result
 	err = o.show.Run(ctx, out, func(ctx context.Context) (show.Report, error) {
-		if result, err = verify.Settled(ctx, state, o.settle); err != nil {
+		if result, err = verify.Settled(ctx, verify.Options{State: state, Beside: proxyName != ""}, o.settle); err != nil {
 			return nil, err
 		}
 		return &verify.Report{Result: result, Node: options.NodeName}, nil
@@ -143,8 +147,8 @@ func plain(in io.Reader) (io.Reader, error) {
 }
 
 // settings returns the settings that flags of the agent stand for. Without flags, they are those of
-// the agent that runs on this node.
-func settings(flags []string) (options view.Options, proxyName string, err error) {
+// the agent that runs on this node. A name that is given replaces the agent's service-proxy-name.
+func settings(flags []string, name string) (options view.Options, proxyName string, err error) {
 	if len(flags) == 0 {
 		process := runningAgent(false)
 		if process == "" {
@@ -169,9 +173,14 @@ func settings(flags []string) (options view.Options, proxyName string, err error
 	if err := o.Node.validate(); err != nil {
 		return options, "", o.file.Named(err)
 	}
+	proxyName = cmp.Or(name, o.ProxyName)
+	if o.BesideKubeProxy && proxyName == "" {
+		return options, "", errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
+			"--service-proxy-name to the servers' value")
+	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {
 		options.Schedulers = ipvs.Schedulers()
 	}
-	return options, o.ProxyName, err
+	return options, proxyName, err
 }

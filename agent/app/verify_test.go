@@ -85,6 +85,13 @@ func TestVerify(t *testing.T) {
 	require.Equal(t, 2, r.Frontends)
 	require.Empty(t, r.Differences)
 
+	// Beside kube-proxy, the Services with the label are Slicecast's.
+	out, err = runVerify(t, node, nil, "--objects="+path, "--settle=0", "--service-proxy-name=a", "--", "--node-name=node-1",
+		"--cluster-cidr=10.180.0.0/16", "--beside-kube-proxy")
+	require.ErrorIs(t, err, errDiffers)
+	require.Contains(t, out, "there should be no rules for 10.96.0.80:80/TCP")
+	require.NotContains(t, out, "is not translated")
+
 	// Another mask for pods is a difference.
 	out, err = runVerify(t, node, nil, "--objects="+path, "--settle=0", "--", "--node-name=node-1", "--cluster-cidr=10.181.0.0/16")
 	require.ErrorIs(t, err, errDiffers)
@@ -99,6 +106,7 @@ func TestVerifyFlags(t *testing.T) {
 		"no agent runs on this node":     "--objects=-",
 		"--output is \"x\"":              "--objects=- -o x",
 		"unknown flag: --nothing":        "--objects=- -- --nothing",
+		"servers choose its Services":    "--objects=- -- --node-name=node-1 --beside-kube-proxy",
 		"no such file or directory":      "--objects=/nowhere -- --node-name=node-1",
 		"--cluster-cidr: \"x\" is not a": "--objects=- -- --cluster-cidr=x",
 		"do not contain the Node node-2": "--objects=- -- --node-name=node-2",

@@ -543,8 +543,11 @@ func (t *table) nat(a *attributes) (step, string, error) {
 // masquerade translates the source.
 type masquerade struct{}
 
-func (masquerade) do(_ *run, s *state, _ func(*state)) result {
-	s.masqueraded = true
+func (masquerade) do(x *run, s *state, _ func(*state)) result {
+	if x.current.Foreign && x.packet.ProxyOnly {
+		return result{}
+	}
+	s.masqueraded, s.masqueradedBy = true, x.current
 	return result{kind: accept}
 }
 

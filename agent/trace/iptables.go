@@ -116,7 +116,9 @@ func (r *Rules) addSaved(text, variant string) {
 		case s == nil:
 		case strings.HasPrefix(line, ":"):
 			name, rest, _ := strings.Cut(line[1:], " ")
-			c := &chain{table: s.name, name: name, proxys: proxyChain.MatchString(name)}
+			c := &chain{
+				table: s.name, name: name, proxys: proxyChain.MatchString(name), slicecasts: strings.HasPrefix(name, "SLICECAST-"),
+			}
 			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES"
 			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
 			s.chains[name] = c
@@ -218,7 +220,7 @@ func (s *saved) addRule(words []string) {
 	}
 	c.rules = append(c.rules, r)
 	if p.frontend.Port > 0 && c.proxys && r.unknown == "" && p.decides {
-		s.frontends[p.frontend] = r.String()
+		s.addFrontend(p.frontend, r.String(), c.slicecasts)
 	}
 }
 

@@ -39,8 +39,10 @@ func (r *Rules) addNFTables(c *nft.Conn) (hasIPTables bool, err error) {
 // table is a table of nf_tables while it is compiled.
 type table struct {
 	*Rules
-	name   string
-	proxys bool
+	name string
+	// proxys and slicecasts are as in chain.
+	proxys, slicecasts bool
+
 	chains map[string]*chain
 	sets   map[string]*set
 }
@@ -59,11 +61,12 @@ func (r *Rules) addTable(h *nft.Held) {
 	}
 	t := &table{
 		Rules: r, name: "table " + family + " " + h.Name, proxys: slices.Contains(proxyTables, h.Name),
-		chains: map[string]*chain{}, sets: map[string]*set{},
+		slicecasts: strings.HasPrefix(h.Name, "slicecast"), chains: map[string]*chain{}, sets: map[string]*set{},
 	}
-	r.slicecasts = r.slicecasts || t.proxys
+	r.slicecasts = r.slicecasts || t.slicecasts
+	r.kubeProxys = r.kubeProxys || t.proxys && !t.slicecasts
 	for name := range h.Chains {
-		c := &chain{table: t.name, name: name, proxys: t.proxys}
+		c := &chain{table: t.name, name: name, proxys: t.proxys, slicecasts: t.slicecasts}
 		t.chains[name] = c
 		r.chains = append(r.chains, c)
 	}
@@ -170,7 +173,7 @@ func (t *table) compileSet(name string, h *nft.HeldElements) *set {
 			s.exact[e.Key] = one
 		}
 		if !e.IsEnd && e.End == "" {
-			t.addFrontend(h.KeyType, e.Key, one.place)
+			t.addElement(h.KeyType, e.Key, one.place)
 		}
 	}
 	if simple {
@@ -238,8 +241,8 @@ const (
 	keyFrontend6 = 8<<12 | keyNodePort
 )
 
-// addFrontend records the key of an element that is a frontend.
-func (t *table) addFrontend(kind uint32, key, place string) {
+// addElement records the key of an element that is a frontend.
+func (t *table) addElement(kind uint32, key, place string) {
 	length := 0
 	switch {
 	case kind == keyFrontend4:
@@ -258,7 +261,7 @@ func (t *table) addFrontend(kind uint32, key, place string) {
 	}
 	var ok bool
 	if f.Protocol, ok = protocolOf(key[length]); ok {
-		t.frontends[f] = place
+		t.addFrontend(f, place, t.slicecasts)
 	}
 }
 

@@ -35,7 +35,10 @@ type state struct {
 	memory      Memory
 	path        *path
 	// by is the rule that has translated the destination.
-	by   *Rule
+	by *Rule
+	// masqueradedBy is the rule that has translated the source.
+	masqueradedBy *Rule
+
 	regs [registers]byte
 }
 
@@ -43,7 +46,7 @@ type state struct {
 // reads before it has written them.
 func (s *state) like(o *state) bool {
 	return s.mark == o.mark && s.ctMark == o.ctMark && s.to == o.to && s.translated == o.translated &&
-		s.masqueraded == o.masqueraded && s.memory == o.memory
+		s.masqueradedBy == o.masqueradedBy && s.memory == o.memory
 }
 
 // path is a list of rules, last one first.
@@ -135,7 +138,9 @@ type run struct {
 	sent bool
 	// looped means that the packet comes to the node for the second time, over lo.
 	looped bool
-	done   []state
+	// current is the rule that is carried out.
+	current *Rule
+	done    []state
 
 	network, transport headers
 }
@@ -330,6 +335,7 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 		return []ruleResult{{state: *s}}
 	}
 	x.setDestination(s)
+	x.current = r
 	var missed *state
 	var follow func(i int, s *state)
 	follow = func(i int, s *state) {

@@ -44,6 +44,9 @@ type Packet struct {
 	Known Memory
 	// Forgetful means that the kernel has no room to remember another client.
 	Forgetful bool
+	// ProxyOnly means that rules of chains that no proxy owns do not masquerade. It shows what the
+	// proxy does by itself.
+	ProxyOnly bool
 }
 
 // Family returns the packet's IP family.
@@ -73,6 +76,8 @@ type Outcome struct {
 	Backend netip.AddrPort
 	// Masquerade means that the packet's source becomes one of the node's addresses.
 	Masquerade bool
+	// MasqueradedBy is the rule that masquerades, or nil.
+	MasqueradedBy *Rule
 	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
@@ -90,6 +95,8 @@ type Rule struct {
 	Position     int
 	// Text is the rule, or what the rule's expressions do.
 	Text string
+	// Foreign means that no proxy owns the rule's chain.
+	Foreign bool
 	// unknown is what cannot be judged of the rule.
 	unknown string
 
@@ -116,8 +123,8 @@ type chain struct {
 	reached bool
 	// drops means that what reaches the end of a base chain is dropped.
 	drops bool
-	// proxys means that the chain belongs to a proxy.
-	proxys bool
+	// proxys means that the chain belongs to a proxy, and slicecasts that this is Slicecast.
+	proxys, slicecasts bool
 }
 
 // base is a chain that the kernel calls.
@@ -149,11 +156,13 @@ type Rules struct {
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
 	frontends map[Frontend]string
+	// own are those of frontends that Slicecast's rules and maps mention.
+	own map[Frontend]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
 	// other proxy has written any.
 	KubeProxyIPTables bool
-	// slicecasts means that Slicecast has written rules.
-	slicecasts bool
+	// slicecasts means that Slicecast has written rules, and kubeProxys that kube-proxy has.
+	slicecasts, kubeProxys bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
 	Unjudged []string
 	// unjudged are the rules of other chains that could not be judged, as far as packets came by
@@ -179,16 +188,30 @@ func (f Frontend) String() string {
 // Frontends returns all addresses and ports that rules and maps mention, each with the place.
 func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
 
+// OwnFrontends returns those of Frontends that Slicecast's own rules and maps mention.
+func (r *Rules) OwnFrontends() map[Frontend]string { return r.own }
+
+// Beside reports whether the kernel has rules of Slicecast and of kube-proxy.
+func (r *Rules) Beside() bool { return r.slicecasts && r.kubeProxys }
+
+// addFrontend records that a place in a chain or table mentions a frontend.
+func (r *Rules) addFrontend(f Frontend, place string, slicecasts bool) {
+	r.frontends[f] = place
+	if slicecasts {
+		r.own[f] = place
+	}
+}
+
 // fixedChain matches the names of proxies' chains that exist whether or not something leads to
 // them.
 var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
 	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*)$`)
 
 // Unreached returns the chains of proxies that hold rules and to which nothing leads, apart from
-// those that always exist.
-func (r *Rules) Unreached() (names []string) {
+// those that always exist. With own, only Slicecast's chains count.
+func (r *Rules) Unreached(own bool) (names []string) {
 	for _, c := range r.chains {
-		if c.proxys && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
+		if c.proxys && (c.slicecasts || !own) && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
 			names = append(names, fmt.Sprintf("chain %s of %s", c.name, c.table))
 		}
 	}
@@ -208,7 +231,7 @@ func (r *Rules) Foreign() (rules []string) {
 // newRules returns Rules without any.
 func newRules(family model.Family, facts Facts) *Rules {
 	return &Rules{
-		Family: family, facts: facts, frontends: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
+		Family: family, facts: facts, frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
 	}
 }
 
@@ -218,12 +241,14 @@ func (r *Rules) finish() {
 		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
 	})
 	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
+	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables
 	for _, b := range r.bases {
 		b.reached = true
 	}
 	for _, c := range r.chains {
 		c.index = newIndex(c.rules)
 		for _, rule := range c.rules {
+			rule.Foreign = !c.proxys
 			if rule.unknown != "" && c.proxys {
 				r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: %s", rule, rule.unknown))
 			}
@@ -284,18 +309,21 @@ func (x *run) outcomes() []Outcome {
 	type key struct {
 		verdict    Verdict
 		backend    netip.AddrPort
-		masquerade bool
+		masquerade *Rule
 		affinity   time.Duration
 	}
 	merged := map[key]*Outcome{}
 	for i := range x.done {
 		s := &x.done[i]
-		o := Outcome{Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, Memory: s.memory, By: s.by}
+		o := Outcome{
+			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
+			Memory: s.memory, By: s.by,
+		}
 		if s.translated {
 			o.Backend = s.to
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
-		k := key{o.Verdict, o.Backend, o.Masquerade, o.Affinity}
+		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.Affinity}
 		if known := merged[k]; known != nil {
 			known.Probability += o.Probability
 			continue

@@ -26,7 +26,7 @@ func newNode(t *testing.T) *testenv.Node {
 func compare(t *testing.T, node *testenv.Node, state view.State) (r Result) {
 	t.Helper()
 	require.NoError(t, node.Do(func() (err error) {
-		r, err = Kernel(t.Context(), state)
+		r, err = Kernel(t.Context(), Options{State: state})
 		return err
 	}))
 	return r

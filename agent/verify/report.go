@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/show"
 )
 
@@ -15,11 +14,11 @@ const pause = time.Second
 
 // Settled compares the kernel with a state again and again while there are differences, but not for
 // longer than settle. It returns the differences that all comparisons have found.
-func Settled(ctx context.Context, state view.State, settle time.Duration) (Result, error) {
+func Settled(ctx context.Context, o Options, settle time.Duration) (Result, error) {
 	deadline := time.Now().Add(settle)
 	var common Result
 	for first := true; ; first = false {
-		r, err := Kernel(ctx, state)
+		r, err := Kernel(ctx, o)
 		if err != nil {
 			return r, err
 		}
@@ -45,7 +44,8 @@ type Report struct {
 	Node string
 }
 
-// maxShown is how many differences a report has. A kernel without rules differs in everything.
+// maxShown is how many differences a report has, and how many reasons why something is not judged. A
+// kernel without rules differs in everything.
 const maxShown = 1000
 
 // shown are the differences that a report has, with their sentences.
@@ -69,6 +69,7 @@ func (r *Report) Fields() []show.Field {
 		{Name: "node", Value: r.Node}, {Name: "frontends", Value: r.Frontends}, {Name: "packets", Value: r.Packets},
 		{Name: "total", Value: len(r.Differences)}, {Name: "differences", Value: r.shown()},
 		{Name: "tolerated", Value: r.Tolerated},
+		{Name: "facts", Value: append([]string{}, r.Facts...)},
 		{Name: "unjudged", Value: append([]string{}, r.Unjudged...)},
 	}
 }
@@ -88,6 +89,12 @@ func (r *Report) Print(out *show.Page) {
 		}
 		if more := len(r.Differences) - maxShown; more > 0 {
 			out.Row(fmt.Sprintf("… and %d more", more))
+		}
+	}
+	if len(r.Facts) > 0 {
+		out.Title("Facts:")
+		for _, f := range r.Facts {
+			out.Row(f)
 		}
 	}
 	if len(r.Unjudged) > 0 {

@@ -22,6 +22,8 @@ type ShadowOptions struct {
 	// Settle is how long a difference must last to count. Whatever programs the kernel may need
 	// that long for a change.
 	Settle time.Duration
+	// Beside is as in Options.
+	Beside bool
 	// Period is the time between two comparisons without a change.
 	Period     time.Duration
 	Logger     *slog.Logger
@@ -133,12 +135,12 @@ const idle = 10
 // Run compares until ctx ends. It compares after changes, again while something differs, and
 // periodically. A difference counts once it has lasted for Settle.
 func (s *Shadow) Run(ctx context.Context) {
-	since := map[Difference]time.Time{} // when each difference was first seen
+	since := map[about]time.Time{} // when each difference was first seen
 	for {
 		wait := s.Period
 		if state, known := s.current(); known {
 			begin := time.Now()
-			r, err := Kernel(ctx, state)
+			r, err := Kernel(ctx, Options{State: state, Beside: s.Beside})
 			took := time.Since(begin)
 			if ctx.Err() != nil {
 				return
@@ -187,8 +189,8 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 }
 
 // note records the result of a comparison.
-func (s *Shadow) note(r Result, since map[Difference]time.Time, now time.Time) {
-	present := map[Difference]struct{}{}
+func (s *Shadow) note(r Result, since map[about]time.Time, now time.Time) {
+	present := map[about]struct{}{}
 	var lasting []Difference
 	for _, d := range r.Differences {
 		about := d.about()
@@ -200,7 +202,7 @@ func (s *Shadow) note(r Result, since map[Difference]time.Time, now time.Time) {
 			lasting = append(lasting, d)
 		}
 	}
-	maps.DeleteFunc(since, func(d Difference, _ time.Time) bool {
+	maps.DeleteFunc(since, func(d about, _ time.Time) bool {
 		_, ok := present[d]
 		return !ok
 	})

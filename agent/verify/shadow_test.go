@@ -67,7 +67,7 @@ func TestShadowIgnoresWhatEndsSoon(t *testing.T) {
 	d := func(found string) Result {
 		return Result{Differences: []Difference{{Service: "a", Frontend: "b", Wanted: "w", Found: found}}}
 	}
-	now, since := time.Now(), map[Difference]time.Time{}
+	now, since := time.Now(), map[about]time.Time{}
 	s.note(d("x"), since, now)
 	require.Empty(t, s.Reason())
 	s.note(Result{}, since, now.Add(time.Second))
@@ -88,7 +88,7 @@ func TestShadowThatCannotCompare(t *testing.T) {
 	s.failed(errors.New("no permission"))
 	require.Equal(t, "the kernel cannot be compared with what it should do: no permission", s.Reason())
 	require.Equal(t, 1.0, unjudged())
-	s.note(Result{}, map[Difference]time.Time{}, time.Now())
+	s.note(Result{}, map[about]time.Time{}, time.Now())
 	require.Empty(t, s.Reason())
 	require.Zero(t, unjudged())
 }

@@ -64,8 +64,10 @@ func (d Difference) String() string {
 // Result is the result of a comparison.
 type Result struct {
 	Differences []Difference `json:"differences"`
-	// Unjudged are what could not be judged, each with the reason.
+	// Unjudged are what could not be judged, each with the reason. There are at most maxShown of them.
 	Unjudged []string `json:"unjudged,omitempty"`
+	// Facts are what rules of others do to packets of Services that is no difference.
+	Facts []string `json:"facts,omitempty"`
 	// Tolerated counts packets that kube-proxy refuses in another way than the view, or does not
 	// refuse.
 	Tolerated int `json:"tolerated"`
@@ -77,7 +79,8 @@ type Result struct {
 // Merge adds another result.
 func (r *Result) Merge(o Result) {
 	r.Differences = append(r.Differences, o.Differences...)
-	r.Unjudged = append(r.Unjudged, o.Unjudged...)
+	r.cannotJudge(o.Unjudged...)
+	r.Facts = append(r.Facts, o.Facts...)
 	r.Tolerated += o.Tolerated
 	r.Frontends += o.Frontends
 	r.Packets += o.Packets
@@ -86,23 +89,49 @@ func (r *Result) Merge(o Result) {
 // Both returns the result with only those of its differences that an earlier result has, too. What
 // was on its way into the kernel when one of them was made is not a difference.
 func (r Result) Both(earlier Result) Result {
+	known := make(map[about]struct{}, len(earlier.Differences))
+	for _, d := range earlier.Differences {
+		known[d.about()] = struct{}{}
+	}
 	r.Differences = slices.DeleteFunc(slices.Clone(r.Differences), func(d Difference) bool {
-		return !slices.ContainsFunc(earlier.Differences, func(o Difference) bool { return o.about() == d.about() })
+		_, also := known[d.about()]
+		return !also
 	})
 	return r
 }
 
-// about returns what a difference is about. What is found, and the number of the rule, may be
-// another in each comparison.
-func (d Difference) about() Difference {
-	d.Found, d.Rule = "", ""
-	return d
+// cannotJudge adds to what cannot be judged, up to a bound.
+func (r *Result) cannotJudge(reasons ...string) {
+	for _, reason := range reasons {
+		switch {
+		case len(r.Unjudged) < maxShown-1:
+			r.Unjudged = append(r.Unjudged, reason)
+		case len(r.Unjudged) == maxShown-1:
+			r.Unjudged = append(r.Unjudged, "more than can be listed")
+		}
+	}
+}
+
+// about is what a difference is about: the packets or, without a Service, what is wanted. What is
+// wanted and found for the same packets may change while a Service changes.
+type about struct{ service, frontend, source, wanted string }
+
+// about returns what a difference is about.
+func (d Difference) about() about {
+	a := about{service: d.Service, frontend: d.Frontend, source: d.Source}
+	if d.Service == "" {
+		a.wanted = d.Wanted
+	}
+	return a
 }
 
 // Options are what the packets of a comparison depend on.
 type Options struct {
 	// State is what the node should do.
 	State view.State
+	// Beside means that another proxy serves other Services on this node. Then only what Slicecast's
+	// own rules mention must be in State.
+	Beside bool
 	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are
 	// not among them.
 	Addresses []netip.Addr
@@ -122,11 +151,17 @@ type comparison struct {
 	pods     []netip.Addr
 	node     netip.Addr
 	outside  netip.Addr
+	// masquerades counts the packets that rules of others masquerade although the proxy does not.
+	masquerades map[masquerading]int
 }
 
-// Compare compares the rules of one IP family with what they should do.
-func Compare(o Options, rules *trace.Rules) Result {
-	c := &comparison{Options: o, rules: rules, family: rules.Family, backends: map[netip.Addr]struct{}{}}
+// masquerading is what a rule of others does to packets from a kind of source.
+type masquerading struct{ source, rule string }
+
+// Compare compares the rules of one IP family with what they should do. It returns an error only if
+// ctx ends.
+func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error) {
+	c := &comparison{Options: o, rules: rules, family: rules.Family, backends: map[netip.Addr]struct{}{}, masquerades: map[masquerading]int{}}
 	c.Differences = []Difference{}
 	ports := slices.DeleteFunc(slices.Collect(maps.Values(o.State.Ports)), func(p *view.ServicePort) bool {
 		return p.ID.Family != c.family
@@ -142,6 +177,9 @@ func Compare(o Options, rules *trace.Rules) Result {
 	c.chooseSources()
 	wanted := map[trace.Frontend]struct{}{}
 	for _, p := range ports {
+		if ctx.Err() != nil {
+			return c.Result, context.Cause(ctx)
+		}
 		for _, f := range p.Frontends {
 			wanted[trace.Frontend{Protocol: p.ID.Protocol, Address: f.Address, Port: f.Port}] = struct{}{}
 			c.Frontends++
@@ -150,7 +188,13 @@ func Compare(o Options, rules *trace.Rules) Result {
 		c.hairpins(p)
 	}
 	c.unwanted(wanted)
-	return c.Result
+	for _, m := range slices.SortedFunc(maps.Keys(c.masquerades), func(a, b masquerading) int {
+		return cmp.Or(strings.Compare(a.source, b.source), strings.Compare(a.rule, b.rule))
+	}) {
+		c.Facts = append(c.Facts, fmt.Sprintf("connections from %s keep their source as far as the proxy is concerned, but another "+
+			"program masquerades them (%s to Services); see %s", m.source, count(c.masquerades[m], "packet"), m.rule))
+	}
+	return c.Result, nil
 }
 
 // The names of interfaces that packets arrive over, where only the kind of interface matters.
@@ -194,10 +238,7 @@ func (c *comparison) chooseSources() {
 		_, isBackend := c.backends[a]
 		return a.IsValid() && !isBackend && !slices.Contains(c.Addresses, a)
 	}
-	for _, p := range c.State.Node.Pods.Prefixes {
-		if model.FamilyOf(p.Addr()) != c.family {
-			continue
-		}
+	for _, p := range c.podRanges() {
 		a := last(p)
 		for range 1 << 10 {
 			if !p.Contains(a) {
@@ -229,6 +270,25 @@ func (c *comparison) chooseSources() {
 	}
 }
 
+// podRanges returns the ranges of this node's pods. The Node's podCIDRs come first, because rules of
+// others may treat pods of other nodes in another way. A range by which pods are recognized is
+// added if no podCIDR is in it.
+func (c *comparison) podRanges() (ranges []netip.Prefix) {
+	of := func(p netip.Prefix) bool { return p.IsValid() && model.FamilyOf(p.Addr()) == c.family }
+	for _, p := range c.State.Node.PodCIDRs {
+		if of(p) {
+			ranges = append(ranges, p)
+		}
+	}
+	for _, p := range c.State.Node.Pods.Prefixes {
+		inside := func(o netip.Prefix) bool { return p.Contains(o.Addr()) && o.Bits() >= p.Bits() }
+		if of(p) && !slices.ContainsFunc(c.State.Node.PodCIDRs, inside) {
+			ranges = append(ranges, p)
+		}
+	}
+	return ranges
+}
+
 // last returns the last address of a prefix but one, which is no broadcast address.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
@@ -257,9 +317,10 @@ func (c *comparison) sources(f view.Frontend) (all []source) {
 	switch pods := c.State.Node.Pods; {
 	case pods.Interface != "":
 		podInterface = pods.Interface
-		add("a pod", c.outside, podInterface)
 	case pods.InterfacePrefix != "":
 		podInterface = pods.InterfacePrefix + "0"
+	}
+	if len(c.pods) == 0 && podInterface != anyPodInterface {
 		add("a pod", c.outside, podInterface)
 	}
 	for _, a := range c.pods {
@@ -363,9 +424,21 @@ func (c *comparison) trace(q question, p trace.Packet) ([]trace.Outcome, bool) {
 	c.Packets++
 	out, err := c.rules.Trace(p)
 	if err != nil {
-		c.Unjudged = append(c.Unjudged, fmt.Sprintf("%v at %v %v from %v: %v", q.port.ID, q.frontend.Kind, q.to, q.source, err))
+		c.cannotJudge(fmt.Sprintf("%v at %v %v from %v: %v", q.port.ID, q.frontend.Kind, q.to, q.source, err))
+		return nil, false
 	}
-	return out, err == nil
+	at := slices.IndexFunc(out, func(o trace.Outcome) bool { return o.MasqueradedBy != nil && o.MasqueradedBy.Foreign })
+	if at < 0 || p.ProxyOnly {
+		return out, true
+	}
+	// What the proxy does is compared without the masquerading of others.
+	p.ProxyOnly = true
+	proxys, ok := c.trace(q, p)
+	if ok && slices.ContainsFunc(proxys, func(o trace.Outcome) bool { return o.Verdict == trace.Pass && !o.Masquerade }) {
+		kind, _, _ := strings.Cut(q.source.name, ",") // without a range of sources
+		c.masquerades[masquerading{kind, out[at].MasqueradedBy.String()}]++
+	}
+	return proxys, ok
 }
 
 // untouched compares that a packet passes without translation.
@@ -563,7 +636,7 @@ func (c *comparison) hairpins(p *view.ServicePort) {
 			over = ""
 		}
 		q.source = source{"the backend itself", a, over}
-		if c.route(f, q.source).To != view.Cluster {
+		if to := c.route(f, q.source).To; to != view.Cluster && to != view.Local {
 			continue
 		}
 		out, ok := c.trace(q, q.packet())
@@ -582,6 +655,9 @@ func (c *comparison) hairpins(p *view.ServicePort) {
 // unwanted finds what the rules have and no Service does.
 func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	frontends := c.rules.Frontends()
+	if c.Beside {
+		frontends = c.rules.OwnFrontends()
+	}
 	sorted := slices.SortedFunc(maps.Keys(frontends), func(a, b trace.Frontend) int { return strings.Compare(a.String(), b.String()) })
 	for _, f := range sorted {
 		if _, ok := wanted[f]; !ok {
@@ -590,12 +666,12 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 			})
 		}
 	}
-	for _, name := range c.rules.Unreached() {
+	for _, name := range c.rules.Unreached(c.Beside) {
 		c.Differences = append(c.Differences, Difference{
 			Wanted: "be a rule that leads to " + name, Found: "there is none",
 		})
 	}
-	c.Unjudged = append(c.Unjudged, c.rules.Unjudged...)
+	c.cannotJudge(c.rules.Unjudged...)
 }
 
 // describe says in words what happens to packets.
@@ -642,8 +718,9 @@ func count(n int, word string) string {
 	return fmt.Sprintf("%d %ss", n, word)
 }
 
-// Kernel compares the kernel of the calling thread's network namespace with a state.
-func Kernel(ctx context.Context, state view.State) (Result, error) {
+// Kernel compares the kernel of the calling thread's network namespace with a state. It reads the
+// Addresses of the options itself.
+func Kernel(ctx context.Context, o Options) (Result, error) {
 	all := Result{Differences: []Difference{}}
 	facts, err := trace.ReadFacts()
 	if err != nil {
@@ -662,7 +739,12 @@ func Kernel(ctx context.Context, state view.State) (Result, error) {
 		if err != nil {
 			return all, err
 		}
-		all.Merge(Compare(Options{State: state, Addresses: facts.Addresses}, rules))
+		o.Addresses = facts.Addresses
+		r, err := Compare(ctx, o, rules)
+		if err != nil {
+			return all, err
+		}
+		all.Merge(r)
 	}
 	return all, nil
 }

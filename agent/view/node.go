@@ -82,13 +82,13 @@ func (n Node) equal(o Node) bool {
 	return n.Pods.Interface == o.Pods.Interface && n.Pods.InterfacePrefix == o.Pods.InterfacePrefix &&
 		slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
 		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) &&
-		n.Primary == o.Primary
+		slices.Equal(n.PodCIDRs, o.PodCIDRs) && n.Primary == o.Primary
 }
 
 // node returns what follows from the options and the Node.
 func (o *Options) node(n *model.Node) node {
 	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
-	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
+	out.programmed.ServiceCIDRs, out.programmed.PodCIDRs = disjoint(n.ServiceCIDRs), canonical(n.PodCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {
 	case ByNodeCIDR:

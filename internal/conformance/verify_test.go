@@ -53,7 +53,7 @@ func (s *stage) verify(ctx context.Context, c *Case, step *Step) error {
 		return err
 	}
 	return s.node.Do(func() error {
-		r, err := verify.Settled(ctx, state, settleTimeout)
+		r, err := verify.Settled(ctx, verify.Options{State: state}, settleTimeout)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,12 +26,16 @@ const (
 	// verifyTimeout bounds all comparisons together, and verifyNodeTimeout that of one node.
 	verifyTimeout     = time.Hour
 	verifyNodeTimeout = 5 * time.Minute
+	// maxObjectsAge is the age of the objects that a node is compared with, at most, when the comparison
+	// begins. In a large cluster, the last node's turn comes minutes after the first one's.
+	maxObjectsAge = 20 * time.Second
 	// shownPerNode is how many differences of a node are shown unless the output is wide.
 	shownPerNode = 10
 )
 
 func newVerifyCommand(o *options) *cobra.Command {
 	out := &show.Options{Wide: true, Once: true, AskTimeout: verifyTimeout}
+	var proxyName string
 	c := &cobra.Command{
 		Use:   "verify [NODE...]",
 		Short: "Compare what the kernels of nodes do with what the API server says",
@@ -50,10 +55,12 @@ The exit code is 1 if there are differences, and 2 if a node was not compared or
 		},
 		RunE: func(c *cobra.Command, nodes []string) error {
 			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) {
-				return verifyNodes(ctx, f, nodes, o.timeout)
+				return verifyNodes(ctx, f, nodes, proxyName, o.timeout)
 			})
 		},
 	}
+	c.Flags().StringVar(&proxyName, "service-proxy-name", "",
+		"Value of serviceProxyName in the servers' configuration, if agents run beside kube-proxy.")
 	addOutputFlags(c, out)
 	return c
 }
@@ -91,6 +98,10 @@ type verification struct {
 	Total       int          `json:"total"`
 	Differences []difference `json:"differences"`
 	Unjudged    []string     `json:"unjudged"`
+	// Tolerated counts packets that kube-proxy's mode iptables refuses in its own way.
+	Tolerated int `json:"tolerated"`
+	// Facts are what rules of others do to packets of Services.
+	Facts []string `json:"facts"`
 }
 
 type difference struct {
@@ -104,10 +115,14 @@ type difference struct {
 	Text string `json:"text"`
 }
 
-// about returns what a difference is about, whatever was found instead.
+// about returns what a difference is about: the packets or, without a Service, what is wanted. The
+// rest may change while a Service changes.
 func (d difference) about() difference {
-	d.Found, d.Rule, d.Text = "", "", ""
-	return d
+	about := difference{Service: d.Service, Frontend: d.Frontend, Source: d.Source}
+	if d.Service == "" {
+		about.Wanted = d.Wanted
+	}
+	return about
 }
 
 // keep removes the differences that an earlier comparison has not found.
@@ -115,16 +130,18 @@ func (v *verification) keep(earlier verification) {
 	if earlier.Total > len(earlier.Differences) || v.Total > len(v.Differences) {
 		return // not all of them are known
 	}
-	v.Differences = slices.DeleteFunc(v.Differences, func(d difference) bool {
-		return !slices.ContainsFunc(earlier.Differences, func(o difference) bool { return o.about() == d.about() })
-	})
+	known := make(map[difference]bool, len(earlier.Differences))
+	for _, d := range earlier.Differences {
+		known[d.about()] = true
+	}
+	v.Differences = slices.DeleteFunc(v.Differences, func(d difference) bool { return !known[d.about()] })
 	v.Total = len(v.Differences)
 }
 
 // runner runs "slicecast-agent verify" with an input, and returns its output.
 type runner func(ctx context.Context, in io.Reader, command ...string) ([]byte, error)
 
-func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, timeout time.Duration) (*verifyReport, error) {
+func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxyName string, timeout time.Duration) (*verifyReport, error) {
 	pods, err := agentPods(ctx, f)
 	if err != nil {
 		return nil, err
@@ -155,18 +172,48 @@ func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, timeout ti
 			return f.Run(ctx, pods[at], fleet.MaxOutput, in, command...)
 		}
 	}
+	command := []string{"slicecast-agent", "verify", "--objects=-", "--output=json"}
+	if proxyName != "" {
+		command = append(command, "--service-proxy-name="+proxyName)
+	}
 	read := func(ctx context.Context) (*clusterObjects, error) {
 		return readObjects(ctx, f.Client(), timeout)
 	}
-	return r, r.verify(ctx, read, runners)
+	return r, r.verify(ctx, command, &freshObjects{read: read, maxAge: maxObjectsAge}, runners)
 }
 
-// verify compares all nodes, and those with differences once more with objects that are read anew.
-func (r *verifyReport) verify(ctx context.Context, read func(context.Context) (*clusterObjects, error), runners []runner) error {
+// freshObjects are the objects, which are read again when they are too old. A Service that has
+// changed since would look like a difference.
+type freshObjects struct {
+	read   func(context.Context) (*clusterObjects, error)
+	maxAge time.Duration
+
+	mu   sync.Mutex // guards the fields below, and keeps several from reading at once
+	last *clusterObjects
+	at   time.Time
+}
+
+// get returns objects that are not too old. With anew, it reads them in any case.
+func (o *freshObjects) get(ctx context.Context, anew bool) (*clusterObjects, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.last != nil && !anew && time.Since(o.at) <= o.maxAge {
+		return o.last, nil
+	}
+	at := time.Now()
+	objects, err := o.read(ctx)
+	if err == nil {
+		o.last, o.at = objects, at
+	}
+	return objects, err
+}
+
+// verify runs the command on all nodes, and again on those with differences, with objects that are
+// read anew.
+func (r *verifyReport) verify(ctx context.Context, command []string, from *freshObjects, runners []runner) error {
 	again := make([]bool, len(r.nodes))
 	for first := true; ; first = false {
-		objects, err := read(ctx)
-		if err != nil {
+		if _, err := from.get(ctx, true); err != nil {
 			return err
 		}
 		var all errgroup.Group
@@ -179,7 +226,11 @@ func (r *verifyReport) verify(ctx context.Context, read func(context.Context) (*
 			all.Go(func() error {
 				ctx, cancel := context.WithTimeoutCause(ctx, verifyNodeTimeout, fmt.Errorf("no answer within %v", verifyNodeTimeout))
 				defer cancel()
-				v, err := objects.compare(ctx, n.Node, runners[i])
+				objects, err := from.get(ctx, false)
+				var v verification
+				if err == nil {
+					v, err = objects.compare(ctx, n.Node, command, runners[i])
+				}
 				if err != nil {
 					n.Error = err.Error()
 					return nil
@@ -271,7 +322,7 @@ func get(ctx context.Context, from rest.Interface, resource, name string, timeou
 }
 
 // compare runs the comparison on a node.
-func (o *clusterObjects) compare(ctx context.Context, name string, run runner) (v verification, err error) {
+func (o *clusterObjects) compare(ctx context.Context, name string, command []string, run runner) (v verification, err error) {
 	node, err := o.node(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -289,7 +340,7 @@ func (o *clusterObjects) compare(ctx context.Context, name string, run runner) (
 		return v, err
 	}
 	in := io.MultiReader(bytes.NewReader(o.shared), &compressed)
-	answer, err := run(ctx, in, "slicecast-agent", "verify", "--objects=-", "--output=json")
+	answer, err := run(ctx, in, command...)
 	// The command fails if there are differences, and prints them nevertheless.
 	if failed := json.Unmarshal(answer, &v); failed == nil && v.Differences != nil {
 		return v, nil
@@ -318,10 +369,11 @@ func (r *verifyReport) Fields() []show.Field { return []show.Field{{Name: "nodes
 
 // Print implements show.Report.
 func (r *verifyReport) Print(out *show.Page) {
-	out.Row("NODE", "FRONTENDS", "PACKETS", "DIFFERENCES", "NOT JUDGED")
+	out.Row("NODE", "FRONTENDS", "PACKETS", "DIFFERENCES", "TOLERATED", "NOT JUDGED")
 	for _, n := range r.nodes {
 		if n.Error == "" {
-			out.Row(n.Node, fmt.Sprint(n.Frontends), fmt.Sprint(n.Packets), fmt.Sprint(n.Total), fmt.Sprint(len(n.Unjudged)))
+			out.Row(n.Node, fmt.Sprint(n.Frontends), fmt.Sprint(n.Packets), fmt.Sprint(n.Total), fmt.Sprint(n.Tolerated),
+				fmt.Sprint(len(n.Unjudged)))
 		}
 	}
 	for _, n := range r.nodes {
@@ -341,6 +393,12 @@ func (r *verifyReport) Print(out *show.Page) {
 		}
 		if more := n.Total - shown; more > 0 {
 			out.Row(fmt.Sprintf("… and %d more (-o wide)", more))
+		}
+		if out.Wide && len(n.Facts) > 0 {
+			out.Title("%s, rules of others:", n.Node)
+			for _, f := range n.Facts {
+				out.Row(f)
+			}
 		}
 		if len(n.Unjudged) > 0 {
 			out.Title("%s, not judged:", n.Node)

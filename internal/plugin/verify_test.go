@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +53,7 @@ func found(frontends ...string) string {
 }
 
 func TestVerifyNodes(t *testing.T) {
-	reads := 0
+	reads, maxAge := 0, time.Hour
 	read := func(context.Context) (*clusterObjects, error) {
 		reads++
 		return &clusterObjects{version: fmt.Sprint(reads), node: func(context.Context, string) ([]byte, error) { return []byte("{}"), nil }}, nil
@@ -64,7 +65,7 @@ func TestVerifyNodes(t *testing.T) {
 			r.nodes[i].Node = fmt.Sprint("node-", i)
 			runners[i] = answers(texts[i]...)
 		}
-		require.NoError(t, r.verify(t.Context(), read, runners))
+		require.NoError(t, r.verify(t.Context(), nil, &freshObjects{read: read, maxAge: maxAge}, runners))
 		return r
 	}
 	require.Equal(t, fine, compare([]string{found()}).code())
@@ -84,6 +85,16 @@ func TestVerifyNodes(t *testing.T) {
 	r = compare([]string{strings.Replace(found(), `"unjudged": []`, `"unjudged": ["rule 7"]`, 1)})
 	require.Equal(t, incomplete, r.code())
 
+	counted := func(n int) string {
+		return strings.ReplaceAll(found("x"), `"lead"`, fmt.Sprintf(`"lead to %d backends"`, n))
+	}
+	r = compare([]string{counted(3), counted(4)})
+	require.Equal(t, 1, r.nodes[0].Total, "a Service that changes meanwhile may differ nevertheless")
+
+	reads, maxAge = 0, 0
+	compare([]string{found()}, []string{found()}, []string{found()})
+	require.Equal(t, 4, reads, "objects that have become old are read again")
+
 	r = compare([]string{`{}`})
 	require.Equal(t, "exit code 1", r.nodes[0].Error, "another version")
 }
@@ -95,7 +106,7 @@ func TestVerifyPrints(t *testing.T) {
 	}
 	r := &verifyReport{nodes: []verifiedNode{
 		{Node: "node-1", Error: "no Pod of an agent runs on the node"},
-		{Node: "node-2", Objects: "17", verification: verification{Frontends: 3, Packets: 9, Total: 12, Differences: many, Unjudged: []string{"rule 9"}}},
+		{Node: "node-2", Objects: "17", verification: verification{Frontends: 3, Packets: 9, Total: 12, Differences: many, Unjudged: []string{"rule 9"}, Tolerated: 4, Facts: []string{"another program masquerades"}}},
 	}}
 	for output, last := range map[string]string{"table": "difference 9\n… and 2 more (-o wide)\n", "wide": "difference 11\n"} {
 		var out bytes.Buffer
@@ -105,6 +116,8 @@ func TestVerifyPrints(t *testing.T) {
 		require.Contains(t, out.String(), "node-2, compared with Services of resource version 17:\ndifference 0\n")
 		require.Contains(t, out.String(), last)
 		require.Contains(t, out.String(), "node-2, not judged:\nrule 9\n")
+		require.Regexp(t, `TOLERATED.*\nnode-2 +3 +9 +12 +4 +1\n`, out.String())
+		require.Equal(t, output == "wide", strings.Contains(out.String(), "another program masquerades"))
 	}
 }
 
@@ -115,8 +128,9 @@ func TestVerifyReadsObjects(t *testing.T) {
 	o, err := readObjects(t.Context(), plane.Client(), patience)
 	require.NoError(t, err)
 	require.NotEmpty(t, o.version)
-	v, err := o.compare(t.Context(), "node-v", func(_ context.Context, in io.Reader, command ...string) ([]byte, error) {
-		require.Equal(t, []string{"slicecast-agent", "verify", "--objects=-", "--output=json"}, command)
+	command := []string{"slicecast-agent", "verify", "--objects=-", "--output=json", "--service-proxy-name=a"}
+	v, err := o.compare(t.Context(), "node-v", command, func(_ context.Context, in io.Reader, ran ...string) ([]byte, error) {
+		require.Equal(t, command, ran)
 		text, err := gzip.NewReader(in)
 		require.NoError(t, err)
 		objects := &verify.Objects{}
@@ -135,7 +149,7 @@ func TestVerifyReadsObjects(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, 1, v.Total)
-	_, err = o.compare(t.Context(), "node-w", nil)
+	_, err = o.compare(t.Context(), "node-w", command, nil)
 	require.ErrorContains(t, err, "the API server has no Node of this name")
 
 	e.pod(serverNamespace, "server-1", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
