@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,9 +41,13 @@ func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 		switch {
 		case err != nil && r.unknown == "":
 			r.unknown = fmt.Sprintf("the expression %q cannot be judged: %v", name, err)
+			r.certain = slices.Clone(r.steps)
 		case err == nil && s != nil:
 			r.steps = append(r.steps, s)
 		}
+	}
+	if r.unknown != "" && len(words) > 0 {
+		r.onlySource = slices.Contains([]string{"masq", "snat"}, words[len(words)-1])
 	}
 	r.Text = strings.Join(words, " ")
 	if h.Comment != "" {
@@ -96,7 +101,7 @@ func (t *table) compile(name string, b []byte) (s step, text string, err error) 
 	case "counter", "log", "notrack":
 		return nil, "", nil
 	case "payload":
-		s, text, err = payload(a)
+		s, text, err = t.payload(a)
 	case "meta":
 		s, text, err = t.meta(a)
 	case "ct":
@@ -171,17 +176,18 @@ func numbered(value func(x *run, s *state) uint32) func(*run, *state) ([]byte, b
 	}
 }
 
-func payload(a *attributes) (step, string, error) {
+func (t *table) payload(a *attributes) (step, string, error) {
 	base, offset, length := a.number(unix.NFTA_PAYLOAD_BASE), a.number(unix.NFTA_PAYLOAD_OFFSET), a.number(unix.NFTA_PAYLOAD_LEN)
 	if a.has(unix.NFTA_PAYLOAD_SREG) {
 		return nil, "", errors.New("it changes the packet")
 	}
-	probe := &run{packet: Packet{Destination: netip.AddrPortFrom(netip.IPv6Unspecified(), 0), Source: netip.IPv6Unspecified()}}
+	unspecified := netip.IPv4Unspecified()
+	if t.Family == model.IPv6 {
+		unspecified = netip.IPv6Unspecified()
+	}
+	probe := &run{packet: Packet{Destination: netip.AddrPortFrom(unspecified, 0), Source: unspecified}}
 	probe.setHeaders()
-	probe.packet = Packet{Destination: netip.AddrPortFrom(netip.IPv4Unspecified(), 0), Source: netip.IPv4Unspecified()}
-	probe.setHeaders() // the union of both families
-	probe.network.set(8, make([]byte, 32))
-	probe.transport.set(2, make([]byte, 2))
+	probe.setDestination(&state{to: probe.packet.Destination})
 	from := func(x *run) *headers { return &x.network }
 	name := "network"
 	switch base {

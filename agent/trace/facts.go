@@ -13,6 +13,7 @@ import (
 	anetlink "github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // serviceDevices are the devices whose addresses are those of Services, in the modes for IPVS.
@@ -76,8 +77,15 @@ func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error)
 				"them with: install iptables")
 		}
 	}
-	if _, err := r.readIPTables(ctx, "legacy"); err != nil {
+	read, err := r.readIPTables(ctx, "legacy")
+	if err != nil {
 		return nil, err
+	}
+	for _, table := range []string{"nat", "filter"} {
+		if exists, err := xtables.HasLegacy(family, table); !read && (err != nil || exists) {
+			r.Unjudged = append(r.Unjudged, "the kernel has table "+table+" of iptables' legacy interface, but there is no program "+
+				"iptables-legacy-save to read it with: install iptables")
+		}
 	}
 	r.finish()
 	return r, nil

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,7 +72,24 @@ func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err 
 		return true, fmt.Errorf("%s: %w: %s", name, err, said)
 	}
 	r.addSaved(stdout.String(), variant)
+	for _, m := range incompatible.FindAllStringSubmatch(stdout.String(), -1) {
+		if table := m[1]; table == "nat" || table == "filter" {
+			r.Unjudged = append(r.Unjudged, fmt.Sprintf("%s does not print table %s, because another program has made rules there "+
+				"that iptables does not know: see nft list table %s %s", name, table, r.nftFamily(), table))
+		}
+	}
 	return true, nil
+}
+
+// incompatible matches what iptables-nft-save prints of a table that it cannot read.
+var incompatible = regexp.MustCompile("(?m)^# Table `([^']*)' is incompatible")
+
+// nftFamily returns nft's name of the IP family.
+func (r *Rules) nftFamily() string {
+	if r.Family == model.IPv6 {
+		return "ip6"
+	}
+	return "ip"
 }
 
 // limited is a buffer with a bound.
@@ -117,7 +135,7 @@ func (r *Rules) addSaved(text, variant string) {
 		case strings.HasPrefix(line, ":"):
 			name, rest, _ := strings.Cut(line[1:], " ")
 			c := &chain{
-				table: s.name, name: name, proxys: proxyChain.MatchString(name), slicecasts: strings.HasPrefix(name, "SLICECAST-"),
+				table: s.name, name: name, firewalls: !s.nat && !proxyChain.MatchString(name), proxys: proxyChain.MatchString(name), slicecasts: strings.HasPrefix(name, "SLICECAST-"),
 			}
 			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES"
 			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
@@ -213,16 +231,19 @@ func (s *saved) addRule(words []string) {
 	r := &Rule{Table: s.name, Chain: c.name, Position: len(c.rules) + 1, Text: strings.Join(words[2:], " ")}
 	p := &ruleParser{saved: s, rule: r, words: words[2:]}
 	if err := p.parse(); err != nil {
+		r.certain = slices.DeleteFunc(r.steps, func(s step) bool { _, isMatch := s.(matcher); return !isMatch })
 		r.unknown, r.steps = err.Error(), nil
-	}
-	if _, isBase := iptablesHooks[c.name]; isBase && !s.nat && !p.toProxy {
-		r.unknown, r.steps = "", nil // a firewall's
+		target := slices.Index(words, "-j")
+		r.onlySource = target > 0 && target+1 < len(words) && slices.Contains(sourceTargets, words[target+1])
 	}
 	c.rules = append(c.rules, r)
 	if p.frontend.Port > 0 && c.proxys && r.unknown == "" && p.decides {
 		s.addFrontend(p.frontend, r.String(), c.slicecasts)
 	}
 }
+
+// sourceTargets are the targets that change at most the source of a packet.
+var sourceTargets = []string{"MASQUERADE", "SNAT", "LOG", "NFLOG", "TRACE"}
 
 // ruleParser compiles a rule.
 type ruleParser struct {
@@ -231,8 +252,6 @@ type ruleParser struct {
 	words []string
 	// frontend is the destination that the rule matches, as far as it is one.
 	frontend Frontend
-	// toProxy means that the rule leads to a chain of a proxy.
-	toProxy bool
 	// decides means that the rule does something beyond letting a packet pass.
 	decides bool
 	// target are the steps of the target, which come last.
@@ -241,7 +260,11 @@ type ruleParser struct {
 	recent recent
 }
 
-var errOption = errors.New("it is malformed")
+var (
+	errOption = errors.New("it is malformed")
+	// errOutput leaves the rest of the rule readable.
+	errOutput = errors.New("the interface that a packet leaves by is not known")
+)
 
 // next removes the first word.
 func (p *ruleParser) next() string {
@@ -272,7 +295,11 @@ func (m matcher) do(x *run, s *state, next func(*state)) result {
 }
 
 func (p *ruleParser) parse() error {
+	if len(p.words) == 0 {
+		return errors.New("iptables prints nothing of it")
+	}
 	not := false
+	var failed error
 	for len(p.words) > 0 {
 		option := p.next()
 		if option == "!" {
@@ -280,9 +307,15 @@ func (p *ruleParser) parse() error {
 			continue
 		}
 		if err := p.option(option, not); err != nil {
-			return fmt.Errorf("%s cannot be judged: %w", option, err)
+			failed = cmp.Or(failed, fmt.Errorf("%s cannot be judged: %w", option, err))
+			if !errors.Is(err, errOutput) {
+				return failed
+			}
 		}
 		not = false
+	}
+	if failed != nil {
+		return failed
 	}
 	if p.recent.name != "" || p.recent.op != "" {
 		p.rule.steps = append(p.rule.steps, p.recent)
@@ -293,7 +326,7 @@ func (p *ruleParser) parse() error {
 
 // known are the matches whose options option knows.
 var known = []string{
-	"tcp", "udp", "sctp", "comment", "conntrack", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
+	"tcp", "udp", "sctp", "comment", "conntrack", "state", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
 }
 
 func (p *ruleParser) option(option string, not bool) error {
@@ -320,7 +353,7 @@ func (p *ruleParser) option(option string, not bool) error {
 	case "--reap", "--rsource", "--random-fully", "--random", "--persistent":
 	case "--dport", "--dports":
 		return p.ports(p.next(), not)
-	case "--ctstate":
+	case "--ctstate", "--state":
 		states := strings.Split(p.next(), ",")
 		p.match(not, func(_ *run, s *state) bool {
 			return slices.Contains(states, "NEW") || s.translated && slices.Contains(states, "DNAT") ||
@@ -409,7 +442,7 @@ func (p *ruleParser) address(option string, not bool) error {
 func (p *ruleParser) iface(option, name string, not bool) error {
 	if option == "-o" {
 		if name != "lo" {
-			return errors.New("the interface that a packet leaves by is not known")
+			return errOutput
 		}
 		p.match(not, func(x *run, s *state) bool { return x.sent && x.rules.facts.local(s.to.Addr()) })
 		return nil
@@ -534,7 +567,7 @@ func (p *ruleParser) targetOption(option string) error {
 	switch to := p.chains[name]; {
 	case to != nil:
 		to.reached = true
-		p.toProxy, p.decides = to.proxys, true
+		p.decides = true
 		kind = call
 		if option == "-g" {
 			kind = jump

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -27,7 +28,7 @@ func (r *Rules) addNFTables(c *nft.Conn) (hasIPTables bool, err error) {
 		return false, fmt.Errorf("read the %v rules of nf_tables: %w", r.Family, err)
 	}
 	for _, h := range held {
-		if isIPTables(h) {
+		if h.Number != unix.NFPROTO_INET && isIPTables(h) {
 			hasIPTables = true
 		} else {
 			r.addTable(h)
@@ -96,6 +97,8 @@ type set struct {
 	name    string
 	dynamic bool
 	exact   map[string]*element
+	// others is the element for keys that no other element has, or nil.
+	others *element
 	// ranges are intervals. Those of a single field are sorted.
 	ranges []interval
 	fields []int
@@ -117,6 +120,9 @@ func (s *set) elements() iter.Seq[*element] {
 			if !yield(r.element) {
 				return
 			}
+		}
+		if s.others != nil {
+			yield(s.others)
 		}
 	}
 }
@@ -163,6 +169,8 @@ func (t *table) compileSet(name string, h *nft.HeldElements) *set {
 			one.verdict, one.valid = t.verdict(e.Verdict)
 		}
 		switch {
+		case e.Key == "" && !e.IsEnd:
+			s.others = one
 		case simple && e.IsEnd:
 			ends = append(ends, e.Key)
 		case simple:
@@ -197,6 +205,10 @@ func (s *set) closeRanges(ends []string) {
 
 // find returns the element for a key.
 func (s *set) find(key string) *element {
+	return cmp.Or(s.findListed(key), s.others)
+}
+
+func (s *set) findListed(key string) *element {
 	if e := s.exact[key]; e != nil {
 		return e
 	}

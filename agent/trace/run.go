@@ -36,6 +36,8 @@ type state struct {
 	path        *path
 	// by is the rule that has translated the destination.
 	by *Rule
+	// doubt is a firewall's rule that may have accepted the packet, but cannot be judged.
+	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
 	masqueradedBy *Rule
 
@@ -129,6 +131,7 @@ const (
 type run struct {
 	rules  *Rules
 	packet Packet
+	bases  []*base
 	budget int
 	depth  int
 	hooked uint32
@@ -205,7 +208,7 @@ func (x *run) setDestination(s *state) {
 // hook lets packets pass the base chains of a hook. It returns those that go on.
 func (x *run) hook(hook uint32, in []state) []state {
 	x.hooked = hook
-	for _, b := range x.rules.bases {
+	for _, b := range x.bases {
 		if b.hook != hook {
 			continue
 		}
@@ -291,6 +294,10 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 						x.budget = 0
 					}
 				case drop, reject:
+					if c.firewalls {
+						current = x.join(current, one.state)
+						continue
+					}
 					one.state.verdict = Drop
 					if one.kind == reject {
 						one.state.verdict = Reject
@@ -330,12 +337,19 @@ func (x *run) join(to []state, others ...state) []state {
 
 // rule carries out a rule for one branch.
 func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
-	if r.unknown != "" {
-		x.rules.unjudged[r] = struct{}{}
-		return []ruleResult{{state: *s}}
-	}
 	x.setDestination(s)
 	x.current = r
+	if r.unknown != "" {
+		one := ruleResult{state: *s}
+		if x.mayMatch(r, s) {
+			if r.firewalls {
+				one.state.doubt = r
+			} else if !r.onlySource {
+				x.rules.unjudged[r] = struct{}{}
+			}
+		}
+		return []ruleResult{one}
+	}
 	var missed *state
 	var follow func(i int, s *state)
 	follow = func(i int, s *state) {
@@ -375,6 +389,24 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 		results = append(results, ruleResult{state: *missed})
 	}
 	return results
+}
+
+// mayMatch reports whether a rule that cannot be judged may match, as far as it is known.
+func (x *run) mayMatch(r *Rule, s *state) bool {
+	matches := false
+	var follow func(i int, s *state)
+	follow = func(i int, s *state) {
+		switch x.budget--; {
+		case matches || x.budget <= 0:
+		case i == len(r.certain):
+			matches = true
+		default:
+			r.certain[i].do(x, s, func(next *state) { follow(i+1, next) })
+		}
+	}
+	copied := *s
+	follow(0, &copied)
+	return matches
 }
 
 // minIndexed is the number of rules from which a chain has an index.

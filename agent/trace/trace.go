@@ -12,15 +12,18 @@
 //
 // # Scope
 //
-// All chains that translate addresses are evaluated. Only a proxy's own chains that filter are
-// evaluated: a network policy or a firewall which drops packets to a Service does what it is for.
+// All chains that translate addresses are evaluated. Of the chains that filter, those of proxies
+// are. A network policy or a firewall which drops packets to a Service does what it is for. If it
+// accepts packets before a proxy's chain of iptables refuses them, that is followed.
 package trace
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
+	"math"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -99,6 +102,13 @@ type Rule struct {
 	Foreign bool
 	// unknown is what cannot be judged of the rule.
 	unknown string
+	// certain are the steps before the part that cannot be judged. If one of them does not match, the
+	// rule does not.
+	certain []step
+	// onlySource means that the rule translates nothing but the source.
+	onlySource bool
+	// firewalls is as in chain.
+	firewalls bool
 
 	steps []step
 	// same means that the rule before does the same.
@@ -125,6 +135,9 @@ type chain struct {
 	drops bool
 	// proxys means that the chain belongs to a proxy, and slicecasts that this is Slicecast.
 	proxys, slicecasts bool
+	// firewalls means that the chain filters and that no proxy owns it. What it refuses is left out,
+	// and what it accepts does not come to the rules of proxies after it.
+	firewalls bool
 }
 
 // base is a chain that the kernel calls.
@@ -153,6 +166,11 @@ type Rules struct {
 	facts  Facts
 	chains []*chain
 	bases  []*base
+	// orders are the orders in which the kernel may ask bases. Of chains that translate and have the
+	// same hook and priority, the kernel asks first the one that was registered last.
+	orders [][]*base
+	// ties says which chains these are.
+	ties string
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
 	frontends map[Frontend]string
@@ -219,7 +237,8 @@ func (r *Rules) Unreached(own bool) (names []string) {
 	return names
 }
 
-// Foreign returns the rules of others that a packet came by and that could not be judged.
+// Foreign returns the rules of others that a packet came by and that could not be judged, although
+// they may matter: they may translate packets, or accept those that a proxy refuses.
 func (r *Rules) Foreign() (rules []string) {
 	for rule := range r.unjudged {
 		rules = append(rules, fmt.Sprintf("%v: %s", rule, rule.unknown))
@@ -237,9 +256,7 @@ func newRules(family model.Family, facts Facts) *Rules {
 
 // finish prepares the chains for packets.
 func (r *Rules) finish() {
-	slices.SortStableFunc(r.bases, func(a, b *base) int {
-		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
-	})
+	r.order()
 	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
 	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables
 	for _, b := range r.bases {
@@ -248,7 +265,7 @@ func (r *Rules) finish() {
 	for _, c := range r.chains {
 		c.index = newIndex(c.rules)
 		for _, rule := range c.rules {
-			rule.Foreign = !c.proxys
+			rule.Foreign, rule.firewalls = !c.proxys, c.firewalls
 			if rule.unknown != "" && c.proxys {
 				r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: %s", rule, rule.unknown))
 			}
@@ -257,12 +274,129 @@ func (r *Rules) finish() {
 	slices.Sort(r.Unjudged)
 }
 
+// at returns the priority at which the kernel calls the chain among all chains of its hook. Those
+// that translate are called together (see net/netfilter/nf_nat_core.c).
+func (b *base) at() int32 {
+	switch {
+	case !b.nat:
+		return b.priority
+	case b.hook == unix.NF_INET_PRE_ROUTING || b.hook == unix.NF_INET_LOCAL_OUT:
+		return -100
+	}
+	return 100
+}
+
+// maxOrdered is how many tables, whose chains have the same priority, are tried in each order. Of
+// more, each is tried as the first one.
+const maxOrdered = 3
+
+// order sets the orders in which the chains may be asked.
+func (r *Rules) order() {
+	slices.SortStableFunc(r.bases, func(a, b *base) int {
+		return cmp.Or(cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
+	})
+	var tables, ties []string
+	for i, a := range r.bases {
+		for _, b := range r.bases[i+1:] {
+			if a.nat && b.nat && a.hook == b.hook && a.priority == b.priority && a.table != b.table {
+				tables = append(tables, a.table, b.table)
+				ties = append(ties, fmt.Sprintf("chain %s of %s and chain %s of %s", a.name, a.table, b.name, b.table))
+			}
+		}
+	}
+	slices.Sort(tables)
+	tables = slices.Compact(tables)
+	r.ties, r.orders = strings.Join(ties, "; "), nil
+	for ranks := range permutations(len(tables)) {
+		rank := func(b *base) int {
+			if at, found := slices.BinarySearch(tables, b.table); found {
+				return ranks[at]
+			}
+			return 0
+		}
+		r.orders = append(r.orders, slices.SortedStableFunc(slices.Values(r.bases), func(a, b *base) int {
+			return cmp.Or(cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority), cmp.Compare(rank(a), rank(b)))
+		}))
+	}
+}
+
+// permutations yields the permutations of n numbers or, of many numbers, those that are rotated, in
+// both directions.
+func permutations(n int) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		numbers := make([]int, n)
+		for i := range numbers {
+			numbers[i] = i
+		}
+		for i := range max(n, 1) {
+			if !yield(slices.Clone(numbers)) {
+				return
+			}
+			if n == 2 && i == 1 {
+				return
+			}
+			if n > 2 {
+				reversed := slices.Clone(numbers)
+				slices.Reverse(reversed)
+				if !yield(reversed) {
+					return
+				}
+			}
+			if n > 0 {
+				numbers = append(numbers[1:], numbers[0])
+			}
+		}
+	}
+}
+
+// ErrOrder reports that what happens to a packet depends on which of several chains was made last,
+// which the kernel does not say.
+var ErrOrder = errors.New("it depends on which of these chains was made last, and the kernel does not say")
+
 // ErrTooComplex reports that a packet takes more steps through the rules than are followed.
 var ErrTooComplex = errors.New("the rules have too many branches to follow them all")
 
 // Trace returns everything that may happen to a packet. The probabilities add up to 1.
-func (r *Rules) Trace(p Packet) ([]Outcome, error) {
-	x := &run{rules: r, packet: p, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
+func (r *Rules) Trace(p Packet) (first []Outcome, err error) {
+	for i, order := range r.orders {
+		out, err := r.trace(p, order)
+		switch {
+		case err != nil:
+			return nil, err
+		case i == 0:
+			first = out
+		case !same(first, out):
+			return nil, fmt.Errorf("%w: %s", ErrOrder, r.ties)
+		}
+	}
+	return first, nil
+}
+
+// same reports whether the same happens to a packet, whichever rules make it happen.
+func same(a, b []Outcome) bool {
+	type result struct {
+		verdict    Verdict
+		backend    netip.AddrPort
+		masquerade bool
+		affinity   time.Duration
+	}
+	sum := map[result]float64{}
+	for i, outcomes := range [][]Outcome{a, b} {
+		for _, o := range outcomes {
+			sum[result{o.Verdict, o.Backend, o.Masquerade, o.Affinity}] += o.Probability * float64(1-2*i)
+		}
+	}
+	for _, left := range sum {
+		if math.Abs(left) > 1e-9 {
+			return false
+		}
+	}
+	return true
+}
+
+// trace follows a packet through the base chains in an order.
+func (r *Rules) trace(p Packet, order []*base) ([]Outcome, error) {
+	x := &run{rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
 	x.setHeaders()
 	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
 	// What is translated counts as forwarded. Whether the backend is in the node's own network
@@ -321,6 +455,9 @@ func (x *run) outcomes() []Outcome {
 		}
 		if s.translated {
 			o.Backend = s.to
+		}
+		if s.doubt != nil && s.verdict != Pass {
+			x.rules.unjudged[s.doubt] = struct{}{}
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
 		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.Affinity}

@@ -98,3 +98,100 @@ func TestAbout(t *testing.T) {
 	now := Result{Differences: []Difference{d("a", "x", "lead to 4 backends"), d("b", "y", "lead"), d("", "", "be no rules for z")}}
 	require.Equal(t, now.Differences[:1], now.Both(earlier).Differences)
 }
+
+// TestOrder proves that what depends on the order of chains with the same priority is not judged,
+// because the kernel asks first the one that was made last, and does not say which one that is.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	state := exampleState(node)
+	replaceNFT(t, node, state)
+	const harmless = "table ip NAME {\n chain pre {\n type nat hook prerouting priority -100;\n ip daddr 10.4.0.1 dnat to 10.9.9.9\n }\n}"
+	nft(t, node, strings.Replace(harmless, "NAME", "after", 1))
+	nft(t, node, strings.Replace(harmless, "NAME", "before", 1))
+	require.Empty(t, sentences(compare(t, node, state)), "no packet of a Service depends on the order")
+	for _, name := range []string{"after", "before"} {
+		nft(t, node, "add rule ip "+name+" pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.9.9:99")
+		r := compare(t, node, state)
+		require.NotEmpty(t, r.Unjudged)
+		require.Contains(t, r.Unjudged[0], "which of these chains was made last")
+		require.Contains(t, r.Unjudged[0], "chain pre of table ip "+name)
+		for _, d := range r.Differences {
+			require.NotContains(t, d.String(), "from outside")
+		}
+		nft(t, node, "flush chain ip "+name+" pre")
+	}
+}
+
+// TestRulesOfOthers proves that rules of other programs count for what they do, and that those that
+// cannot be judged are named if they may matter, and only then.
+func TestRulesOfOthers(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	state := exampleState(node)
+	replaceNFT(t, node, state)
+	base := func(table, rules string) string {
+		return "table " + table + " {\n chain pre {\n type nat hook prerouting priority -110;\n" + rules + "\n}\n}"
+	}
+	for name, c := range map[string]struct{ table, rules, found string }{
+		"unknown and may translate":    {"ip other", "tcp sport 4 dnat to 10.9.9.9", "cannot be judged"},
+		"a field that is not known":    {"ip other", "ip ttl 4 dnat to 10.9.9.9", "cannot be judged"},
+		"unknown, for other addresses": {"ip other", "ip daddr 10.4.0.1 ip ttl 4 dnat to 10.9.9.9", ""},
+		"all other keys of a map":      {"ip other", "ip daddr vmap { 10.4.0.1 : accept, * : drop }", "is dropped"},
+		"a name of iptables":           {"inet nat", "ip daddr 10.96.0.1 tcp dport 80 dnat ip to 10.9.9.9:99", "10.9.9.9:99"},
+	} {
+		nft(t, node, base(c.table, c.rules))
+		found := sentences(compare(t, node, state))
+		require.Contains(t, found, c.found, name)
+		if c.found == "" {
+			require.Empty(t, found, name)
+		}
+		nft(t, node, "delete table "+c.table)
+	}
+	run := func(args ...string) {
+		_, err := node.Run(t.Context(), args[0], args[1:]...)
+		require.NoError(t, err)
+	}
+	run("iptables-nft", "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT")
+	run("iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-s", "172.17.0.0/16", "!", "-o", "docker0", "-j", "MASQUERADE")
+	run("iptables-nft", "-t", "nat", "-A", "POSTROUTING", "!", "-o", "eth7", "-j", "MASQUERADE")
+	require.Empty(t, sentences(compare(t, node, state)), "rules that cannot be judged only masquerade")
+	run("nft", "add rule ip nat PREROUTING ip ttl 4 meta mark set numgen random mod 5")
+	require.Contains(t, sentences(compare(t, node, state)), "iptables-nft-save does not print table nat")
+}
+
+// TestFirewall proves that a firewall which accepts packets before a proxy refuses them is noticed,
+// and that its refusals are left to it.
+func TestFirewall(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	state := exampleState(node)
+	replaceIPTables(t, node, iptables.Legacy, state)
+	for rule, found := range map[string]string{
+		"-j DROP": "",
+		"-i outside -p tcp -m conntrack --ctstate RELATED,ESTABLISHED -o lo -j ACCEPT": "",
+		"-p tcp -m conntrack --ctstate NEW -j ACCEPT":                                  "clusterIP 10.96.0.5:80 from outside (203.0.113.253) should be rejected, but is not translated",
+		"-p tcp -m length --length 100 -j ACCEPT":                                      "cannot be judged",
+		"-p udp -m length --length 100 -j ACCEPT":                                      "",
+	} {
+		args := append([]string{"-I", "FORWARD", "1"}, strings.Fields(rule)...)
+		_, err := node.Run(t.Context(), "iptables-legacy", args...)
+		require.NoError(t, err, rule)
+		if r := sentences(compare(t, node, state)); found == "" {
+			require.Empty(t, r, rule)
+		} else {
+			require.Contains(t, r, found, rule)
+		}
+		_, err = node.Run(t.Context(), "iptables-legacy", "-D", "FORWARD", "1")
+		require.NoError(t, err)
+	}
+}
+
+// TestUnreadable proves that rules which no program of the node can read are named.
+func TestUnreadable(t *testing.T) {
+	node := newNode(t)
+	state := exampleState(node)
+	replaceIPTables(t, node, iptables.Legacy, state)
+	t.Setenv("PATH", t.TempDir())
+	require.Contains(t, sentences(compare(t, node, state)), "there is no program iptables-legacy-save")
+}

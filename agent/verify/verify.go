@@ -672,6 +672,7 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 		})
 	}
 	c.cannotJudge(c.rules.Unjudged...)
+	c.cannotJudge(c.rules.Foreign()...)
 }
 
 // describe says in words what happens to packets.
