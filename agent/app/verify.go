@@ -117,24 +117,33 @@ const verifyTimeout = 5 * time.Minute
 
 // read reads the objects, and returns what the node should do for them.
 func (o *verifyOptions) read(in io.Reader, proxyName string, options view.Options) (view.State, error) {
+	objects, err := o.readObjects(in, proxyName)
+	if err != nil {
+		return view.State{}, err
+	}
+	return objects.State(options)
+}
+
+// readObjects reads the objects.
+func (o *verifyOptions) readObjects(in io.Reader, proxyName string) (*verify.Objects, error) {
 	if o.objects != "-" {
 		f, err := os.Open(o.objects)
 		if err != nil {
-			return view.State{}, fmt.Errorf("--objects: %w", err)
+			return nil, fmt.Errorf("--objects: %w", err)
 		}
 		defer func() { _ = f.Close() }()
 		in = f
 	}
 	in, err := plain(in)
 	if err != nil {
-		return view.State{}, fmt.Errorf("--objects: %w", err)
+		return nil, fmt.Errorf("--objects: %w", err)
 	}
 	objects := &verify.Objects{}
 	err = file.Read(in, "--objects", file.Options{ServiceProxyName: proxyName, Log: slog.New(slog.DiscardHandler)}, objects)
 	if err != nil {
-		return view.State{}, err
+		return nil, err
 	}
-	return objects.State(options)
+	return objects, nil
 }
 
 // plain returns what in has, decompressed if it is compressed by gzip.

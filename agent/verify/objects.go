@@ -43,6 +43,15 @@ func (o *Objects) Synced() {}
 
 // State returns what a node should do for the objects.
 func (o *Objects) State(options view.Options) (view.State, error) {
+	v, err := o.View(options)
+	if err != nil {
+		return view.State{}, err
+	}
+	return v.State(), nil
+}
+
+// View returns a view of the objects for a node.
+func (o *Objects) View(options view.Options) (*view.View, error) {
 	v := view.New(options)
 	var node *model.Node
 	slices := map[model.ServiceKey][]*model.Slice{}
@@ -58,7 +67,7 @@ func (o *Objects) State(options view.Options) (view.State, error) {
 		}
 	}
 	if node == nil {
-		return view.State{}, fmt.Errorf("the objects do not contain the Node %s: set --node-name to this machine's Node, "+
+		return nil, fmt.Errorf("the objects do not contain the Node %s: set --node-name to this machine's Node, "+
 			"and include it in what is read", options.NodeName)
 	}
 	v.SetNode(node)
@@ -69,5 +78,5 @@ func (o *Objects) State(options view.Options) (view.State, error) {
 		}
 	}
 	v.Update()
-	return v.State(), nil
+	return v, nil
 }
