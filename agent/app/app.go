@@ -78,7 +78,7 @@ Its rules stay in the kernel when it stops, so that an upgrade or a crash interr
 	}
 	daemon.AddVersion(c)
 	o.AddFlags(c.Flags())
-	c.AddCommand(newCleanupCommand(), newInspectCommand(), newStatusCommand(), newVerifyCommand(), newExplainCommand())
+	c.AddCommand(newCleanupCommand(), newExplainCommand(), newInspectCommand(), newProbeCommand(), newStatusCommand(), newVerifyCommand())
 	return c
 }
 

@@ -1,0 +1,301 @@
+// Package probe serves and sends the packets of kubectl slicecast connectivity. A server answers
+// each request with its name and the client's address. A client carries out plans and reports what
+// became of each attempt.
+//
+// Servers are in Pods that anybody in the cluster can reach, so their connections, requests and
+// answers are bounded, and an answer by UDP is never longer than its request.
+package probe
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// requestSize is the length of each request and answer in bytes. Short ones are filled up with
+	// blanks.
+	requestSize = 256
+	// maxName bounds the name of a server, so that an answer has room for an address.
+	maxName = 128
+	// maxPlans, maxAttempts and maxParallel bound what a client does.
+	maxPlans, maxAttempts, maxParallel = 64, 10_000, 64
+	// maxPlansSize bounds the plans that a client reads, in bytes.
+	maxPlansSize = 1 << 20
+)
+
+// Plan is a series of attempts to reach a server.
+type Plan struct {
+	// Network is tcp or udp, or lookup for resolving the host name in Address.
+	Network string `json:"network"`
+	// Address is that of the server, with its port.
+	Address string `json:"address"`
+	// Attempts is the number of attempts. 0 means until the client's input ends.
+	Attempts int `json:"attempts,omitempty"`
+	// Parallel is the number of attempts at the same time. 0 means one.
+	Parallel int `json:"parallel,omitempty"`
+	// Interval is the time between the starts of attempts. It is that of all attempts together.
+	Interval time.Duration `json:"interval,omitempty"`
+	// Timeout bounds each attempt.
+	Timeout time.Duration `json:"timeout"`
+	// Keep makes all attempts on one connection. The plan ends when the connection breaks.
+	Keep bool `json:"keep,omitempty"`
+}
+
+func (p Plan) validate() error {
+	switch {
+	case p.Network != "tcp" && p.Network != "udp" && p.Network != "lookup":
+		return fmt.Errorf("network is %q: use tcp, udp or lookup", p.Network)
+	case p.Attempts < 0 || p.Attempts > maxAttempts:
+		return fmt.Errorf("attempts is %d: use 0 to %d", p.Attempts, maxAttempts)
+	case p.Parallel < 0 || p.Parallel > maxParallel:
+		return fmt.Errorf("parallel is %d: use 0 to %d", p.Parallel, maxParallel)
+	case p.Timeout <= 0 || p.Timeout > time.Minute:
+		return fmt.Errorf("timeout is %v: use a positive duration up to a minute", p.Timeout)
+	case p.Attempts == 0 && p.Interval <= 0:
+		return errors.New("interval is missing, which a plan without end needs")
+	case p.Keep && p.Parallel > 1:
+		return errors.New("parallel and keep exclude each other")
+	}
+	return nil
+}
+
+// Outcome is what became of an attempt.
+type Outcome string
+
+// The outcomes.
+const (
+	Answered Outcome = "answered"
+	Refused  Outcome = "refused"
+	TimedOut Outcome = "timed out"
+	Failed   Outcome = "failed" // for another reason, which Error says
+)
+
+// Result is the outcome of an attempt.
+type Result struct {
+	// Plan is the index of the plan.
+	Plan    int     `json:"plan"`
+	Outcome Outcome `json:"outcome"`
+	// Server is the name of the server that answered, and Client the address from which the request
+	// came to it.
+	Server string `json:"server,omitempty"`
+	Client string `json:"client,omitempty"`
+	// Addresses are those of a host name.
+	Addresses []string `json:"addresses,omitempty"`
+	Error     string   `json:"error,omitempty"`
+}
+
+// Run reads plans, a JSON array, carries them out at the same time, and writes each result as a
+// line of JSON. Plans without end last until the input ends.
+func Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	var plans []Plan
+	decoder := json.NewDecoder(io.LimitReader(in, maxPlansSize))
+	if err := decoder.Decode(&plans); err != nil {
+		return fmt.Errorf("read the plans: %w", err)
+	}
+	if len(plans) > maxPlans {
+		return fmt.Errorf("there are %d plans: use at most %d", len(plans), maxPlans)
+	}
+	endless := false
+	for i, p := range plans {
+		if err := p.validate(); err != nil {
+			return fmt.Errorf("plan %d: %w", i, err)
+		}
+		endless = endless || p.Attempts == 0
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if endless {
+		// This goroutine may outlive Run by a read of the input.
+		go func() {
+			_, _ = io.Copy(io.Discard, in)
+			cancel()
+		}()
+	}
+	c := &client{cancel: cancel, encoder: json.NewEncoder(out)}
+	var all sync.WaitGroup
+	for i, p := range plans {
+		all.Go(func() { c.carryOut(ctx, i, p) })
+	}
+	all.Wait()
+	return c.err
+}
+
+// client carries out plans.
+type client struct {
+	cancel context.CancelFunc
+
+	mu      sync.Mutex // guards encoder and err
+	encoder *json.Encoder
+	err     error // the first error of the output
+}
+
+// report writes a result. If the output does not take it, all plans end.
+func (c *client) report(r Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
+	if err := c.encoder.Encode(r); err != nil {
+		c.err = fmt.Errorf("write a result: %w", err)
+		c.cancel()
+	}
+}
+
+func (c *client) carryOut(ctx context.Context, index int, p Plan) {
+	var kept net.Conn
+	defer func() {
+		if kept != nil {
+			_ = kept.Close()
+		}
+	}()
+	slots := make(chan struct{}, max(p.Parallel, 1))
+	var all sync.WaitGroup
+	defer all.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for n := 0; p.Attempts == 0 || n < p.Attempts; n++ {
+		if n > 0 && p.Interval > 0 {
+			timer.Reset(p.Interval)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		if p.Keep {
+			var r Result
+			r, kept = attempt(ctx, p, kept)
+			r.Plan = index
+			if <-slots; ctx.Err() == nil {
+				c.report(r)
+			}
+			if r.Outcome != Answered {
+				return
+			}
+			continue
+		}
+		all.Go(func() {
+			defer func() { <-slots }()
+			r, conn := attempt(ctx, p, nil)
+			if conn != nil {
+				_ = conn.Close()
+			}
+			if r.Plan = index; ctx.Err() == nil {
+				c.report(r)
+			}
+		})
+	}
+}
+
+// attempt sends a request, on conn unless that is nil, and receives the answer. It returns the
+// connection that it used, which the caller must close.
+func attempt(ctx context.Context, p Plan, conn net.Conn) (Result, net.Conn) {
+	deadline := time.Now().Add(p.Timeout)
+	limited, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if p.Network == "lookup" {
+		host, _, err := net.SplitHostPort(p.Address)
+		if err != nil {
+			return failure(err), nil
+		}
+		addresses, err := net.DefaultResolver.LookupHost(limited, host)
+		if err != nil {
+			return failure(err), nil
+		}
+		return Result{Outcome: Answered, Addresses: addresses}, nil
+	}
+	if conn == nil {
+		var err error
+		if conn, err = (&net.Dialer{}).DialContext(limited, p.Network, p.Address); err != nil {
+			return failure(err), nil
+		}
+	}
+	if err := conn.SetDeadline(deadline); err != nil {
+		return failure(err), conn
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	defer stop()
+	if _, err := conn.Write(filled("who")); err != nil {
+		return failure(err), conn
+	}
+	answer := make([]byte, requestSize)
+	var err error
+	if p.Network == "udp" {
+		_, err = conn.Read(answer)
+	} else {
+		_, err = io.ReadFull(conn, answer)
+	}
+	if err != nil {
+		return failure(err), conn
+	}
+	fields := strings.Fields(string(answer))
+	if len(fields) != 2 {
+		return failure(fmt.Errorf("something else answers: %.40q", answer)), conn
+	}
+	return Result{Outcome: Answered, Server: fields[0], Client: fields[1]}, conn
+}
+
+// failure returns the result of an attempt that failed.
+func failure(err error) Result {
+	outcome := Failed
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		outcome = Refused
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		outcome = TimedOut
+	}
+	return Result{Outcome: outcome, Error: err.Error()}
+}
+
+// filled returns a text with blanks up to the length of requests and answers.
+func filled(text string) []byte {
+	out := bytes.Repeat([]byte{' '}, requestSize)
+	copy(out, text)
+	return out
+}
+
+// answer returns the answer of a server to a client.
+func answer(name string, client net.Addr) []byte {
+	host, _, err := net.SplitHostPort(client.String())
+	if err != nil {
+		host = client.String()
+	}
+	return filled(name + " " + cmp.Or(host, "unknown"))
+}
+
+// serveConn answers the requests of a connection until it is idle for too long.
+func serveConn(conn net.Conn, name string) {
+	reader := bufio.NewReaderSize(conn, requestSize)
+	request := make([]byte, requestSize)
+	for {
+		if conn.SetDeadline(time.Now().Add(idleTimeout)) != nil {
+			return
+		}
+		if _, err := io.ReadFull(reader, request); err != nil {
+			return
+		}
+		if _, err := conn.Write(answer(name, conn.RemoteAddr())); err != nil {
+			return
+		}
+	}
+}

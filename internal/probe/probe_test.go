@@ -1,0 +1,162 @@
+// These tests prove that servers answer by TCP and UDP with their name and the client's address,
+// that clients tell refused, unanswered and answered attempts apart, that plans end with the input,
+// and that plans, names and answers by UDP are bounded.
+package probe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// start runs a server until the test ends, and returns its first port and the port of /ready.
+func start(t *testing.T, ports int) (port, health int) {
+	t.Helper()
+	port, health = 28080, 28078
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Server{Name: "a", Port: port, Ports: ports, HealthPort: health}.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	require.Eventually(t, func() bool { return readiness(t, health) == http.StatusOK }, time.Minute, 10*time.Millisecond)
+	return port, health
+}
+
+// readiness returns the status of /ready, or 0 if there is no answer.
+func readiness(t *testing.T, port int) int {
+	t.Helper()
+	response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/ready", port))
+	if err != nil {
+		return 0
+	}
+	defer response.Body.Close()
+	return response.StatusCode
+}
+
+// run carries out plans and returns the results.
+func run(t *testing.T, plans ...Plan) (results []Result) {
+	t.Helper()
+	in, err := json.Marshal(plans)
+	require.NoError(t, err)
+	var out bytes.Buffer
+	require.NoError(t, Run(t.Context(), bytes.NewReader(in), &out))
+	for decoder := json.NewDecoder(&out); decoder.More(); {
+		var r Result
+		require.NoError(t, decoder.Decode(&r))
+		results = append(results, r)
+	}
+	return results
+}
+
+func TestOutcomes(t *testing.T) {
+	port, health := start(t, 2)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	server, second := fmt.Sprintf("127.0.0.1:%d", port), fmt.Sprintf("127.0.0.1:%d", port+1)
+	nobody := fmt.Sprintf("127.0.0.1:%d", port+2)
+	byPlan := map[int][]Result{}
+	for _, r := range run(t,
+		Plan{Network: "tcp", Address: server, Attempts: 20, Parallel: 4, Timeout: time.Minute},
+		Plan{Network: "udp", Address: second, Attempts: 3, Timeout: time.Minute},
+		Plan{Network: "tcp", Address: server, Attempts: 3, Keep: true, Timeout: time.Minute},
+		Plan{Network: "tcp", Address: nobody, Attempts: 1, Timeout: time.Minute},
+		Plan{Network: "udp", Address: nobody, Attempts: 1, Timeout: time.Minute},
+		Plan{Network: "tcp", Address: silent.Addr().String(), Attempts: 1, Timeout: 50 * time.Millisecond},
+		Plan{Network: "lookup", Address: "localhost:1", Attempts: 1, Timeout: time.Minute},
+	) {
+		byPlan[r.Plan] = append(byPlan[r.Plan], r)
+	}
+	for plan, count := range []int{20, 3, 3} {
+		require.Len(t, byPlan[plan], count)
+		for _, r := range byPlan[plan] {
+			require.Equal(t, Result{Plan: plan, Outcome: Answered, Server: "a", Client: "127.0.0.1"}, r)
+		}
+	}
+	require.Equal(t, Refused, byPlan[3][0].Outcome, byPlan[3][0].Error)
+	require.Equal(t, Refused, byPlan[4][0].Outcome, byPlan[4][0].Error)
+	require.Equal(t, TimedOut, byPlan[5][0].Outcome, byPlan[5][0].Error)
+	require.Contains(t, byPlan[6][0].Addresses, "127.0.0.1")
+
+	require.NoError(t, SetReady(t.Context(), false))
+	require.Equal(t, http.StatusServiceUnavailable, readiness(t, health))
+	require.NoError(t, SetReady(t.Context(), true))
+	require.Equal(t, http.StatusOK, readiness(t, health))
+
+	// A short request by UDP has no answer, which would be longer. The next one has.
+	conn, err := net.Dial("udp", server)
+	require.NoError(t, err)
+	defer conn.Close()
+	for _, request := range [][]byte{[]byte("who"), filled("who")} {
+		_, err = conn.Write(request)
+		require.NoError(t, err)
+	}
+	require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	got := make([]byte, 2*requestSize)
+	n, err := conn.Read(got)
+	require.NoError(t, err)
+	require.Equal(t, requestSize, n)
+	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Millisecond)))
+	_, err = conn.Read(got)
+	require.Error(t, err, "the short request has an answer, too")
+}
+
+// TestPlansEndWithTheInput runs a plan without end.
+func TestPlansEndWithTheInput(t *testing.T) {
+	port, _ := start(t, 1)
+	in, plans := io.Pipe()
+	results, out := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := Run(t.Context(), in, out)
+		_ = out.Close()
+		done <- err
+	}()
+	require.NoError(t, json.NewEncoder(plans).Encode([]Plan{
+		{Network: "tcp", Address: fmt.Sprintf("127.0.0.1:%d", port), Interval: time.Millisecond, Timeout: time.Minute},
+	}))
+	decoder := json.NewDecoder(results)
+	for range 10 {
+		var r Result
+		require.NoError(t, decoder.Decode(&r))
+		require.Equal(t, Answered, r.Outcome, r.Error)
+	}
+	require.NoError(t, plans.Close())
+	_, err := io.Copy(io.Discard, results)
+	require.NoError(t, err)
+	require.NoError(t, <-done)
+}
+
+func TestBounds(t *testing.T) {
+	for want, in := range map[string]string{
+		"read the plans":      "x",
+		"use tcp, udp":        `[{"network":"sctp","timeout":1}]`,
+		"attempts is 10001":   `[{"network":"tcp","attempts":10001,"timeout":1}]`,
+		"parallel is 65":      `[{"network":"tcp","attempts":1,"parallel":65,"timeout":1}]`,
+		"timeout is 0s":       `[{"network":"tcp","attempts":1}]`,
+		"interval is missing": `[{"network":"tcp","timeout":1}]`,
+		"exclude each other":  `[{"network":"tcp","attempts":1,"timeout":1,"keep":true,"parallel":2}]`,
+		"there are 65 plans":  "[" + strings.Repeat("{},", 64) + "{}]",
+		"unexpected EOF":      `[{"network":"` + strings.Repeat("x", maxPlansSize) + `"}]`,
+	} {
+		require.ErrorContains(t, Run(t.Context(), strings.NewReader(in), io.Discard), want)
+	}
+	for want, s := range map[string]Server{
+		"the name is":             {Name: "a b", Port: 1, Ports: 1},
+		"the number of ports is":  {Name: "a", Port: 1, Ports: 257},
+		"the first port is 65535": {Name: "a", Port: 65535, Ports: 2},
+	} {
+		require.ErrorContains(t, s.Run(t.Context()), want)
+	}
+}

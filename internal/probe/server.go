@@ -1,0 +1,171 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// idleTimeout is how long a connection without requests stays open.
+	idleTimeout = time.Minute
+	// maxConns bounds the connections to one port.
+	maxConns = 1024
+	// maxPorts bounds the ports of a server.
+	maxPorts = 256
+)
+
+// controlAddress is where a server is told whether it is ready. Only its own Pod reaches it.
+const controlAddress = "127.0.0.1:8079"
+
+// Server answers requests and says whether it is ready.
+type Server struct {
+	// Name is the name in answers.
+	Name string
+	// Port is the first port, for TCP and UDP. Ports is the number of ports.
+	Port, Ports int
+	// HealthPort is the port of /ready, for the kubelet.
+	HealthPort int
+}
+
+func (s Server) validate() error {
+	switch {
+	case s.Name == "" || len(s.Name) > maxName || strings.ContainsAny(s.Name, " \t\r\n"):
+		return fmt.Errorf("the name is %.200q: use 1 to %d characters without blanks", s.Name, maxName)
+	case s.Ports < 1 || s.Ports > maxPorts:
+		return fmt.Errorf("the number of ports is %d: use 1 to %d", s.Ports, maxPorts)
+	case s.Port < 1 || s.Port+s.Ports-1 > 65535:
+		return fmt.Errorf("the first port is %d: use a port that leaves room for %d", s.Port, s.Ports)
+	}
+	return nil
+}
+
+// Run serves until ctx ends, and then returns nil.
+func (s Server) Run(ctx context.Context) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for port := s.Port; port < s.Port+s.Ports; port++ {
+		if err := s.serve(ctx, group, port); err != nil {
+			return err
+		}
+	}
+	var unready atomic.Bool
+	health, control := http.NewServeMux(), http.NewServeMux()
+	health.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
+		if unready.Load() {
+			http.Error(w, "not ready, as a scenario wants it", http.StatusServiceUnavailable)
+		}
+	})
+	control.HandleFunc("PUT /ready/{ready}", func(_ http.ResponseWriter, r *http.Request) {
+		unready.Store(r.PathValue("ready") != "true")
+	})
+	for address, handler := range map[string]http.Handler{fmt.Sprintf(":%d", s.HealthPort): health, controlAddress: control} {
+		server := &http.Server{
+			Addr: address, Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,
+			IdleTimeout: idleTimeout, MaxHeaderBytes: 4096,
+		}
+		context.AfterFunc(ctx, func() { _ = server.Close() })
+		group.Go(func() error {
+			if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// serve answers requests to a port, by TCP and UDP.
+func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) error {
+	var config net.ListenConfig
+	address := fmt.Sprintf(":%d", port)
+	listener, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = listener.Close() })
+	group.Go(func() error {
+		conns := make(chan struct{}, maxConns)
+		var all sync.WaitGroup
+		defer all.Wait()
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return unlessDone(ctx, err)
+			}
+			select {
+			case conns <- struct{}{}:
+			default:
+				_ = conn.Close()
+				continue
+			}
+			all.Go(func() {
+				stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+				serveConn(conn, s.Name)
+				stop()
+				_ = conn.Close()
+				<-conns
+			})
+		}
+	})
+	packets, err := config.ListenPacket(ctx, "udp", address)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = packets.Close() })
+	group.Go(func() error {
+		request := make([]byte, requestSize)
+		for {
+			n, client, err := packets.ReadFrom(request)
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case errors.Is(err, net.ErrClosed):
+				return err
+			case err != nil:
+				continue // an ICMP error about an earlier answer
+			}
+			if n < requestSize {
+				continue // the answer would be longer than the request
+			}
+			_, _ = packets.WriteTo(answer(s.Name, client), client)
+		}
+	})
+	return nil
+}
+
+func unlessDone(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// SetReady tells the server in the same Pod whether it is ready.
+func SetReady(ctx context.Context, ready bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPut, fmt.Sprintf("http://%s/ready/%t", controlAddress, ready), http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return fmt.Errorf("the server of this Pod: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the server of this Pod answers %s", response.Status)
+	}
+	return nil
+}
