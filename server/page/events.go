@@ -14,6 +14,13 @@ const (
 	maxViewers = 8
 	// streamLife is after how long a viewer has to connect again, and so to authenticate again.
 	streamLife = 5 * time.Minute
+	// keepSample is for how long the latest sample is kept when nobody watches. A viewer who connects
+	// again, such as after streamLife, finds the same ids of nodes.
+	keepSample = 30 * time.Second
+	// keepAlive is after how long without messages a viewer is sent a comment. Proxies close
+	// connections on which nothing is sent, most of them after a minute, and the page takes a
+	// connection for dead that has been silent for 15 seconds.
+	keepAlive = 5 * time.Second
 	// maxPart is how many bytes a viewer has to read within writeTimeout.
 	maxPart      = 64 << 10
 	writeTimeout = 10 * time.Second
@@ -27,6 +34,10 @@ func (p *Page) join() bool {
 		return false
 	}
 	p.watching++
+	if p.forget != nil {
+		p.forget.Stop()
+		p.forget = nil
+	}
 	p.viewers.Set(float64(p.watching))
 	return true
 }
@@ -36,9 +47,18 @@ func (p *Page) leave() {
 	defer p.mu.Unlock()
 	p.watching--
 	p.viewers.Set(float64(p.watching))
-	if p.watching == 0 {
-		p.last = nil // its memory is not needed until somebody looks again
+	if p.watching > 0 {
+		return
 	}
+	var own *time.Timer
+	own = time.AfterFunc(p.keepSample, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.forget == own { // nobody has watched since
+			p.last, p.forget = nil, nil // its memory is not needed until somebody looks again
+		}
+	})
+	p.forget = own
 }
 
 // events sends the state, and then what changes, as server-sent events.
@@ -65,12 +85,18 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(p.interval)
 	defer tick.Stop()
 	var before *sample
+	var sent time.Time
 	for {
 		s, err := p.sample()
 		if err != nil {
 			return // it has no errors at this time
 		}
-		if messages := s.since(before); messages != nil {
+		messages := s.since(before)
+		if messages == nil && time.Since(sent) >= p.keepAlive {
+			messages = []byte(": keep-alive\n\n")
+		}
+		if messages != nil {
+			sent = time.Now()
 			if err := p.send(w, messages); err != nil {
 				if errors.Is(err, os.ErrDeadlineExceeded) {
 					p.refuse(reasonSlow, r)

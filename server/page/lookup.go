@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -22,6 +23,9 @@ const (
 	// maxLookups is how many questions about a node, Service or change are answered at a time.
 	// Others wait.
 	maxLookups = 2
+	// lookupRate and lookupBurst bound the questions of all viewers, per second and at once. Each of
+	// them may look at all clients. The page asks again every few seconds about what it shows.
+	lookupRate, lookupBurst = 20, 60
 	// maxProblems is how many errors and warnings of a client the page lists, of each kind.
 	maxProblems = 64
 )
@@ -35,15 +39,19 @@ func (e notFoundError) Error() string { return string(e) }
 // lookup returns the handler of a question.
 func (p *Page) lookup(ask func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case p.lookups <- struct{}{}:
-			defer func() { <-p.lookups }()
-		case <-r.Context().Done():
+		if !p.rate.Allow() {
+			p.refuse(reasonLookups, r)
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many questions: ask again in a second", http.StatusTooManyRequests)
 			return
 		}
-		value, err := ask(r)
+		content, err := p.answer(r, ask)
 		if err == nil {
-			answer(w, value)
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(content) // if it fails, the viewer notices
+			return
+		}
+		if r.Context().Err() != nil {
 			return
 		}
 		code := http.StatusBadRequest
@@ -52,6 +60,22 @@ func (p *Page) lookup(ask func(*http.Request) (any, error)) http.HandlerFunc {
 		}
 		http.Error(w, err.Error(), code)
 	}
+}
+
+// answer returns the answer to a question as JSON. It holds one of the places of lookups only while
+// it makes the answer, and not while the viewer reads it.
+func (p *Page) answer(r *http.Request, ask func(*http.Request) (any, error)) ([]byte, error) {
+	select {
+	case p.lookups <- struct{}{}:
+		defer func() { <-p.lookups }()
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	value, err := ask(r)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(value)
 }
 
 // nodeState is what the page says of one client.

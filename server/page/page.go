@@ -9,7 +9,8 @@
 //   - At most maxViewers people look at the same time. One of them who does not read is cut off
 //     after writeTimeout, and everybody has to authenticate again after streamLife.
 //   - The state is read at most once per interval for all viewers together, and reading it takes at
-//     most a twentieth of the time. At most maxLookups further questions are answered at a time.
+//     most a twentieth of the time. At most maxLookups further questions are answered at a time, and
+//     lookupRate per second. Viewers who do not read the answers delay nobody.
 //   - Names and texts are data to the page. The browser runs, and loads, nothing but the files in
 //     assets, which the Content-Security-Policy says.
 package page
@@ -18,7 +19,6 @@ import (
 	"bytes"
 	"context"
 	"embed"
-	"encoding/json"
 	"log/slog"
 	"net"
 	"net/http"
@@ -31,6 +31,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/refusals"
@@ -59,6 +60,7 @@ var assets embed.FS
 const (
 	reasonViewers   = "too_many_viewers"
 	reasonSlow      = "slow_viewer"
+	reasonLookups   = "too_many_lookups"
 	reasonCrossSite = "cross_site"
 )
 
@@ -96,14 +98,18 @@ type Page struct {
 	viewers  prometheus.Gauge
 	// lookups has an element for each question that is being answered.
 	lookups chan struct{}
-	// interval, writeTimeout and streamLife are the constants, except in tests.
-	interval, writeTimeout, streamLife time.Duration
+	// rate bounds the questions per second.
+	rate *rate.Limiter
+	// interval and the others are the constants, except in tests.
+	interval, writeTimeout, streamLife, keepSample, keepAlive time.Duration
 
 	mu sync.Mutex // guards the fields below, also while a sample is taken
 	// watching is the number of viewers; it is at most maxViewers.
 	watching int
-	// last is the latest sample. It is nil if nobody watches.
+	// last is the latest sample. It is nil if nobody has watched for keepSample.
 	last *sample
+	// forget drops last; it is nil while somebody watches, and if last is nil.
+	forget *time.Timer
 	// number is that of the latest sample, and id that of the client that was seen last. Both only
 	// grow.
 	number, id uint64
@@ -113,13 +119,15 @@ type Page struct {
 func New(o Options) *Page {
 	return &Page{
 		options: o, lookups: make(chan struct{}, maxLookups),
-		interval: interval, writeTimeout: writeTimeout, streamLife: streamLife,
+		interval: interval, writeTimeout: writeTimeout, streamLife: streamLife, keepSample: keepSample, keepAlive: keepAlive,
+		rate: rate.NewLimiter(lookupRate, lookupBurst),
 		refusals: refusals.New(o.Logger, o.Registerer, prometheus.CounterOpts{
 			Name: "slicecast_server_page_refusals_total",
 			Help: "Number of viewers of the server's page that were refused or cut off, by reason.",
 		}, map[string]string{
 			reasonViewers:   "too many viewers at a time",
 			reasonSlow:      "the viewer does not read",
+			reasonLookups:   "too many questions about nodes, Services and changes",
 			reasonCrossSite: "another site asks for the page's data",
 		}),
 		viewers: promauto.With(o.Registerer).NewGauge(prometheus.GaugeOpts{
@@ -215,17 +223,6 @@ func (p *Page) refuse(reason string, r *http.Request) {
 		client = net.TCPAddrFromAddrPort(from)
 	}
 	p.refusals.Add(reason, client)
-}
-
-// answer writes a value as JSON.
-func answer(w http.ResponseWriter, value any) {
-	content, err := json.Marshal(value)
-	if err != nil {
-		http.Error(w, "encode the answer: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(content) // if it fails, the viewer notices
 }
 
 // clean returns a text without control characters, line breaks, and characters that change the

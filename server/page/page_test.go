@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
@@ -187,6 +190,96 @@ func TestLookupsAreBounded(t *testing.T) {
 	}
 }
 
+// unread is an answer that is not read.
+type unread struct {
+	httptest.ResponseRecorder
+
+	writing, read chan struct{}
+}
+
+// Write implements http.ResponseWriter.
+func (u *unread) Write(b []byte) (int, error) {
+	u.writing <- struct{}{}
+	<-u.read
+	return len(b), nil
+}
+
+// TestUnreadAnswersHoldNoPlace checks that viewers who do not read answers keep nobody from asking.
+func TestUnreadAnswersHoldNoPlace(t *testing.T) {
+	s := serve(t, newFake(1), nil, nil)
+	ask := s.lookup(s.change)
+	request := httptest.NewRequest(http.MethodGet, Path+"change?shard=1&sequence=1", nil)
+	u := &unread{ResponseRecorder: *httptest.NewRecorder(), writing: make(chan struct{}), read: make(chan struct{})}
+	var slow sync.WaitGroup
+	for range maxLookups {
+		slow.Go(func() { ask(u, request) })
+		<-u.writing
+	}
+	code, body := s.get(Path + "change?shard=1&sequence=1")
+	require.Equal(t, http.StatusOK, code, body)
+	close(u.read)
+	slow.Wait()
+}
+
+// TestRateOfLookups checks that questions are refused beyond a rate, and answered again later.
+func TestRateOfLookups(t *testing.T) {
+	s := serve(t, newFake(1), nil, func(p *Page) { p.rate = rate.NewLimiter(rate.Every(time.Hour), 2) })
+	for range 2 {
+		code, _ := s.get(Path + "change?shard=1&sequence=1")
+		require.Equal(t, http.StatusOK, code)
+	}
+	r := s.request(http.MethodGet, Path+"change?shard=1&sequence=1", nil)
+	require.Equal(t, http.StatusTooManyRequests, r.StatusCode)
+	require.Equal(t, "1", r.Header.Get("Retry-After"))
+	require.InDelta(t, 1, s.metric("slicecast_server_page_refusals_total", reasonLookups), 0)
+	s.rate.SetBurst(1)
+	s.rate.SetLimit(rate.Inf)
+	code, _ := s.get(Path + "change?shard=1&sequence=1")
+	require.Equal(t, http.StatusOK, code)
+}
+
+// TestIdsStay checks that nodes keep their ids while the only viewer connects again, that they can
+// be asked about meanwhile, and that nothing is kept for longer.
+func TestIdsStay(t *testing.T) {
+	f := newFake(3)
+	s := serve(t, f, nil, func(p *Page) { p.keepSample = patience })
+	v := s.look()
+	require.True(t, v.next())
+	require.NoError(t, v.body.Close())
+	nobody := func() bool { return s.metric("slicecast_server_page_viewers", "") == 0 }
+	require.Eventually(t, nobody, patience, time.Millisecond)
+	for id := range v.rows {
+		code, body := s.get(fmt.Sprintf("%snode?id=%v", Path, id))
+		require.Equal(t, http.StatusOK, code, body)
+	}
+	again := s.look()
+	require.True(t, again.next())
+	require.Equal(t, v.rows, again.rows)
+	s.mu.Lock()
+	s.keepSample = time.Millisecond
+	s.mu.Unlock()
+	require.NoError(t, again.body.Close())
+	require.Eventually(t, func() bool { return s.rows() == nil }, patience, time.Millisecond)
+}
+
+// TestSilentStreamsStayAlive checks that a viewer is sent comments while there is nothing else.
+func TestSilentStreamsStayAlive(t *testing.T) {
+	s := serve(t, newFake(1), nil, func(p *Page) { p.keepAlive = time.Millisecond })
+	first, err := s.sample()
+	require.NoError(t, err)
+	first.cost = time.Hour // no other sample is taken
+	v := s.look()
+	require.True(t, v.next())
+	for range 3 {
+		line, err := v.text.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, ": keep-alive\n", line)
+		line, err = v.text.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "\n", line)
+	}
+}
+
 // TestReadingTheStateIsBounded checks that a sample is reused for longer if taking one took long.
 func TestReadingTheStateIsBounded(t *testing.T) {
 	s := serve(t, newFake(1), nil, func(p *Page) { p.interval = 0 })
@@ -278,7 +371,7 @@ func TestHeaders(t *testing.T) {
 
 func TestViewersAreBounded(t *testing.T) {
 	f := newFake(10)
-	s := serve(t, f, nil, func(p *Page) { p.interval = time.Hour })
+	s := serve(t, f, nil, func(p *Page) { p.interval, p.keepSample = time.Hour, time.Millisecond })
 	var viewers []*viewer
 	for range maxViewers {
 		viewers = append(viewers, s.look())
@@ -294,7 +387,7 @@ func TestViewersAreBounded(t *testing.T) {
 		require.NoError(t, v.body.Close())
 	}
 	require.Eventually(t, func() bool { return s.metric("slicecast_server_page_viewers", "") == 0 }, patience, time.Millisecond)
-	require.Nil(t, s.rows(), "nothing is kept while nobody looks")
+	require.Eventually(t, func() bool { return s.rows() == nil }, patience, time.Millisecond, "nothing is kept while nobody looks")
 	require.True(t, s.look().next())
 	require.Equal(t, 2, f.asked)
 }

@@ -36,6 +36,7 @@ export function follow(on) {
         const messages = (text + value).split("\n\n");
         text = messages.pop();
         for (const m of messages) {
+          if (m.startsWith(":")) continue; // a comment, which keeps the connection alive
           const [event, data] = m.split("\n", 2);
           on.event(event.slice("event: ".length), JSON.parse(data.slice("data: ".length)));
         }
