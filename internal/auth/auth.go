@@ -3,6 +3,8 @@ package auth
 import (
 	"context"
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -22,6 +24,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/slicecast/slicecast/internal/refusals"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -34,6 +37,9 @@ type Options struct {
 	Program string
 	// ClientCAFlag and TokenFlags are the flags for client certificates and for tokens, for messages.
 	ClientCAFlag, TokenFlags string
+	// Diagnosis is the command that shows whether the API server answers, for messages. Empty means
+	// that there is none.
+	Diagnosis string
 	// Tokens configures the review of bearer tokens. nil means that no token is accepted.
 	Tokens *TokenOptions
 	// KnownNode reports whether a Node of that name exists. It is required if Tokens has agents.
@@ -116,8 +122,7 @@ func (a *Auth) identify(
 	}
 	verdict, err := a.tokens.review(ctx, token, request)
 	if err != nil {
-		return Identity{}, a.refuse(ctx, reasonReview, codes.Unavailable,
-			"the API server did not review the token, try again later: %v", err)
+		return Identity{}, a.refuse(ctx, reasonReview, codes.Unavailable, "%s", a.unreviewed(err))
 	}
 	if verdict.refusal != "" {
 		err := a.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
@@ -127,6 +132,19 @@ func (a *Auth) identify(
 		return Identity{}, err
 	}
 	return verdict.identity, nil
+}
+
+// unreviewed returns the message for a caller whose token was not reviewed because of err.
+func (a *Auth) unreviewed(err error) string {
+	if answer := apierrors.APIStatus(nil); errors.As(err, &answer) {
+		return fmt.Sprintf("the API server did not review the token, try again later: %v", err)
+	}
+	text := fmt.Sprintf("this %s cannot reach the API server to have the token reviewed: %v; try again later",
+		a.options.Program, err)
+	if a.options.Diagnosis != "" {
+		text += ", or find out why with: " + a.options.Diagnosis
+	}
+	return text
 }
 
 func bearerToken(header string) (string, bool) {

@@ -34,8 +34,10 @@ const (
 	verdictLife = 10 * time.Second
 	// verdicts is how many verdicts are kept: a few for each node of a large cluster.
 	verdicts = 16384
-	// reviewTimeout bounds one review, including the wait for its turn.
-	reviewTimeout = 10 * time.Second
+	// reviewTimeout bounds for how long a caller waits for the API server's keys, for the turn of a
+	// review, and for the review. It is well below the time for which callers wait for an answer, as
+	// with kubectl slicecast's --timeout, so that they are told what the server waits for.
+	reviewTimeout = 5 * time.Second
 	// clockSkew is how far this machine's clock may be ahead of the API server's.
 	clockSkew = time.Minute
 )
@@ -181,9 +183,23 @@ func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews 
 	return r
 }
 
+// errNoAnswer means that a caller has waited for the API server for as long as it may.
+var errNoAnswer = fmt.Errorf("no answer within %v", reviewTimeout)
+
 // review returns the verdict on a request with a token. It returns an error if the API server did
-// not answer.
+// not answer within reviewTimeout.
 func (r *tokenReviewer) review(ctx context.Context, token string, request access) (verdict, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, reviewTimeout, errNoAnswer)
+	defer cancel()
+	v, err := r.find(ctx, token, request)
+	if err != nil && errors.Is(context.Cause(ctx), errNoAnswer) {
+		err = errNoAnswer
+	}
+	return v, err
+}
+
+// find returns a verdict that is known, or waits for the API server's until ctx ends.
+func (r *tokenReviewer) find(ctx context.Context, token string, request access) (verdict, error) {
 	// The prefixes keep what a caller sends as a token from being the key of a request.
 	hash := sha256.Sum256([]byte("token " + token))
 	cached := func() (verdict, bool) {

@@ -88,7 +88,7 @@ func New(c Config) (_ *Server, err error) {
 	}
 	authentication := auth.New(auth.Options{
 		Program: "server", ClientCAFlag: "--client-ca-file",
-		TokenFlags: "--agent-service-account or --relay-service-account",
+		TokenFlags: "--agent-service-account or --relay-service-account", Diagnosis: c.diagnosis(hostname),
 		Tokens:     c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
 		Logger: c.Logger, Registerer: c.Registry,
 	})
@@ -120,6 +120,19 @@ func New(c Config) (_ *Server, err error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// diagnosis returns the command that shows the state of the server without a token. It returns an
+// empty string if there is none.
+func (c *Config) diagnosis(hostname string) string {
+	if c.DebugSocket == "" {
+		return ""
+	}
+	command := "slicecast-server status --debug-socket=" + c.DebugSocket
+	if c.Tokens == nil || c.Tokens.Namespace == "" {
+		return command + " on " + hostname
+	}
+	return fmt.Sprintf("kubectl -n %s exec %s -- %s", c.Tokens.Namespace, hostname, command)
 }
 
 func (s *Server) listen(authentication *auth.Auth) error {
