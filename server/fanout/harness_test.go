@@ -52,6 +52,7 @@ func startWith(t *testing.T, o Options) *fixture {
 	t.Helper()
 	h := New(Options{
 		Store: o.Store, Upstream: o.Upstream, Servers: o.Servers, MaxBehindWait: o.MaxBehindWait, ColdBytes: o.ColdBytes,
+		Stale:      o.Stale,
 		ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
 		Logger: slog.New(slog.DiscardHandler),
 		Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {

@@ -177,3 +177,53 @@ func TestServersRestForMinutes(t *testing.T) {
 		})
 	}
 }
+
+// TestSearchesAreRare checks that a client searches a few times in an outage of ten minutes, and no
+// more often for a server that keeps saying that it is stale, and that it is not.
+func TestSearchesAreRare(t *testing.T) {
+	for name, told := range map[string]time.Duration{"one outage": time.Hour, "a server that lies": 20 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			c := New(Options{Times: DefaultTimes})
+			begin, searches := time.Now(), 0
+			for time.Since(begin) < 10*time.Minute {
+				delay := c.SearchDelay()
+				require.GreaterOrEqual(t, delay, DefaultTimes.StaleAfter, name)
+				require.LessOrEqual(t, delay, DefaultTimes.MaxSearchPause, name)
+				if delay > told {
+					<-time.After(told)
+					continue
+				}
+				<-time.After(delay)
+				c.Searched()
+				searches++
+			}
+			require.LessOrEqual(t, searches, 7, name)
+			<-time.After(2*DefaultTimes.MaxSearchPause + time.Second)
+			require.LessOrEqual(t, c.SearchDelay(), 2*DefaultTimes.StaleAfter, "the next outage is another one")
+		})
+	}
+}
+
+// TestOthers checks which servers are asked: a few, at random, and none that rests.
+func TestOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &cache.Writer{Cache: cache.New()}
+		w.SetServers(asServers("a", "b", "c", "d", "e"))
+		c := New(Options{Cache: w.Cache, Times: DefaultTimes})
+		c.given = asServers("f", "a")
+		c.Heed(Server{Address: "b"}, hint(codes.Unavailable, time.Minute))
+		c.Heed(Server{Address: "c"}, errors.New("no hint"))
+		found := make(map[string]bool)
+		for range 1000 {
+			others := c.Others(Server{Address: "a"})
+			require.Len(t, others, maxSearched)
+			for _, s := range others {
+				found[s.Address] = true
+			}
+		}
+		require.Equal(t, map[string]bool{"c": true, "d": true, "e": true, "f": true}, found)
+		<-time.After(2 * time.Minute)
+		w.SetServers(asServers("b"))
+		require.ElementsMatch(t, asServers("b", "f"), c.Others(Server{Address: "a"}))
+	})
+}
