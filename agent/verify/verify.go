@@ -449,7 +449,7 @@ func (c *comparison) untouched(p *view.ServicePort, f view.Frontend, s source, t
 		return
 	}
 	for _, o := range out {
-		if (o.Backend.IsValid() || o.Verdict != trace.Pass) && !c.tolerates(q, view.Route{}, out) {
+		if (o.Backend.IsValid() || o.Verdict != trace.Pass) && !c.tolerates(q, trace.Pass, out) {
 			c.differ(q, "be left alone, because the address has no NodePorts", describe(out), o.Path)
 			return
 		}
@@ -470,7 +470,7 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	wanted := map[view.Target]trace.Verdict{view.Drop: trace.Drop, view.Reject: trace.Reject}
 	if verdict, ends := wanted[route.To]; ends {
 		for _, o := range out {
-			if o.Verdict != verdict && !c.tolerates(q, route, out) {
+			if o.Verdict != verdict && !c.tolerates(q, verdict, out) {
 				text := "be rejected"
 				if verdict == trace.Drop {
 					text = "be dropped"
@@ -488,24 +488,36 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 }
 
 // tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
-// the view follows another mode of kube-proxy. That mode rejects before it looks at source ranges,
-// rejects NodePorts on all of the node's addresses, and does not refuse what the node sends to
-// other addresses than cluster IPs of a port without endpoints. No packet is led to a backend by
-// that.
-func (c *comparison) tolerates(q question, route view.Route, out []trace.Outcome) bool {
+// the view follows another mode of kube-proxy. wanted is the verdict that the view wants. No packet
+// is led to a backend by that. Such packets are counted.
+func (c *comparison) tolerates(q question, wanted trace.Verdict, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPTables {
 		return false
 	}
-	refused := route.To == view.Reject || route.To == view.Drop && q.port.Cluster.Len() == 0
 	for _, o := range out {
-		unrefused := o.Verdict == trace.Pass && !o.Backend.IsValid() && refused &&
-			q.source.over == "" && q.frontend.Kind != view.ClusterIP
-		if o.Verdict == trace.Pass && !unrefused {
+		if o.Backend.IsValid() || !tolerated(q, wanted, o.Verdict) {
 			return false
 		}
 	}
 	c.Tolerated++
 	return true
+}
+
+// tolerated reports whether a verdict of kube-proxy's mode iptables may differ from the wanted one.
+// For a port without endpoints, that mode rejects before it looks at source ranges, on all of the
+// node's addresses. If a policy leaves none, it drops there. It refuses neither what the node sends
+// to other addresses than cluster IPs.
+func tolerated(q question, wanted, found trace.Verdict) bool {
+	none := q.port.Cluster.Len() == 0
+	noneLocal := q.frontend.Others.To == view.Drop || q.frontend.Others.To == view.Reject
+	external := q.frontend.Kind != view.ClusterIP
+	switch found {
+	case trace.Reject:
+		return none
+	case trace.Drop:
+		return external && noneLocal && (wanted == trace.Reject || q.frontend.Kind == view.NodePort && wanted == trace.Pass)
+	}
+	return external && q.source.over == "" && none
 }
 
 // tolerance is how much the probability of a backend may differ from what it should be. The
