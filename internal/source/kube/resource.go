@@ -30,8 +30,8 @@ var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 
 // backoffReset is how often the back-off starts at its minimum again.
 const backoffReset = time.Minute
 
-// listPause bounds the pause between lists if watches after them do not last, whatever the reason.
-// A list of a large cluster costs the API server far more than a refused request.
+// listPause bounds the time from one list to the next if watches after them do not last, whatever
+// the reason. A list of a large cluster costs the API server far more than a refused request.
 var listPause = 30 * time.Second
 
 // lastingWatch is how long a list has to be followed until the next list need not wait.
@@ -69,8 +69,9 @@ type resource struct {
 	listed  string // resourceVersion of a list after which no watch has begun yet
 	highest uint64 // highest resourceVersion seen
 	doubted bool   // the last list was older than highest and was refused
-	// replaced is when the last list was complete; zero means that none has been since run looked.
-	replaced time.Time
+	// listEnd is when the last list was complete; zero means that none has been since run looked, or
+	// that another one has to confirm it.
+	listEnd time.Time
 }
 
 func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
@@ -91,18 +92,22 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 				}
 			}
 		}
-		if r.replaced.IsZero() {
-			return false, nil // no list was complete
+		if r.listEnd.IsZero() {
+			return false, nil
 		}
-		lasted := time.Since(r.replaced)
-		r.replaced = time.Time{}
+		lasted := time.Since(r.listEnd)
+		r.listEnd = time.Time{}
 		if lasted >= lastingWatch {
 			pause = 0
 			return false, nil
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait.Jitter(pause, backoff.Jitter)):
+		if rest := wait.Jitter(pause, backoff.Jitter) - lasted; rest > 0 {
+			// Nothing is followed meanwhile, so what the server has is stale.
+			r.contact.fail(time.Now(), fmt.Errorf("watches end soon after their lists: the next list is in %v", rest.Round(time.Second)))
+			select {
+			case <-ctx.Done():
+			case <-time.After(rest):
+			}
 		}
 		pause = min(max(2*pause, backoff.Duration), listPause)
 		return false, nil

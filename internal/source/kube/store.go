@@ -77,7 +77,7 @@ func (r *resource) Bookmark(resourceVersion string) error {
 // Replace implements cache.ReflectorStore. The reflector only calls it with complete lists. Objects
 // that are not in the list are removed from every node, so Replace refuses implausible lists.
 func (r *resource) Replace(list []any, resourceVersion string) error {
-	r.replaced = time.Now()
+	r.listEnd = time.Now()
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv == 0 {
 		return r.refuse(fmt.Errorf(
@@ -88,7 +88,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 		// state is lost: etcd was restored from a backup, or this is another cluster. In these
 		// cases, a second list confirms the first.
 		if !r.doubted {
-			r.doubted = true
+			r.doubted, r.listEnd = true, time.Time{} // the second list need not wait
 			return r.refuse(fmt.Errorf(
 				"list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
 		}

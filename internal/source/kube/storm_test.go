@@ -6,16 +6,20 @@ package kube
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/source/sourcetest"
 )
 
 func TestHoursOfExpiredWatches(t *testing.T) {
@@ -67,6 +71,73 @@ func TestHoursOfExpiredWatches(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestPauseBeginsWithTheList checks that the time for which a list was followed counts as a part of
+// the pause before the next one, and that the source is stale only while it follows nothing.
+func TestPauseBeginsWithTheList(t *testing.T) {
+	b, p := backoff, listPause
+	backoff.Duration, backoff.Cap, listPause = productionBackoff.Duration, productionBackoff.Cap, productionListPause
+	t.Cleanup(func() { backoff, listPause = b, p })
+	synctest.Test(t, func(t *testing.T) {
+		a := &api{rv: 100, objects: map[string]map[string]runtime.Object{}, changed: make(chan struct{})}
+		a.put(service("web"))
+		const followed = 25 * time.Second
+		a.fail(func(w http.ResponseWriter, q *http.Request) bool {
+			switch {
+			case !isServices(q):
+				return false
+			case isStream(q):
+				ctx, cancel := context.WithTimeout(q.Context(), followed)
+				defer cancel()
+				a.watch(w, q.WithContext(ctx))
+				return true
+			case isWatch(q): // no watch can be resumed
+				return refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+			}
+			return false
+		})
+		r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{a}})
+		defer r.stop()
+		<-time.After(10 * time.Minute) // the pause has grown to its bound
+		const long = time.Hour
+		isList := func(q *http.Request) bool { return isServices(q) && isStream(q) }
+		before := len(a.seen(isList))
+		stale, fresh := 0, 0
+		for begin := time.Now(); time.Since(begin) < long; <-time.After(time.Second) {
+			if since, why := r.source.resources[0].contact.stale(time.Now()); since.IsZero() {
+				fresh++
+			} else {
+				stale++
+				require.Contains(t, why, "watches end soon after their lists")
+			}
+		}
+		lists := len(a.seen(isList)) - before
+		t.Logf("%d lists, stale for %d of %d seconds", lists, stale, stale+fresh)
+		// From list to list, it is at least 30 seconds, and at most 45 and the back-off of 7.5. On
+		// average, it is less than if the pause began at the end of the watch.
+		require.Greater(t, lists, int(long/(followed+productionListPause)))
+		require.LessOrEqual(t, lists, int(long/productionListPause))
+		require.Positive(t, stale)
+		require.Greater(t, fresh, stale)
+	})
+}
+
+// TestAListThatConfirmsNeedNotWait checks that a list which another one has to confirm causes no
+// pause, so that the source follows a cluster that went back in time at once.
+func TestAListThatConfirmsNeedNotWait(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	s, err := New(Options{Config: &rest.Config{Host: "http://api"}, Log: slog.New(slog.DiscardHandler), Metrics: registry})
+	require.NoError(t, err)
+	r := s.resources[0]
+	r.sink, r.synced, r.highest = sourcetest.New(), func() {}, 100
+	require.ErrorContains(t, r.Replace(nil, "50"), "older than")
+	require.Zero(t, r.listEnd)
+	require.NoError(t, r.Replace(nil, "50"))
+	require.NotZero(t, r.listEnd)
+	r.listEnd = time.Time{}
+	require.ErrorContains(t, r.Replace(nil, "x"), "invalid resourceVersion")
+	require.NotZero(t, r.listEnd, "such a list costs as much as others")
 }
 
 // direct is a transport that calls a handler, without a network.
