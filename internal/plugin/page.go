@@ -202,14 +202,12 @@ func (p *localPage) serve(ctx context.Context) error {
 	log := slog.New(slog.DiscardHandler)
 	port := bounded.NewPort("page", pageLimits, log, bounded.NewDisplaced(nil, "plugin"))
 	proxy := &httputil.ReverseProxy{
-		Transport: p.pages, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+		Transport: filtered{p.pages}, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(p.pages.Base)
 			r.Out.Host = ""
 			r.Out.URL.Path, r.Out.URL.RawPath = strings.TrimPrefix(r.In.URL.Path, p.secret), ""
-			for _, name := range []string{"Authorization", "Cookie", "Origin", "Referer"} {
-				r.Out.Header.Del(name)
-			}
+			r.Out.Body, r.Out.ContentLength = nil, 0
 		},
 		ModifyResponse: func(r *http.Response) error {
 			p.restrict(r.Header)
@@ -222,13 +220,55 @@ func (p *localPage) serve(ctx context.Context) error {
 	return port.Serve(ctx, p.listener, nil, p.guard(proxy))
 }
 
-// restrict sets what a browser may do with an answer.
-func (p *localPage) restrict(h http.Header) {
-	for name := range h {
-		if name == "Set-Cookie" || strings.HasPrefix(name, "Access-Control-") {
-			h.Del(name)
+// These are the headers that are passed on from the browser to a server, and from a server to the
+// browser. All others stay where they are.
+var (
+	requestHeaders  = []string{"Accept", "Sec-Fetch-Site"}
+	responseHeaders = []string{"Allow", "Content-Length", "Content-Type", "Retry-After"}
+)
+
+// filtered passes requests and answers on with the headers that are allowed, and without trailers.
+type filtered struct{ to http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (p filtered) RoundTrip(r *http.Request) (*http.Response, error) {
+	// Without the values of its context, the proxy does not pass on what precedes the answer (1xx).
+	r = r.Clone(untraced{r.Context()})
+	r.Header, r.Trailer = only(r.Header, requestHeaders), nil
+	r.Header.Set("User-Agent", "") // net/http sends none then
+	answer, err := p.to.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode < http.StatusOK { // such as one that switches to another protocol
+		_ = answer.Body.Close()
+		return nil, fmt.Errorf("the server has answered with status %d, which the page never does", answer.StatusCode)
+	}
+	// The transport adds the trailers to its own copy.
+	allowed := *answer
+	allowed.Header, allowed.Trailer = only(answer.Header, responseHeaders), nil
+	return &allowed, nil
+}
+
+// untraced is a context without values, such as the trace of a request.
+type untraced struct{ context.Context }
+
+// Value implements context.Context.
+func (untraced) Value(any) any { return nil }
+
+// only returns the headers with these names.
+func only(h http.Header, names []string) http.Header {
+	out := make(http.Header)
+	for _, name := range names {
+		if values := h.Values(name); len(values) > 0 {
+			out[name] = values
 		}
 	}
+	return out
+}
+
+// restrict sets what a browser may do with an answer.
+func (p *localPage) restrict(h http.Header) {
 	h.Set("Content-Security-Policy", pagePolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")

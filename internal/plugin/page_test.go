@@ -8,9 +8,11 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,6 +73,7 @@ func (e *environment) servePages(args ...string) *servedPages {
 type received struct {
 	StatusCode int
 	Header     http.Header
+	Trailer    func() http.Header // once the body has been read
 	Body       io.Reader
 }
 
@@ -92,7 +95,7 @@ func (p *servedPages) get(address, header string) received {
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
 	require.NoError(p.t, err)
 	p.t.Cleanup(func() { _ = response.Body.Close() })
-	return received{response.StatusCode, response.Header, response.Body}
+	return received{response.StatusCode, response.Header, func() http.Header { return response.Trailer }, response.Body}
 }
 
 func TestPages(t *testing.T) {
@@ -161,9 +164,29 @@ func TestPages(t *testing.T) {
 // and that it gets none of what the browser says.
 func TestPagesOfAHostileServer(t *testing.T) {
 	e := newEnvironment(t)
-	asked := make(chan *http.Request, 1)
+	asked := make(chan *http.Request, 2)
 	hostile := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r
+		if r.URL.Query().Has("switch") {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: any\r\n\r\nanything")
+				_ = conn.Close()
+			}
+			return
+		}
+		w.Header().Set("Link", "<https://attacker.example/>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Set("Trailer", "X-Trailer")
+		defer func() { w.Header().Set("X-Trailer", "a"); w.Header().Set(http.TrailerPrefix+"X-Other", "b") }()
+		defer func() { _, _ = io.WriteString(w, "body") }()
+		for _, name := range []string{
+			"Refresh", "Clear-Site-Data", "Location", "Report-To", "Reporting-Endpoints", "Server", "Strict-Transport-Security",
+			"Service-Worker-Allowed", "SourceMap", "X-Anything", "Content-Disposition", "Www-Authenticate", "Access-Control-Allow-Credentials",
+		} {
+			w.Header().Set(name, "hostile")
+		}
+		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("Set-Cookie", "a=b")
 		w.Header().Set("Content-Security-Policy", "default-src *")
 		w.Header().Set("Access-Control-Allow-Origin", "*")
@@ -175,10 +198,28 @@ func TestPagesOfAHostileServer(t *testing.T) {
 	p := e.servePages()
 	r := p.get(p.addresses["hostile"]+"events?a=b", "Cookie: session=secret")
 	require.Equal(t, http.StatusOK, r.StatusCode)
+	content, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	require.Equal(t, "body", string(content))
+	require.Empty(t, r.Trailer())
+	names := slices.Sorted(maps.Keys(r.Header))
+	require.Equal(t, []string{
+		"Cache-Control", "Content-Security-Policy", "Content-Type", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy", "Date",
+		"Referrer-Policy", "X-Content-Type-Options",
+	}, names)
+	require.Equal(t, []string{"text/plain"}, r.Header["Content-Type"])
 	require.Equal(t, pagePolicy, r.Header.Get("Content-Security-Policy"))
 	require.Empty(t, r.Header.Get("Set-Cookie"))
 	require.Empty(t, r.Header.Get("Access-Control-Allow-Origin"))
+	r = p.get(p.addresses["hostile"]+"events?switch", "Upgrade: any")
+	require.Equal(t, http.StatusBadGateway, r.StatusCode, "no other protocol")
 	got := <-asked
+	again := <-asked
+	for _, sent := range []*http.Request{got, again} {
+		for name := range sent.Header {
+			require.Contains(t, requestHeaders, name)
+		}
+	}
 	require.Equal(t, "/page/events?a=b", got.URL.String())
 	require.Empty(t, got.Header.Get("Cookie"))
 	hostile.Close()
