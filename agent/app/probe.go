@@ -49,7 +49,16 @@ to no server of Slicecast.`,
 			return probe.SetReady(c.Context(), ready)
 		},
 	}
-	for _, sub := range []*cobra.Command{serve, dial, ready} {
+	wait := &cobra.Command{
+		Use:   "wait",
+		Short: "Do nothing, so that other commands can be run in this Pod",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			<-c.Context().Done()
+			return nil
+		},
+	}
+	for _, sub := range []*cobra.Command{serve, dial, ready, wait} {
 		sub.SilenceUsage, sub.SilenceErrors = true, true // main prints the error
 		c.AddCommand(sub)
 	}

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -103,13 +102,7 @@ func (b *bugreport) validate() error {
 func (b *bugreport) say(format string, args ...any) {
 	b.progressMu.Lock()
 	defer b.progressMu.Unlock()
-	line := strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, fmt.Sprintf(format, args...))
-	fmt.Fprintln(b.progress, line)
+	fmt.Fprintln(b.progress, show.Printable(fmt.Sprintf(format, args...)))
 }
 
 // run writes the report to a file beside its place, and moves it there when it is complete.

@@ -9,7 +9,7 @@ import (
 	"github.com/slicecast/slicecast/internal/show"
 )
 
-// sampledNode is a node that a bug report looks at.
+// sampledNode is a node that a bug report or connectivity looks at.
 type sampledNode struct{ Name, State, Why string }
 
 // Why nodes are chosen, the most important reason first.
@@ -21,11 +21,17 @@ const (
 	becauseRandom  = "at random"
 )
 
-// choose returns the nodes to look at, and a sentence about the choice. With the same seed it
-// chooses the same ones, if the fleet is the same.
+// choose returns the nodes to look at, and a sentence about the choice.
 func (b *bugreport) choose(nodes []node) (chosen []sampledNode, text string) {
-	if len(b.nodes) > 0 {
-		for _, name := range b.nodes {
+	return choose(nodes, b.nodes, b.sample, b.seed)
+}
+
+// choose returns the nodes with these names or, without names, a sample, and a sentence about the
+// choice. With the same seed it chooses the same ones, if the fleet is the same. A seed of 0 means a
+// new one.
+func choose(nodes []node, names []string, sample int, seed uint64) (chosen []sampledNode, text string) {
+	if len(names) > 0 {
+		for _, name := range names {
 			n := sampledNode{Name: name, State: "no such node", Why: becauseNamed}
 			if i := slices.IndexFunc(nodes, func(n node) bool { return n.Node == name }); i >= 0 {
 				n.State = nodes[i].State
@@ -34,9 +40,8 @@ func (b *bugreport) choose(nodes []node) (chosen []sampledNode, text string) {
 				chosen = append(chosen, n)
 			}
 		}
-		return chosen, "These nodes were asked for: " + strings.Join(b.nodes, ", ") + "."
+		return chosen, "These nodes were asked for: " + strings.Join(names, ", ") + "."
 	}
-	seed := b.seed
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
@@ -55,7 +60,7 @@ func (b *bugreport) choose(nodes []node) (chosen []sampledNode, text string) {
 		by[rank] = append(by[rank], sampledNode{n.Node, n.State, why})
 	}
 	all := slices.Concat(by[:]...)
-	chosen = all[:min(b.sample, len(all))]
+	chosen = all[:min(sample, len(all))]
 	text = fmt.Sprintf("%d of %s: those in trouble first, then random ones (--seed=%d).", len(chosen), show.Plural("node", len(nodes)), seed)
 	return chosen, text
 }

@@ -87,6 +87,8 @@ type Result struct {
 	// Plan is the index of the plan.
 	Plan    int     `json:"plan"`
 	Outcome Outcome `json:"outcome"`
+	// Began is when the attempt began, counted from the begin of all plans.
+	Began time.Duration `json:"began"`
 	// Server is the name of the server that answered, and Client the address from which the request
 	// came to it.
 	Server string `json:"server,omitempty"`
@@ -123,7 +125,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 			cancel()
 		}()
 	}
-	c := &client{cancel: cancel, encoder: json.NewEncoder(out)}
+	c := &client{cancel: cancel, began: time.Now(), encoder: json.NewEncoder(out)}
 	var all sync.WaitGroup
 	for i, p := range plans {
 		all.Go(func() { c.carryOut(ctx, i, p) })
@@ -135,6 +137,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 // client carries out plans.
 type client struct {
 	cancel context.CancelFunc
+	began  time.Time
 
 	mu      sync.Mutex // guards encoder and err
 	encoder *json.Encoder
@@ -182,9 +185,10 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 			return
 		}
 		if p.Keep {
+			began := time.Since(c.began)
 			var r Result
 			r, kept = attempt(ctx, p, kept)
-			r.Plan = index
+			r.Plan, r.Began = index, began
 			if <-slots; ctx.Err() == nil {
 				c.report(r)
 			}
@@ -195,11 +199,12 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 		}
 		all.Go(func() {
 			defer func() { <-slots }()
+			began := time.Since(c.began)
 			r, conn := attempt(ctx, p, nil)
 			if conn != nil {
 				_ = conn.Close()
 			}
-			if r.Plan = index; ctx.Err() == nil {
+			if r.Plan, r.Began = index, began; ctx.Err() == nil {
 				c.report(r)
 			}
 		})

@@ -81,6 +81,8 @@ func TestOutcomes(t *testing.T) {
 	for plan, count := range []int{20, 3, 3} {
 		require.Len(t, byPlan[plan], count)
 		for _, r := range byPlan[plan] {
+			require.Positive(t, r.Began)
+			r.Began = 0
 			require.Equal(t, Result{Plan: plan, Outcome: Answered, Server: "a", Client: "127.0.0.1"}, r)
 		}
 	}

@@ -258,7 +258,7 @@ func (p *Page) Title(format string, args ...any) {
 		p.text.WriteByte('\n')
 	}
 	if format != "" {
-		p.text.WriteString(printable(fmt.Sprintf(format, args...)) + "\n")
+		p.text.WriteString(Printable(fmt.Sprintf(format, args...)) + "\n")
 	}
 }
 
@@ -268,15 +268,15 @@ func (p *Page) Row(cells ...string) {
 		p.tabs = tabwriter.NewWriter(&p.text, 0, 8, 2, ' ', 0)
 	}
 	for i, c := range cells {
-		cells[i] = cmp.Or(printable(c), "-")
+		cells[i] = cmp.Or(Printable(c), "-")
 	}
 	_, err := io.WriteString(p.tabs, strings.Join(cells, "\t")+"\n")
 	p.err = errors.Join(p.err, err)
 }
 
-// printable replaces control characters by blanks. Names that clients choose must not break a table
+// Printable replaces control characters by blanks. Names that clients choose must not break a table
 // or a terminal.
-func printable(s string) string {
+func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '

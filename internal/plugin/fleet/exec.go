@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
@@ -46,38 +47,44 @@ func (l *limited) bytes() []byte {
 	return bytes.Clone(l.buffer.Bytes())
 }
 
-// Run runs a command in the first container of an agent's Pod, with an input, which may be nil. It
-// returns what the command has printed, also if the command fails or ctx ends. More than limit bytes
-// are an error.
-// Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
-// agent can do, so it is for administrators.
+// Run is [Fleet.Exec] in the Pod of an agent. It returns what the command has printed, also if the
+// command fails or ctx ends. More than limit bytes are an error.
 func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, command ...string) ([]byte, error) {
-	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(a.Namespace).Name(a.Name).SubResource("exec").
+	out := limited{limit: limit}
+	err := f.Exec(ctx, a.NamespacedName, in, &out, command...)
+	return out.bytes(), err
+}
+
+// Exec runs a command in the first container of a Pod, with an input, which may be nil, and copies
+// what the command prints to out while it runs, and perhaps for a moment after ctx has ended.
+// Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
+// Pod can do, so it is for administrators.
+func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer, command ...string) error {
+	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	over, err := remotecommand.NewWebSocketExecutor(f.options.Config, "GET", target.String())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	fallback, err := remotecommand.NewSPDYExecutor(f.options.Config, "POST", target)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	executor, err := remotecommand.NewFallbackExecutor(over, fallback, func(err error) bool {
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out, problems := limited{limit: limit}, limited{limit: MaxOutput}
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: &problems})
-	printed, said := out.bytes(), strings.TrimSpace(string(problems.bytes()))
-	switch {
+	problems := limited{limit: MaxOutput}
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: &problems})
+	switch said := strings.TrimSpace(string(problems.bytes())); {
 	case ctx.Err() != nil:
-		return printed, context.Cause(ctx)
+		return context.Cause(ctx)
 	case err != nil && said != "":
-		return printed, errors.New(said)
+		return errors.New(said)
 	case err != nil:
-		return printed, fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
+		return fmt.Errorf("run %s in the Pod: %w", cmp.Or(command...), err)
 	}
-	return printed, nil
+	return nil
 }
