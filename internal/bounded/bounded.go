@@ -9,6 +9,8 @@
 //   - No newcomer is refused. If there is no room, one connection of the address with the most
 //     connections is closed: the one that has been silent for the longest time. So a probe of a
 //     kubelet or load balancer is answered however many connections others hold.
+//   - TLS handshakes are paced. One that waits for its turn is a connection like others: it counts,
+//     and may be closed to make room.
 package bounded
 
 import (
@@ -45,6 +47,9 @@ type Limits struct {
 	Write time.Duration
 	// Idle is how long a connection may wait for its next request.
 	Idle time.Duration
+	// Handshakes bounds the TLS handshakes per second; Total of them may come at once. A handshake
+	// costs most of the CPU time that a stranger can take. Zero means no bound.
+	Handshakes rate.Limit
 }
 
 var (
@@ -56,7 +61,10 @@ var (
 	ServiceHealth = Limits{Total: 1024, PerAddress: 256, Read: 5 * time.Second, Write: 5 * time.Second, Idle: 20 * time.Second}
 	// Metrics has the limits of metrics. Write leaves time for a slow reader of many metrics, and
 	// Idle is longer than the intervals of scrapers.
-	Metrics = Limits{Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute}
+	// All of Total have had their turn within Read.
+	Metrics = Limits{
+		Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute, Handshakes: 20,
+	}
 	// Plaintext has the limits of gRPC without TLS. All agents may come from one address, such as
 	// that of a mesh's proxy, or of a test. There are no timeouts, as the gRPC server has its own.
 	Plaintext = Limits{Total: 16384, PerAddress: 8192}
@@ -88,6 +96,11 @@ type Port struct {
 
 	clock atomic.Uint64 // counts the reads and writes of all connections
 
+	handshakes *rate.Limiter
+	// turn has an element while a handshake waits for handshakes. Only one does, so that those which
+	// are closed meanwhile leave no reservations.
+	turn chan struct{}
+
 	mu        sync.Mutex // guards the fields below
 	conns     []*conn    // in no order; each has its index
 	addresses map[netip.Prefix]*address
@@ -100,7 +113,12 @@ type address struct {
 // NewPort returns a Port without listeners. name is its label in displaced, which NewDisplaced
 // returns.
 func NewPort(name string, limits Limits, logger *slog.Logger, displaced *prometheus.CounterVec) *Port {
+	pace := limits.Handshakes
+	if pace == 0 {
+		pace = rate.Inf
+	}
 	return &Port{
+		handshakes: rate.NewLimiter(pace, limits.Total), turn: make(chan struct{}, 1),
 		name: name, limits: limits, logger: logger, displaced: displaced.WithLabelValues(name),
 		warn: rate.Sometimes{Interval: logInterval}, addresses: make(map[netip.Prefix]*address),
 	}
@@ -123,7 +141,7 @@ func (p *Port) Server(handler http.Handler) *http.Server {
 func (p *Port) Serve(ctx context.Context, l net.Listener, config *tls.Config, handler http.Handler) error {
 	within := p.Listener(l)
 	if config != nil {
-		within = tls.NewListener(within, config)
+		within = tls.NewListener(within, p.paced(config))
 	}
 	server := p.Server(handler)
 	ended := make(chan error, 1)
@@ -144,6 +162,48 @@ func (p *Port) Serve(ctx context.Context, l net.Listener, config *tls.Config, ha
 	return nil
 }
 
+// paced returns the configuration of a listener of the port with paced handshakes.
+func (p *Port) paced(config *tls.Config) *tls.Config {
+	choose := config.GetConfigForClient
+	config = config.Clone()
+	// It is called once the client's first message is there, and before anything is computed.
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if err := p.awaitTurn(hello.Context(), hello.Conn.(*conn)); err != nil || choose == nil {
+			return nil, err
+		}
+		return choose(hello)
+	}
+	return config
+}
+
+// awaitTurn waits until a connection's handshake may be computed. It returns an error if ctx ends
+// or the connection is closed, or if the handshake would take too long.
+func (p *Port) awaitTurn(ctx context.Context, c *conn) error {
+	ctx, cancel := context.WithTimeout(ctx, p.limits.Read)
+	defer cancel()
+	select {
+	case p.turn <- struct{}{}:
+		defer func() { <-p.turn }()
+	case <-c.gone:
+		return net.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	reserved := p.handshakes.Reserve()
+	wait := time.NewTimer(reserved.Delay())
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return nil
+	case <-c.gone:
+		reserved.Cancel()
+		return net.ErrClosed
+	case <-ctx.Done():
+		reserved.Cancel()
+		return ctx.Err()
+	}
+}
+
 type listener struct {
 	net.Listener
 	port *Port
@@ -159,7 +219,11 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 func (p *Port) admit(raw net.Conn) *conn {
-	c := &conn{Conn: raw, port: p, close: sync.OnceValue(raw.Close)}
+	gone := make(chan struct{})
+	c := &conn{Conn: raw, port: p, gone: gone, close: sync.OnceValue(func() error {
+		close(gone)
+		return raw.Close()
+	})}
 	c.active()
 	prefix := origin(raw.RemoteAddr())
 	p.mu.Lock()
@@ -232,7 +296,8 @@ type conn struct {
 	port *Port
 	// close closes Conn. When it returns, the socket is closed, even if another caller was first.
 	close func() error
-	last  atomic.Uint64 // the port's clock at the last read or write
+	gone  <-chan struct{} // closed when close is called
+	last  atomic.Uint64   // the port's clock at the last read or write
 
 	prefix netip.Prefix
 	from   *address
