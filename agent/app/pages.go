@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/pages"
@@ -98,6 +99,12 @@ const reuseVerdicts = 2 * time.Minute
 // thousands of agents, and few who scrape them.
 const reviewsOfScrapers, reviewsOfScrapersBurst = 0.2, 10
 
+// keysOfScrapers and keysOfScrapersLife are the least interval of an agent's reads of the API
+// server's keys, and how long it uses them. Each of them is longer by up to a half, by chance, so
+// that agents do not read at the same time. Strangers can make all agents read with invented
+// tokens: 10,000 agents then make 30 requests per second, and 5 otherwise.
+const keysOfScrapers, keysOfScrapersLife = 10 * time.Minute, time.Hour
+
 // metricsTokens returns the options for the review of tokens for metrics.
 func (o *Options) metricsTokens() (*auth.TokenOptions, error) {
 	config, err := kube.Config(o.Kubeconfig)
@@ -106,6 +113,7 @@ func (o *Options) metricsTokens() (*auth.TokenOptions, error) {
 	}
 	out := &auth.TokenOptions{
 		Audience: o.MetricsTokenAudience, Reuse: reuseVerdicts, Others: reviewsOfScrapers, OthersBurst: reviewsOfScrapersBurst,
+		KeysInterval: wait.Jitter(keysOfScrapers, 0.5), KeysLife: wait.Jitter(keysOfScrapersLife, 0.5),
 	}
 	out.Review, out.Access, out.Get, err = kube.Reviews(config)
 	return out, err

@@ -14,7 +14,6 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	"golang.org/x/sync/singleflight"
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -28,14 +27,16 @@ const (
 const (
 	// maxTokenBytes bounds tokens. A ServiceAccount's token has about 1,000 bytes.
 	maxTokenBytes = 16 << 10
-	// keysLife is how long keys are used before they are read again, so that a withdrawn key is
+	// keysLife is how long a server uses keys before it reads them again, so that a withdrawn key is
 	// dropped.
 	keysLife = 5 * time.Minute
-	// keysInterval is the shortest time between two reads of the keys, however many tokens name
-	// unknown keys.
+	// keysInterval is the shortest time between two reads of the keys by a server, however many
+	// tokens name unknown keys. It is also the time after the first of several failures.
 	keysInterval = 5 * time.Second
 	// keysTimeout bounds one read of the keys.
 	keysTimeout = 10 * time.Second
+	// maxDoublings bounds how often the time after failures doubles.
+	maxDoublings = 16
 	// maxIssuers is how many issuers are accepted: the one that the API server names now, and
 	// earlier ones.
 	maxIssuers = 4
@@ -60,7 +61,7 @@ const (
 )
 
 // errTooSoon means that a token names an unknown key or issuer, and that the keys were read less
-// than keysInterval ago.
+// than the interval ago.
 var errTooSoon = errors.New("the API server's keys were just read, and the token's key is not among them: try again " +
 	"later")
 
@@ -89,13 +90,19 @@ type objectName struct {
 // Invariants:
 //
 //  1. held is never nil. Only a flight replaces it, and there is one at a time.
-//  2. The keys are read at most once in keysInterval.
+//  2. After the keys were read, they are not read again for interval. After failures, it is
+//     keysInterval at first, and twice as long each time, up to interval.
 type keys struct {
-	get     func(ctx context.Context, path string) ([]byte, error)
-	now     func() time.Time
-	limit   *rate.Limiter
-	flights singleflight.Group
-	held    atomic.Pointer[published]
+	get      func(ctx context.Context, path string) ([]byte, error)
+	now      func() time.Time
+	interval time.Duration // the shortest time between two reads
+	life     time.Duration // how long keys are used before they are read again
+	flights  singleflight.Group
+	held     atomic.Pointer[published]
+
+	// Only the flight uses the fields below.
+	next     time.Time // the keys are not read before
+	failures int       // consecutive ones
 }
 
 // published is what the API server published when it was last read. It is immutable.
@@ -107,7 +114,7 @@ type published struct {
 }
 
 func newKeys(get func(ctx context.Context, path string) ([]byte, error), now func() time.Time) *keys {
-	k := &keys{get: get, now: now, limit: rate.NewLimiter(rate.Every(keysInterval), 1)}
+	k := &keys{get: get, now: now, interval: keysInterval, life: keysLife}
 	k.held.Store(&published{})
 	return k
 }
@@ -146,27 +153,33 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 }
 
 // find returns what the API server has published. It reads it again if the key or the issuer is
-// unknown, or if the last read is older than keysLife.
+// unknown, or if the last read is older than life.
 func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) {
 	has := func(p *published) bool { return p.keys[id] != nil && slices.Contains(p.issuers, issuer) }
 	p := k.held.Load()
-	if has(p) && k.now().Before(p.read.Add(keysLife)) {
+	if has(p) && k.now().Before(p.read.Add(k.life)) {
 		return p, nil
 	}
 	// All callers share one answer, so the request must not end with the first caller's context.
 	answer := k.flights.DoChan("", func() (any, error) {
-		if !k.limit.AllowN(k.now(), 1) {
+		if k.now().Before(k.next) {
 			return nil, errTooSoon
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keysTimeout)
 		defer cancel()
 		old := k.held.Load()
 		next, err := k.read(ctx, old)
-		if err != nil {
+		pause := k.interval
+		if err == nil {
+			k.failures = 0
+		} else {
 			failed := *old
 			failed.err = err
 			next = &failed
+			pause = min(pause, keysInterval<<min(k.failures, maxDoublings))
+			k.failures++
 		}
+		k.next = k.now().Add(pause)
 		k.held.Store(next)
 		return nil, err
 	})

@@ -308,6 +308,58 @@ func TestKeysAreReadAgain(t *testing.T) {
 	})
 }
 
+// TestKeysOfManyReaders checks that a reader with a long interval reads no more often, whatever
+// strangers invent, and that it soon tries again after a failure.
+func TestKeysOfManyReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval, life = 10 * time.Minute, time.Hour
+		s := newSigner(t)
+		r := s.reviewer()
+		r.keys.interval, r.keys.life = interval, life
+		failing, asked := true, 0
+		get := r.keys.get
+		r.keys.get = func(ctx context.Context, path string) ([]byte, error) {
+			asked++
+			if failing {
+				return nil, errors.New("the API server is down")
+			}
+			return get(ctx, path)
+		}
+		show := func(token string) error {
+			v, err := r.review(t.Context(), token, stream)
+			if err == nil && v.refusal != "" {
+				err = errors.New(v.refusal)
+			}
+			return err
+		}
+		fresh := func() string { return s.token(good("node-1")) }
+		for begin := time.Now(); time.Since(begin) < 6*time.Hour; <-time.After(10 * time.Second) {
+			require.Error(t, show(fresh()))
+		}
+		require.InDelta(t, 6*6, asked, 10, "the time between failures grows to the interval")
+		failing = false
+		<-time.After(interval)
+		require.NoError(t, show(fresh()))
+
+		require.Equal(t, 1, s.reads)
+		begin := time.Now()
+		for i := 0; time.Since(begin) < 6*time.Hour; i++ {
+			require.Error(t, show(invented(t, fmt.Sprintf("key-of-nobody-%d", i), good("node-1"))))
+			<-time.After(30 * time.Second)
+		}
+		require.LessOrEqual(t, s.reads, 1+int(time.Since(begin)/interval))
+
+		failing, r.keys.failures = true, 0
+		<-time.After(life)
+		require.NoError(t, show(fresh()), "keys are used as long as no others can be read")
+		failing = false
+		<-time.After(keysInterval)
+		reads := s.reads
+		require.NoError(t, show(fresh()))
+		require.Equal(t, reads+1, s.reads, "the first failure delays no more than that")
+	})
+}
+
 // TestIssuer checks that tokens of the API server's current and earlier issuers are accepted.
 func TestIssuer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

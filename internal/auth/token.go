@@ -98,6 +98,10 @@ type TokenOptions struct {
 	// that of a server.
 	Others      rate.Limit
 	OthersBurst int
+	// KeysInterval is the shortest time between two reads of the API server's keys, and KeysLife is
+	// how long keys are used before they are read again. 0 means a server's. An older key does no
+	// harm: the API server reviews each token, too.
+	KeysInterval, KeysLife time.Duration
 }
 
 // access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
@@ -173,6 +177,7 @@ func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews 
 		others:  rate.NewLimiter(cmp.Or(o.Others, reviewsOfOthers), cmp.Or(o.OthersBurst, reviewsOfOthersBurst)),
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
+	r.keys.interval, r.keys.life = cmp.Or(o.KeysInterval, keysInterval), cmp.Or(o.KeysLife, keysLife)
 	var errs [3]error
 	r.verdicts, errs[0] = lru.New[[sha256.Size]byte, verdict](verdicts)
 	r.shares, errs[1] = lru.New[string, *rate.Limiter](shares)
