@@ -89,16 +89,16 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 	for i, node := range nodes {
 		a := &r.agents[i]
 		a.Node = node
-		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == node && p.Missing == "" })
-		if at < 0 {
-			a.Error = "no Pod of an agent runs on the node"
+		agent, err := fleet.AgentOn(pods, node)
+		if err != nil {
+			a.Error = err.Error()
 			continue
 		}
-		a.Pod = pods[at].String()
+		a.Pod = agent.String()
 		all.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %v (--timeout)", o.timeout))
 			defer cancel()
-			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, pods[at], fleet.MaxOutput, nil, command...) })
+			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, agent, fleet.MaxOutput, nil, command...) })
 			if err != nil {
 				a.Error = err.Error()
 			}

@@ -351,19 +351,14 @@ type inspected struct {
 func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, node string, pods []*fleet.Agent) {
 	b.say("Reading node %s", node)
 	group, dir := nodeGroup(node), "nodes/"+fileName(node)+"/"
-	var agent *fleet.Agent
-	for _, p := range pods {
-		if p.Node == node && (agent == nil || p.Missing == "") {
-			agent = p
-		}
-	}
+	agent, missing := fleet.AgentOn(pods, node)
 	if agent == nil {
-		a.add(group, "", "agent", nil, errors.New("no Pod of an agent is on the node, or you may not list it"))
+		a.add(group, "", "agent", nil, missing)
 		return
 	}
 	b.podParts(ctx, f, a, group, dir, agent.Pod, agent.Container)
-	if agent.Missing != "" {
-		a.add(group, "", "agent's status, rules and kernel", nil, errors.New("the agent's Pod does not run: "+agent.Missing))
+	if missing != nil {
+		a.add(group, "", "agent's status, rules and kernel", nil, missing)
 		return
 	}
 	status, err := fleet.Within(ctx, f, func(ctx context.Context) ([]byte, error) {

@@ -221,7 +221,7 @@ func TestPodsOfTenants(t *testing.T) {
 	r := e.eventually(fine, []string{"node-a  programmed"}, "nodes")
 	require.NotContains(t, r.out, tenant)
 	require.NotContains(t, e.eventually(fine, nil, "status").out, tenant)
-	require.Contains(t, e.run("agent", "node-0").out, "no Pod of an agent runs on the node")
+	require.Contains(t, e.run("agent", "node-0").out, "no Pod of an agent is on the node")
 
 	r = e.run("status", "-A", "--timeout=2s")
 	require.Equal(t, incomplete, r.code, r.out)
@@ -334,7 +334,7 @@ func TestAgents(t *testing.T) {
 	r := e.run("agent", "node-0", "node-z")
 	require.Equal(t, incomplete, r.code, r.errors)
 	require.Regexp(t, `node-0 was not asked: .* cannot (get|create) resource "pods/exec"`, r.out)
-	require.Contains(t, r.out, "node-z was not asked: no Pod of an agent runs on the node")
+	require.Contains(t, r.out, "node-z was not asked: no Pod of an agent is on the node")
 	admin := plane.Kubeconfig(t, plane.AdminConfig())
 	r = runAs(t.Context(), admin, "agent", "node-0", "-o", "json")
 	require.Equal(t, incomplete, r.code)

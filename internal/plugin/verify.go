@@ -162,14 +162,14 @@ func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxyName 
 	for i, name := range names {
 		n := &r.nodes[i]
 		n.Node = name
-		at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == name && p.Missing == "" })
-		if at < 0 {
-			n.Error = "no Pod of an agent runs on the node"
+		agent, err := fleet.AgentOn(pods, name)
+		if err != nil {
+			n.Error = err.Error()
 			continue
 		}
-		n.Pod = pods[at].String()
+		n.Pod = agent.String()
 		runners[i] = func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
-			return f.Run(ctx, pods[at], fleet.MaxOutput, in, command...)
+			return f.Run(ctx, agent, fleet.MaxOutput, in, command...)
 		}
 	}
 	command := []string{"slicecast-agent", "verify", "--objects=-", "--output=json"}

@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -140,6 +141,25 @@ func (f *Fleet) Agents(ctx context.Context, servers []*Server) ([]*Agent, error)
 		})
 	}
 	return agents, nil
+}
+
+// AgentOn returns the agent of a node: the first one that runs or, with an error that says why it
+// does not run, the first one. It returns nil and an error if there is none.
+func AgentOn(agents []*Agent, node string) (*Agent, error) {
+	var found *Agent
+	for _, a := range agents {
+		switch {
+		case a.Node != node:
+		case a.Missing == "":
+			return a, nil
+		case found == nil:
+			found = a
+		}
+	}
+	if found == nil {
+		return nil, errors.New("no Pod of an agent is on the node, or you may not list it")
+	}
+	return found, errors.New("the agent's Pod does not run: " + found.Missing)
 }
 
 // withRights returns an error that says where the necessary rights are, if one of them is missing.
