@@ -61,7 +61,7 @@ func (d *Detector) Find(ctx context.Context) (where string, err error) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	return "it has made rules: " + strings.Join(names, ", "), nil
+	return "this container does not see it, but it has made rules: " + strings.Join(names, ", "), nil
 }
 
 // traces are what kube-proxy leaves in the kernel: descriptions, with marks that differ each time

@@ -71,7 +71,7 @@ COMMIT
 					require.NoError(t, err)
 				}
 			}
-			want := "it has made rules: " + c.made
+			want := "this container does not see it, but it has made rules: " + c.made
 
 			first := &Detector{}
 			require.Empty(t, find(first))

@@ -373,9 +373,10 @@ func (s *stream) node(n *wire.NodeUpdate) error {
 
 // relayNode passes on a Node to the relay, and notes its name until the stream is in sync.
 func (s *stream) relayNode(n *wire.NodeUpdate) error {
+	_, noted := s.nodes[n.Name]
 	switch exists := n.Node != nil || n.Unreadable; {
 	case s.synced:
-	case exists && len(s.nodes) == maxNodes:
+	case exists && !noted && len(s.nodes) == maxNodes:
 		return fmt.Errorf("%w: more than %d Nodes", cache.ErrProtocol, maxNodes)
 	case exists:
 		s.nodes[n.Name] = struct{}{}

@@ -181,6 +181,7 @@ func TestNodesOfARelayAreBounded(t *testing.T) {
 	for i := range maxNodes {
 		require.NoError(t, exists(i))
 	}
+	require.NoError(t, exists(0), "a Node that is known counts once")
 	require.ErrorIs(t, exists(maxNodes), cache.ErrProtocol)
 }
 
