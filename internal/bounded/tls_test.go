@@ -64,7 +64,7 @@ func probeTLS(t *testing.T, from, address string) {
 	t.Helper()
 	conn, err := dialTLS(t, netip.MustParseAddr(from), address)
 	require.NoError(t, err)
-	defer conn.Close()
+	defer func() { _ = conn.Close() }() // the server may have closed it
 	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	require.NoError(t, err)
 	answer, err := io.ReadAll(conn)
@@ -77,7 +77,8 @@ func hello(t *testing.T) string {
 	t.Helper()
 	client, server := net.Pipe()
 	go func() {
-		_ = tls.Client(client, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context()) // the server closes it
+		// It fails, because the server closes the connection.
+		_ = tls.Client(client, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context())
 		_ = client.Close()
 	}()
 	defer server.Close()

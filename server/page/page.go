@@ -9,8 +9,8 @@
 //   - At most maxViewers people look at the same time. One of them who does not read is cut off
 //     after writeTimeout, and everybody has to authenticate again after streamLife.
 //   - The state is read at most once per interval for all viewers together, and reading it takes at
-//     most a twentieth of the time. At most maxLookups further questions are answered at a time, and
-//     lookupRate per second. Viewers who do not read the answers delay nobody.
+//     most a twentieth of the time. At most maxLookups further questions are answered at a time,
+//     and lookupRate per second. Viewers who do not read the answers delay nobody.
 //   - Names and texts are data to the page. The browser runs, and loads, nothing but the files in
 //     assets, which the Content-Security-Policy says.
 package page

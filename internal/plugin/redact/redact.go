@@ -25,8 +25,9 @@ import (
 // LeftOut stands for what was left out.
 const LeftOut = "(left out)"
 
-// minKnown and maxKnown bound the length of what is looked for. What is shorter would be everywhere.
-// Longer values are looked for in pieces, so that the time of looking for them is bounded.
+// minKnown and maxKnown bound the length of what is looked for. What is shorter would be
+// everywhere. Longer values are looked for in pieces, so that the time of looking for them is
+// bounded.
 const minKnown, maxKnown = 6, 256
 
 // minCore is how long a part of an encoded value is at least to be looked for.

@@ -177,8 +177,8 @@ func word(s string) int {
 // nextName matches the name of what follows a value.
 var nextName = regexp.MustCompile(`^[\w.\-]+["']?[ \t]*[:=]`)
 
-// line returns where the rest of a line ends, without a comma at its end. In a string of JSON, which
-// has a quote before the name, the line ends there or with an escaped end of line.
+// line returns where the rest of a line ends, without a comma at its end. In a string of JSON,
+// which has a quote before the name, the line ends there or with an escaped end of line.
 func line(s string, quote byte) int {
 	s = firstLine(s)
 	if quote != 0 {

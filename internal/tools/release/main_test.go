@@ -1,6 +1,6 @@
-// This file runs the command twice before the tests. The first run is in a clone with files that git
-// ignores. The second one is of the same commit at another place and with other settings, as on
-// another machine.
+// This file runs the command twice before the tests. The first run is in a clone with files that
+// git ignores. The second one is of the same commit at another place and with other settings, as
+// on another machine.
 package main
 
 import (
@@ -88,9 +88,9 @@ const commitSources = `
 	printf 'package main\n\nfunc init() { panic("SEEDED") }\n' | tee server/ignored.go agent/ignored.go loadtest/ignored.go >/dev/null
 `
 
-// buildTwice makes dry runs in both clones, by the command as users run it. Under the race detector,
-// packing would take ten times as long. Programs for other systems than Linux are left to
-// `make release-dry-run`: compiling their modules would take minutes.
+// buildTwice makes dry runs in both clones, by the command as users run it. Under the race
+// detector, packing would take ten times as long. Programs for other systems than Linux are left
+// to `make release-dry-run`: compiling their modules would take minutes.
 func buildTwice(ctx context.Context) error {
 	root, err := repository.Root()
 	if err != nil {
