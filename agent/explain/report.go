@@ -92,27 +92,27 @@ func (k *Packet) print(out *show.Page) {
 	if k.Why != "" {
 		wanted = fmt.Sprintf("%s set, %s", k.Wanted, show.Plural("backend", k.Backends))
 	}
-	out.Row("", "decided: "+wanted+"; "+k.Because)
+	out.Row(" ", "decided: "+wanted+"; "+k.Because)
 	if k.Why != "" {
 		text := "keeps its source: "
 		if k.Masquerade {
 			text = "masqueraded: "
 		}
-		out.Row("", text+k.Why)
+		out.Row(" ", text+k.Why)
 	}
 	if k.Found != "" {
-		out.Row("", "kernel: "+k.Found)
+		out.Row(" ", "kernel: "+k.Found)
 	}
 	if k.Difference != "" {
-		out.Row("", k.Difference)
+		out.Row(" ", k.Difference)
 	}
 	if !out.Wide && k.Difference == "" {
 		return
 	}
 	for _, o := range k.Outcomes {
-		out.Row("", fmt.Sprintf("%.1f %% %s %s", 100*o.Probability, o.Verdict, o.Backend))
+		out.Row(" ", fmt.Sprintf("%.1f %% %s %s", 100*o.Probability, o.Verdict, o.Backend))
 		for _, r := range o.Rules {
-			out.Row("", "  "+r)
+			out.Row(" ", "  "+r)
 		}
 	}
 }

@@ -110,7 +110,7 @@ be asked, or nothing at all.`,
 		"ServiceAccount in the servers' namespace whose token the servers are shown.")
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "Maximum time to wait for each server.")
 	root.AddCommand(newStatusCommand(o), newNodesCommand(o), newChangesCommand(o), newLacksCommand(o), newAgentCommand(o), newCheckCommand(o),
-		newVerifyCommand(o), newConnectivityCommand(o), newPageCommand(o), newBugreportCommand(o))
+		newVerifyCommand(o), newExplainCommand(o), newConnectivityCommand(o), newPageCommand(o), newBugreportCommand(o))
 	return root
 }
 

@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/testenv/kubelet"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
@@ -48,6 +49,7 @@ import (
 var plane *controlplane.ControlPlane
 
 func TestMain(m *testing.M) {
+	testenv.Isolate(controlplane.Prepare)
 	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Controllers: true}, &plane),
 		// If both ends of SPDY close at once, it waits for a second for somebody to take the error.
 		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))

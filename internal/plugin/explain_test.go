@@ -1,0 +1,168 @@
+// These tests prove that explain reads a Service from a real API server and compares it with what
+// real servers hold; that it says why a Service has no rules, and what cannot be asked; that the
+// agent's own command understands what it is sent and judges the kernel of a real node; and that the
+// verdict, the marks of the steps and the exit code follow from the answers.
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	agentapp "github.com/slicecast/slicecast/agent/app"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/testenv"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// question is about a Service of default on node-x.
+func question(service string) explainQuestion {
+	return explainQuestion{
+		node: "node-x", name: "default/" + service, service: model.ServiceKey{Namespace: "default", Name: service},
+		output: "table", timeout: patience,
+	}
+}
+
+func TestExplainWithoutAgent(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.service("explained")
+	e.nodeWith("node-x", corev1.NodeSystemInfo{OperatingSystem: "linux"})
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	e.eventually(fine, []string{"with 1 endpoint"}, "lacks", "default/explained")
+	run := func(args ...string) result { return runAs(t.Context(), admin, append([]string{"explain"}, args...)...) }
+
+	r := run("node-x", "default/explained")
+	require.Equal(t, incomplete, r.code, r.errors)
+	require.Regexp(t, `(?m)\AWhat node-x does is not known: no Pod of an agent runs there$`, r.out)
+	require.Contains(t, r.out, "1. objects in the API server: agrees\n")
+	require.Contains(t, r.out, "10.1.2.3 on none, zone none, ready serving\n")
+	require.Regexp(t, `2\. servers: agrees\n +slicecast-system/server-1: shard \d+, sequence \d+`, r.out)
+	require.Contains(t, r.out, "no Pod with the label k8s-app=kube-proxy runs there in kube-system either")
+
+	// Nodes that still run kube-proxy.
+	e.change = func(p *corev1.Pod) { p.Labels = map[string]string{"k8s-app": "kube-proxy"} }
+	e.pod(metav1.NamespaceSystem, "kube-proxy-x", "kube-proxy", "kube-proxy", "node-x", nil, corev1.PodRunning)
+	require.Contains(t, run("node-x", "default/explained").out, "kube-proxy serves the node: Pod kube-system/kube-proxy-x is Running")
+
+	r = run("node-y", "default/none")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, "There is no Service default/none\n")
+	require.Contains(t, r.out, "! there is no Node node-y: check its name\n")
+
+	services := plane.Client().CoreV1().Services("default")
+	for name, s := range map[string]*corev1.Service{
+		"headless": {Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 80}}}},
+		"others": {
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"service.kubernetes.io/service-proxy-name": "mesh"}},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		},
+	} {
+		s.Name = name
+		_, err := services.Create(t.Context(), s, metav1.CreateOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, services.Delete(context.Background(), name, metav1.DeleteOptions{})) })
+	}
+	require.Contains(t, run("node-x", "default/headless").out, "No node has rules for default/headless: it is headless, so clients connect")
+	require.Contains(t, run("node-x", "default/others").out,
+		`Slicecast has no rules for default/others: its label service.kubernetes.io/service-proxy-name says that the proxy "mesh" serves it`)
+
+	require.Contains(t, run("node-x", "web").errors, `"web" is not the name of a Service`)
+	require.Contains(t, run("node-x", "default/web", "--from=x").errors, "--from: ")
+	r = e.run("explain", "node-x", "default/explained")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.errors, "list the EndpointSlices of default/explained")
+	require.Contains(t, runAs(t.Context(), admin, "__complete", "--kubeconfig="+admin, "explain", "node-x", "default/e").out, "default/explained\n")
+}
+
+// TestExplainOnNode runs the agent's command with the objects of the API server, in a node whose
+// kernel has no rules.
+func TestExplainOnNode(t *testing.T) {
+	e := newEnvironment(t)
+	e.service("unprogrammed")
+	e.nodeWith("node-x", corev1.NodeSystemInfo{OperatingSystem: "linux"})
+	q := question("unprogrammed")
+	o, err := readExplained(t.Context(), plane.Client(), q)
+	require.NoError(t, err)
+	node := testenv.NewNetwork(t).AddNode("a")
+	run := func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
+		if command[1] == "status" {
+			return []byte(`{"status": {"programmer": "nftables", "epoch": "7", "shards": [{"shard": 3, "sequence": "8", "programmedSequence": "4"}],
+				"byCheckpoint": true, "time": "2026-01-01T00:01:00Z", "staleSince": "2026-01-01T00:00:00Z", "lastError": "connection refused"}}`), nil
+		}
+		var out bytes.Buffer
+		c := agentapp.NewCommand()
+		c.SetArgs(append(command[1:], "--", "--node-name=node-x", "--cluster-cidr=10.180.0.0/16"))
+		c.SetIn(in)
+		c.SetOut(&out)
+		err := node.Do(func() error { return c.ExecuteContext(ctx) })
+		return out.Bytes(), err
+	}
+	r := &explainReport{question: q}
+	r.objects(o)
+	answers := []fleet.Answer[lacking]{{Server: &fleet.Server{}, Value: lacking{
+		agents:  agents{status: &pb.GetStatusResponse{Epoch: 7}},
+		service: &pb.GetServiceResponse{Shard: 3, Sequence: 8, ChangedSequence: 5},
+	}}}
+	r.askAgent(t.Context(), o, answers, run)
+	require.Equal(t, wrong, r.code())
+	text := printed(t, r)
+	require.Regexp(t, `\Anode-x, default/unprogrammed:/TCP/IPv4: what comes there is not translated, which is not what was decided\n`+
+		`Look at step 2 \(the node's agent\): the node is programmed from the checkpoint`, text)
+	require.Contains(t, text, "! it has been in sync with no server for 1m0s: connection refused\n")
+	require.Contains(t, text, "! the Service changed at sequence 5, which it has not programmed\n")
+	require.Contains(t, text, "should lead to 1 backend of the cluster set, but is not translated")
+	require.Contains(t, text, "Flows in conntrack: 0 to the Service")
+}
+
+func TestExplainVerdict(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer  string
+		code    int
+		verdict string
+	}{
+		"reaches": {
+			`{"served": true, "ports": [{"id": "a/b:/TCP/IPv4", "endpointCount": 3, "packets": [
+				{"frontend": "clusterIP 10.96.0.1:80", "source": "a pod (10.0.0.5)", "wanted": "cluster", "backends": 2, "found": "reaches 2 backends"}]}]}`,
+			fine, "node-x, a/b:/TCP/IPv4: reaches 2 of 3 endpoints",
+		},
+		"dropped from outside": {
+			`{"served": true, "ports": [{"id": "a/b:/TCP/IPv4", "endpointCount": 1, "packets": [
+				{"frontend": "clusterIP 10.96.0.1:80", "source": "a pod (10.0.0.5)", "wanted": "cluster", "backends": 1, "found": "reaches 1 backend"},
+				{"frontend": "nodePort 10.0.0.1:30080", "source": "outside (192.0.2.1)", "wanted": "drop", "because": "no local endpoint", "found": "is dropped"}]}]}`,
+			wrong, "node-x, a/b:/TCP/IPv4 at nodePort 10.0.0.1:30080 from outside (192.0.2.1): dropped: no local endpoint",
+		},
+		"stale flows": {
+			`{"served": true, "ports": [{"id": "a/b:/UDP/IPv4", "packets": [], "flows": {"total": 3, "stale": 1}}]}`,
+			wrong, "Look at step 2 (the kernel, compared with the decision): 1 of 3 flows of a/b:/UDP/IPv4 in conntrack lead to no backend",
+		},
+		"IPVS": {
+			`{"served": true, "unjudged": ["IPVS"], "ports": [{"id": "a/b:/TCP/IPv4", "packets": [
+				{"wanted": "reject", "because": "no endpoint"}]}]}`,
+			incomplete, "node-x, a/b:/TCP/IPv4: what the kernel does is not known; decided is reject: no endpoint",
+		},
+		"no such port": {
+			`{"served": false, "ports": []}`, wrong, "node-x has no rules for default/b: the Service has no such port or family",
+		},
+		"another version": {`unknown command`, incomplete, "What the kernel does is not known: the agent has not printed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &explainReport{question: question("b")}
+			o := &explained{service: &corev1.Service{}, node: &corev1.Node{}}
+			r.askAgent(t.Context(), o, nil, func(_ context.Context, _ io.Reader, command ...string) ([]byte, error) {
+				if command[1] == "status" {
+					return []byte(`{"status": {"programmer": "nftables"}}`), nil
+				}
+				return []byte(c.answer), nil
+			})
+			require.Equal(t, c.code, r.code(), r.steps)
+			require.Contains(t, printed(t, r), c.verdict)
+		})
+	}
+}
