@@ -127,7 +127,11 @@ func (r *connectivityRun) create(ctx context.Context) error {
 		namespace.Labels[k] = v
 	}
 	core := r.fleet.Client().CoreV1()
-	if _, err := core.Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+	// An interruption must not leave open whether there is a namespace to remove.
+	_, err := fleet.Within(context.WithoutCancel(ctx), r.fleet, func(ctx context.Context) (*corev1.Namespace, error) {
+		return core.Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
+	})
+	if err != nil {
 		return fmt.Errorf("create the namespace %s: %w; docs/kubectl.md says which rights are needed", r.namespace, err)
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "probe", Labels: labels}}

@@ -1,8 +1,8 @@
 package plugin
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,12 +35,18 @@ const (
 	// convinced is how many answers in a row of other backends show that a backend is no longer
 	// chosen. If one of two were still chosen at random, that would take 2^40 series.
 	convinced = 40
+	// maxFailures is how many attempts without an answer end a series that should have answers only.
+	maxFailures = 3
 	// parallelScenarios is how many commands run in Pods at the same time.
 	parallelScenarios = 8
 )
 
 // target is an address to reach.
-type target struct{ network, address string }
+type target struct {
+	network, address string
+	// node is the one whose kernel leads the packets on. Empty means that of the client.
+	node string
+}
 
 func (t target) String() string { return t.network + " " + t.address }
 
@@ -61,8 +67,9 @@ func (r *connectivityRun) scenarios(ctx context.Context) (results []scenarioResu
 		mu.Lock()
 		defer mu.Unlock()
 		for _, s := range some {
-			if s.State != scenarioOK {
-				r.say("%s on %s: %s %s: %s", s.Scenario, s.Node, s.State, s.Target, s.Detail)
+			// After an interruption, all that is left cannot be judged.
+			if (s.State == scenarioFailed || s.State == scenarioUnjudged) && ctx.Err() == nil {
+				r.say("%s %s: %s", s.State, s.Scenario, strings.Join(slices.DeleteFunc([]string{s.Node, s.Target, s.Detail}, func(s string) bool { return s == "" }), ", "))
 			}
 		}
 		results = append(results, some...)
@@ -118,7 +125,7 @@ func (r *connectivityRun) withoutDNS(ctx context.Context) string {
 func (r *connectivityRun) clusterTargets(service string) (out []target) {
 	for _, ip := range r.services[service].Spec.ClusterIPs {
 		for _, network := range []string{"tcp", "udp"} {
-			out = append(out, target{network, net.JoinHostPort(ip, "80")})
+			out = append(out, target{network: network, address: net.JoinHostPort(ip, "80")})
 		}
 	}
 	return out
@@ -137,7 +144,7 @@ func (r *connectivityRun) nodePortTargets(service string, n chosenNode) (out []t
 			continue
 		}
 		for _, p := range s.Spec.Ports {
-			out = append(out, target{strings.ToLower(string(p.Protocol)), net.JoinHostPort(a, strconv.Itoa(int(p.NodePort)))})
+			out = append(out, target{strings.ToLower(string(p.Protocol)), net.JoinHostPort(a, strconv.Itoa(int(p.NodePort))), n.name})
 		}
 	}
 	return out
@@ -150,7 +157,7 @@ func (r *connectivityRun) checks() (all []trial) {
 		servers[i] = podName(roleServer, i)
 	}
 	first := servers[:1]
-	whole := probe.Plan{Attempts: enough(len(servers)), Parallel: 8, Timeout: dialTimeout}
+	whole := probe.Plan{Attempts: enough(len(servers)), Parallel: 8, Timeout: dialTimeout, MaxFailures: maxFailures}
 	one := probe.Plan{Attempts: 3, Timeout: dialTimeout}
 	nothing := probe.Plan{Attempts: 3, Interval: 300 * time.Millisecond, Timeout: silence}
 	for i, n := range r.nodes {
@@ -162,7 +169,7 @@ func (r *connectivityRun) checks() (all []trial) {
 		add("ClusterIP, from a backend, also to itself", servers[i], "all", r.clusterTargets("all"), whole, wholeSet(servers))
 		add("ClusterIP, one backend", client, "first", r.clusterTargets("first"), one, wholeSet(first))
 		add("ClusterIP, many backends", client, "many", r.clusterTargets("many"),
-			probe.Plan{Attempts: enough(manyPorts * len(servers)), Parallel: 16, Timeout: dialTimeout}, wholeSet(servers))
+			probe.Plan{Attempts: enough(manyPorts * len(servers)), Parallel: 16, Timeout: dialTimeout, MaxFailures: maxFailures}, wholeSet(servers))
 		add("no endpoints", client, "none", r.clusterTargets("none"), nothing, refused)
 		add("sessionAffinity ClientIP", client, "affinity", r.clusterTargets("affinity"), probe.Plan{Attempts: 20, Timeout: dialTimeout}, sameBackend(servers))
 		if i == 0 {
@@ -194,7 +201,7 @@ func (r *connectivityRun) checks() (all []trial) {
 			}
 		}
 		name := "headless." + r.namespace + ".svc"
-		add("headless name by DNS", client, "headless", []target{{"lookup", name + ":80"}}, probe.Plan{Attempts: 1, Timeout: 5 * time.Second}, resolved(addresses))
+		add("headless name by DNS", client, "headless", []target{{network: "lookup", address: name + ":80"}}, probe.Plan{Attempts: 1, Timeout: 5 * time.Second}, resolved(addresses))
 	}
 	return all
 }
@@ -224,7 +231,10 @@ func (r *connectivityRun) settle(ctx context.Context, c trial) (out []scenarioRe
 		settled = len(failed) == 0
 	}
 	for i, t := range c.targets {
-		one := scenarioResult{Scenario: c.scenario, Node: c.node, Target: t.String(), State: scenarioOK}
+		one := scenarioResult{Scenario: c.scenario, Node: cmp.Or(t.node, c.node), Target: t.String(), State: scenarioOK}
+		if one.Node != c.node {
+			one.Target += " from " + c.node
+		}
 		if failed[i] != "" {
 			one.State, one.Detail, one.Service, one.From = scenarioFailed, failed[i], r.namespace+"/"+c.service, r.source(c.pod, t)
 		}
@@ -267,7 +277,14 @@ func (r *connectivityRun) dial(ctx context.Context, c trial) ([][]probe.Result, 
 		return nil, err
 	}
 	for i := range results {
-		if len(results[i]) != plans[i].Attempts {
+		lost := 0
+		for _, one := range results[i] {
+			if one.Outcome != probe.Answered {
+				lost++
+			}
+		}
+		endedEarly := plans[i].MaxFailures > 0 && lost >= plans[i].MaxFailures
+		if len(results[i]) != plans[i].Attempts && !endedEarly {
 			return nil, fmt.Errorf("the probe has printed %d of %d results", len(results[i]), plans[i].Attempts)
 		}
 	}
@@ -478,7 +495,7 @@ func encoded(plans []probe.Plan) io.Reader {
 	if err != nil {
 		text = []byte(err.Error()) // a Plan can always be encoded
 	}
-	return bufio.NewReader(bytes.NewReader(text))
+	return bytes.NewReader(text)
 }
 
 // await receives results until done says that it has seen enough, for settleTime at most.
@@ -706,14 +723,14 @@ func (r *connectivityRun) addPort(ctx context.Context) (out []scenarioResult) {
 	}
 	var more []target
 	for _, ip := range r.services[service].Spec.ClusterIPs {
-		more = append(more, target{"tcp", net.JoinHostPort(ip, "81")})
+		more = append(more, target{network: "tcp", address: net.JoinHostPort(ip, "81")})
 	}
 	backends := []string{podName(roleChanging, 0), podName(roleChanging, 1)}
 	var mu sync.Mutex
 	var added sync.WaitGroup
 	for i, n := range r.nodes {
 		added.Go(func() {
-			some := r.settle(ctx, trial{"a port is added", n.name, podName(roleClient, i), service, more, probe.Plan{Attempts: enough(len(backends)), Parallel: 8, Timeout: dialTimeout}, wholeSet(backends)})
+			some := r.settle(ctx, trial{"a port is added", n.name, podName(roleClient, i), service, more, probe.Plan{Attempts: enough(len(backends)), Parallel: 8, Timeout: dialTimeout, MaxFailures: maxFailures}, wholeSet(backends)})
 			mu.Lock()
 			defer mu.Unlock()
 			out = append(out, some...)

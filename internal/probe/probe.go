@@ -19,6 +19,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -49,6 +50,8 @@ type Plan struct {
 	Interval time.Duration `json:"interval,omitempty"`
 	// Timeout bounds each attempt.
 	Timeout time.Duration `json:"timeout"`
+	// MaxFailures ends the plan after so many attempts without an answer. 0 means that it does not.
+	MaxFailures int `json:"maxFailures,omitempty"`
 	// Keep makes all attempts on one connection. The plan ends when the connection breaks.
 	Keep bool `json:"keep,omitempty"`
 }
@@ -167,6 +170,7 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 	slots := make(chan struct{}, max(p.Parallel, 1))
 	var all sync.WaitGroup
 	defer all.Wait()
+	var failures atomic.Int64
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	<-timer.C
@@ -182,6 +186,9 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
+			return
+		}
+		if p.MaxFailures > 0 && failures.Load() >= int64(p.MaxFailures) {
 			return
 		}
 		if p.Keep {
@@ -201,6 +208,9 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 			defer func() { <-slots }()
 			began := time.Since(c.began)
 			r, conn := attempt(ctx, p, nil)
+			if r.Outcome != Answered {
+				failures.Add(1)
+			}
 			if conn != nil {
 				_ = conn.Close()
 			}

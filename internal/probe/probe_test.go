@@ -74,6 +74,7 @@ func TestOutcomes(t *testing.T) {
 		Plan{Network: "tcp", Address: nobody, Attempts: 1, Timeout: time.Minute},
 		Plan{Network: "udp", Address: nobody, Attempts: 1, Timeout: time.Minute},
 		Plan{Network: "tcp", Address: silent.Addr().String(), Attempts: 1, Timeout: 50 * time.Millisecond},
+		Plan{Network: "tcp", Address: nobody, Attempts: 1000, MaxFailures: 2, Timeout: time.Minute},
 		Plan{Network: "lookup", Address: "localhost:1", Attempts: 1, Timeout: time.Minute},
 	) {
 		byPlan[r.Plan] = append(byPlan[r.Plan], r)
@@ -89,7 +90,8 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, Refused, byPlan[3][0].Outcome, byPlan[3][0].Error)
 	require.Equal(t, Refused, byPlan[4][0].Outcome, byPlan[4][0].Error)
 	require.Equal(t, TimedOut, byPlan[5][0].Outcome, byPlan[5][0].Error)
-	require.Contains(t, byPlan[6][0].Addresses, "127.0.0.1")
+	require.Len(t, byPlan[6], 2)
+	require.Contains(t, byPlan[7][0].Addresses, "127.0.0.1")
 
 	require.NoError(t, SetReady(t.Context(), false))
 	require.Equal(t, http.StatusServiceUnavailable, readiness(t, health))
