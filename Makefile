@@ -179,6 +179,10 @@ e2e-cert-manager: ## the chart with certificates of cert-manager, whose controll
 e2e-network-policies: ## the chart's NetworkPolicies, enforced by kube-router, which is built once; about two minutes
 	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=network-policies
 
+.PHONY: e2e-connectivity
+e2e-connectivity: ## kubectl slicecast connectivity with Slicecast, with a broken node, and with kube-proxy; about ten minutes
+	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=connectivity,connectivity-kube-proxy
+
 PATHS ?= all
 OUTAGE ?= 10m
 FROM ?=

@@ -1,0 +1,149 @@
+// These tests prove what connectivity counts as a failure and how it says so, which flags it
+// refuses, what its Pods may do, and that what probes print is bounded.
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/slicecast/slicecast/internal/probe"
+	"github.com/slicecast/slicecast/internal/show"
+)
+
+// answersOf returns an answer of each server, to the client 10.0.0.1.
+func answersOf(servers ...string) (out []probe.Result) {
+	for _, s := range servers {
+		out = append(out, probe.Result{Outcome: probe.Answered, Server: s, Client: "10.0.0.1"})
+	}
+	return out
+}
+
+func TestJudges(t *testing.T) {
+	lost := probe.Result{Outcome: probe.TimedOut, Error: "i/o timeout"}
+	refusal := probe.Result{Outcome: probe.Refused}
+	both := []string{"a", "b"}
+	for _, c := range []struct {
+		name    string
+		judge   func([]probe.Result) string
+		results []probe.Result
+		want    string // part of what is wrong; empty means nothing
+	}{
+		{"all backends", wholeSet(both), answersOf("a", "b", "a"), ""},
+		{"a backend is missing", wholeSet(both), answersOf("a", "a"), "answered by a: 2"},
+		{"a stranger answers", wholeSet(both), answersOf("a", "b", "c"), "answered by c: 1"},
+		{"one attempt is lost", wholeSet(both), append(answersOf("a", "b"), lost), "timed out: 1 (i/o timeout)"},
+		{"no results", wholeSet(both), nil, "expected answers of each of a, b"},
+		{"the same backend", sameBackend(both), answersOf("b", "b"), ""},
+		{"another backend", sameBackend(both), answersOf("b", "a"), "one backend only"},
+		{"nobody at all is not the same backend", sameBackend(both), []probe.Result{lost, lost}, "one backend only"},
+		{"refused", refused, []probe.Result{refusal, lost}, ""},
+		{"it times out instead", refused, []probe.Result{lost, lost}, "refused at once"},
+		{"refused and answered", refused, append(answersOf("a"), refusal), "refused at once"},
+		{"unanswered", unanswered, []probe.Result{refusal, lost}, ""},
+		{"answered", unanswered, append(answersOf("a"), lost), "expected no answer"},
+		{"the client is kept", keptClient([]string{"a"}, []string{"10.0.0.1"}), answersOf("a"), ""},
+		{"the client is hidden", keptClient([]string{"a"}, []string{"10.0.0.2"}), answersOf("a"), "the backend saw 10.0.0.1"},
+		{"resolved", resolved([]string{"2", "1"}), []probe.Result{{Addresses: []string{"1", "2"}}}, ""},
+		{"an address is missing", resolved([]string{"2", "1"}), []probe.Result{{Addresses: []string{"1"}}}, "expected 1, 2; saw 1"},
+	} {
+		got := c.judge(c.results)
+		if c.want == "" {
+			require.Empty(t, got, c.name)
+		} else {
+			require.Contains(t, got, c.want, c.name)
+		}
+	}
+}
+
+// TestFollowed checks that an attempt without an answer during a change is a failure, and that a
+// time is never made up.
+func TestFollowed(t *testing.T) {
+	var f followed
+	at := time.Unix(1000, 0)
+	require.True(t, f.note(timedResult{answersOf("a")[0], at}, "a"))
+	require.False(t, f.note(timedResult{answersOf("b")[0], at.Add(time.Second)}, "a"))
+	require.True(t, f.note(timedResult{answersOf("a")[0], at.Add(2 * time.Second)}, "a"))
+	require.Equal(t, followed{first: at, last: at.Add(2 * time.Second)}, f)
+	detail, err := f.result("fine")
+	require.NoError(t, err)
+	require.Equal(t, "fine", detail)
+	require.False(t, f.note(timedResult{probe.Result{Outcome: probe.Refused}, at}, "a"))
+	detail, err = f.result("fine")
+	require.ErrorIs(t, err, errSeen)
+	require.Contains(t, detail, "1 had none: refused")
+	require.Equal(t, "last new connection 20ms after the EndpointSlice", after("last", 20*time.Millisecond))
+	require.Contains(t, after("first", -time.Second), "before this command saw")
+}
+
+func TestConnectivityFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--sample is 0":         {"--sample=0"},
+		"--sample is 21":        {"--sample=21"},
+		"--time-limit is 1s":    {"--time-limit=1s"},
+		"name no nodes":         {"--cleanup", "node-1"},
+		"21 nodes are named":    strings.Fields(strings.Repeat("n ", 21)),
+		"--output is \"other\"": {"--output=other"},
+	} {
+		c := NewCommand()
+		c.SetArgs(append([]string{"connectivity", "--kubeconfig=/nowhere"}, args...))
+		require.ErrorContains(t, c.Execute(), want)
+	}
+}
+
+// TestConnectivityPods checks that Pods end by themselves and need no privileges.
+func TestConnectivityPods(t *testing.T) {
+	r := newConnectivityRun(&connectivity{hostNet: true, timeLimit: 10 * time.Minute}, nil, []chosenNode{{name: "n"}}, "image")
+	pods := r.podsWanted()
+	require.Len(t, pods, 5)
+	for _, p := range pods {
+		require.Equal(t, int64(13*60), *p.Spec.ActiveDeadlineSeconds, p.Name)
+		require.Equal(t, p.Labels[roleLabel] == roleHost, p.Spec.HostNetwork, p.Name)
+		require.False(t, *p.Spec.AutomountServiceAccountToken, p.Name)
+		require.True(t, *p.Spec.SecurityContext.RunAsNonRoot, p.Name)
+		s := p.Spec.Containers[0].SecurityContext
+		require.True(t, *s.ReadOnlyRootFilesystem && !*s.AllowPrivilegeEscalation, p.Name)
+		require.Equal(t, []corev1.Capability{"ALL"}, s.Capabilities.Drop, p.Name)
+	}
+}
+
+func TestConnectivityReport(t *testing.T) {
+	r := &connectivityReport{Namespace: "x", Results: []scenarioResult{
+		{Scenario: "s", Node: "n", Target: "tcp 1", State: scenarioOK}, {Scenario: "s", Node: "n", Target: "udp 1", State: scenarioOK},
+	}}
+	require.Equal(t, fine, r.code())
+	printed := func() string {
+		var out bytes.Buffer
+		o := show.Options{Output: "table"}
+		require.NoError(t, o.Run(t.Context(), &out, func(context.Context) (show.Report, error) { return r, nil }))
+		return out.String()
+	}
+	require.Contains(t, printed(), "2 targets")
+	r.Results = append(r.Results, scenarioResult{Scenario: "s", Node: "m", Target: "tcp 1", State: scenarioFailed, Detail: "saw x", Reasons: []string{"because"}})
+	require.Equal(t, wrong, r.code())
+	require.Contains(t, printed(), "tcp 1: saw x")
+	require.Contains(t, printed(), "because")
+	require.Contains(t, printed(), "2 ok, 1 failed, 0 not judged, 0 skipped")
+	r.Results = append(r.Results, scenarioResult{State: scenarioUnjudged})
+	require.Equal(t, incomplete, r.code(), "what was not judged is not merely wrong")
+}
+
+func TestLinesOfProbes(t *testing.T) {
+	var lines []string
+	w := &lineWriter{line: func(line []byte) error {
+		lines = append(lines, string(line))
+		return nil
+	}}
+	for _, part := range []string{"a", "b\nc\n", "d"} {
+		_, err := w.Write([]byte(part))
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{"ab", "c"}, lines)
+	_, err := w.Write(bytes.Repeat([]byte("x"), maxLine))
+	require.ErrorContains(t, err, "too long")
+}
