@@ -30,6 +30,10 @@ import (
 const (
 	// dialTimeout bounds an attempt that should be answered, and silence one that should not be.
 	dialTimeout, silence = 2 * time.Second, time.Second
+	// refusal bounds an attempt that should be refused. An ICMPv6 error that comes while connect
+	// still holds the socket is ignored. TCP then learns of it by the SYN that it sends again after
+	// one second.
+	refusal = 3 * time.Second
 	// pace is the time between attempts while something changes.
 	pace = 25 * time.Millisecond
 	// convinced is how many answers in a row of other backends show that a backend is no longer
@@ -170,7 +174,7 @@ func (r *connectivityRun) checks() (all []trial) {
 		add("ClusterIP, one backend", client, "first", r.clusterTargets("first"), one, wholeSet(first))
 		add("ClusterIP, many backends", client, "many", r.clusterTargets("many"),
 			probe.Plan{Attempts: enough(manyPorts * len(servers)), Parallel: 16, Timeout: dialTimeout, MaxFailures: maxFailures}, wholeSet(servers))
-		add("no endpoints", client, "none", r.clusterTargets("none"), nothing, refused)
+		add("no endpoints", client, "none", r.clusterTargets("none"), probe.Plan{Attempts: 3, Interval: 300 * time.Millisecond, Timeout: refusal}, refused)
 		add("sessionAffinity ClientIP", client, "affinity", r.clusterTargets("affinity"), probe.Plan{Attempts: 20, Timeout: dialTimeout}, sameBackend(servers))
 		if i == 0 {
 			add("internalTrafficPolicy Local", client, "local", r.clusterTargets("local"), one, wholeSet(first))
@@ -391,7 +395,7 @@ func refused(results []probe.Result) string {
 	if some && unanswered(results) == "" {
 		return ""
 	}
-	return "expected that it is refused at once; saw " + seen(results)
+	return "expected that it is refused; saw " + seen(results)
 }
 
 // unanswered requires that nobody answers.

@@ -26,7 +26,7 @@ func answersOf(servers ...string) (out []probe.Result) {
 
 func TestJudges(t *testing.T) {
 	lost := probe.Result{Outcome: probe.TimedOut, Error: "i/o timeout"}
-	refusal := probe.Result{Outcome: probe.Refused}
+	refusedOne := probe.Result{Outcome: probe.Refused}
 	both := []string{"a", "b"}
 	for _, c := range []struct {
 		name    string
@@ -42,10 +42,10 @@ func TestJudges(t *testing.T) {
 		{"the same backend", sameBackend(both), answersOf("b", "b"), ""},
 		{"another backend", sameBackend(both), answersOf("b", "a"), "one backend only"},
 		{"nobody at all is not the same backend", sameBackend(both), []probe.Result{lost, lost}, "one backend only"},
-		{"refused", refused, []probe.Result{refusal, lost}, ""},
-		{"it times out instead", refused, []probe.Result{lost, lost}, "refused at once"},
-		{"refused and answered", refused, append(answersOf("a"), refusal), "refused at once"},
-		{"unanswered", unanswered, []probe.Result{refusal, lost}, ""},
+		{"refused", refused, []probe.Result{refusedOne, lost}, ""},
+		{"it times out instead", refused, []probe.Result{lost, lost}, "expected that it is refused"},
+		{"refused and answered", refused, append(answersOf("a"), refusedOne), "expected that it is refused"},
+		{"unanswered", unanswered, []probe.Result{refusedOne, lost}, ""},
 		{"answered", unanswered, append(answersOf("a"), lost), "expected no answer"},
 		{"the client is kept", keptClient([]string{"a"}, []string{"10.0.0.1"}), answersOf("a"), ""},
 		{"the client is hidden", keptClient([]string{"a"}, []string{"10.0.0.2"}), answersOf("a"), "the backend saw 10.0.0.1"},
