@@ -485,7 +485,8 @@ func (r *connectivityRun) start(ctx context.Context, targets []target, plan prob
 		}
 		for _, s := range all {
 			go func() {
-				for range s.results { //nolint:revive // what comes after the end does not count
+				for range s.results {
+					// What comes after the end does not count.
 				}
 			}()
 		}

@@ -127,12 +127,10 @@ func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) erro
 		request := make([]byte, requestSize)
 		for {
 			n, client, err := packets.ReadFrom(request)
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case errors.Is(err, net.ErrClosed):
-				return err
-			case err != nil:
+			if errors.Is(err, net.ErrClosed) {
+				return unlessDone(ctx, err)
+			}
+			if err != nil {
 				continue // an ICMP error about an earlier answer
 			}
 			if n < requestSize {
@@ -144,11 +142,12 @@ func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) erro
 	return nil
 }
 
+// unlessDone returns an error, or nil if ctx has ended, which closes what has failed.
 func unlessDone(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 // SetReady tells the server in the same Pod whether it is ready.
