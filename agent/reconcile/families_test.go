@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -325,4 +327,39 @@ func TestFailedServicePorts(t *testing.T) {
 		require.Equal(t, 2, n.Status().ServicePorts)
 		require.EqualValues(t, 2, testutil.ToFloat64(n.metrics.ports))
 	})
+}
+
+// TestPositionsOfAnEarlierEpoch asserts that positions that could not be acknowledged, because an IP
+// family had failed, are not acknowledged as positions of the next epoch.
+func TestPositionsOfAnEarlierEpoch(t *testing.T) {
+	w := &cache.Writer{Cache: client.NewCache()}
+	k := &kernel{t: t, ports: map[view.ServicePortID]*view.ServicePort{}, broken: map[string]bool{}}
+	k.out = map[model.Family]error{model.IPv4: errLocked}
+	got := &reports{acked: map[uint32]uint64{}}
+	r := New(Options{
+		Cache: w.Cache, View: view.New(view.Options{NodeName: "node-1"}), Programmer: k, Reporter: got, FreeMemory: func() {},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	service := model.NewService(model.Service{
+		Namespace: "default", Name: "a", Type: model.ClusterIP, ClusterIPs: []netip.Addr{clusterIP("a")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	})
+	require.NoError(t, w.Welcome(1, 1))
+	_, err := w.Apply(&model.Update{To: 7, Full: true, Services: []*model.Service{service}})
+	require.NoError(t, err)
+	require.NoError(t, w.InSync([]uint64{7}, model.ResourceVersions{}))
+	r.run(t.Context(), time.Now())
+	require.Equal(t, map[uint32]uint64{0: 7}, r.unacked)
+	require.Empty(t, got.acked)
+
+	require.NoError(t, w.Welcome(2, 1))
+	k.out = nil
+	r.run(t.Context(), time.Now().Add(time.Hour))
+	require.Len(t, k.ports, 1)
+	require.EqualValues(t, 2, got.epoch)
+	require.Empty(t, got.acked)
+
+	require.NoError(t, w.InSync([]uint64{3}, model.ResourceVersions{}))
+	r.run(t.Context(), time.Now())
+	require.Equal(t, map[uint32]uint64{0: 3}, got.acked)
 }

@@ -48,8 +48,23 @@ type agent struct {
 	// not acknowledged yet. The first one is the last that was acknowledged.
 	told  map[model.ServiceKey][]telling
 	epoch uint64
+	// received has the positions that servers have named to this agent. Of a checkpoint, there are
+	// none.
+	received map[position]bool
+	// synced means that a server has brought the cache in sync.
+	synced bool
+	// doubted has acknowledged positions that were not received when they were acknowledged. The
+	// client tells of a response after the cache has it, so what is acknowledged may be known later.
+	doubted []position
 	// nacked has the Services of which something is not programmed, as reported.
 	nacked map[model.ServiceKey]bool
+}
+
+// position is a sequence of a shard in an epoch.
+type position struct {
+	epoch    uint64
+	shard    uint32
+	sequence uint64
 }
 
 // telling is the state of a Service at a sequence of its shard.
@@ -70,7 +85,7 @@ func (n *node) start() {
 	w := n.world
 	a := &agent{
 		node: n, name: n.name, process: w.network.process(n.host), cache: client.NewCache(),
-		told: make(map[model.ServiceKey][]telling), nacked: make(map[model.ServiceKey]bool),
+		told: make(map[model.ServiceKey][]telling), nacked: make(map[model.ServiceKey]bool), received: make(map[position]bool),
 	}
 	registry := prometheus.NewRegistry()
 	logger := w.logger(n.name)
@@ -162,6 +177,7 @@ func (a *agent) observe(r *wire.Response, _ int) {
 		}
 		a.mu.Unlock()
 	case r.Update != nil && !r.More:
+		a.receive(r.Update.Shard, r.Update.To)
 		for i := range maxServices {
 			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
 			if a.cache.ShardOf(key) == r.Update.Shard {
@@ -169,11 +185,23 @@ func (a *agent) observe(r *wire.Response, _ int) {
 			}
 		}
 	case r.InSync != nil:
+		a.mu.Lock()
+		a.synced = true
+		a.mu.Unlock()
+		for shard, sequence := range r.InSync.GetSequences() {
+			a.receive(uint32(shard), sequence)
+		}
 		for i := range maxServices {
 			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
 			a.tell(key, a.state(key, r.InSync.GetSequences()[a.cache.ShardOf(key)]))
 		}
 	}
+}
+
+func (a *agent) receive(shard uint32, sequence uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.received[position{a.epoch, shard, sequence}] = true
 }
 
 func (a *agent) tell(key model.ServiceKey, t telling) {
@@ -243,8 +271,26 @@ func (a *agent) acked(epoch uint64, positions map[uint32]uint64) {
 		}
 	}
 	for shard, sequence := range positions {
+		if p := (position{epoch, shard, sequence}); !a.synced || !a.received[p] {
+			a.doubted = append(a.doubted, p)
+		}
 		a.node.world.convergence.programmed(a.name, epoch, shard, sequence, time.Now())
 	}
+}
+
+// checkAcked checks that a server has confirmed what was acknowledged. All goroutines wait.
+func (a *agent) checkAcked() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.doubted {
+		switch {
+		case !a.synced:
+			a.node.world.violated("%s: acknowledged %+v before a server has brought the cache in sync", a.name, p)
+		case !a.received[p]:
+			a.node.world.violated("%s: acknowledged %+v, which no server has named", a.name, p)
+		}
+	}
+	a.doubted = nil
 }
 
 // holds checks that the kernel holds one of some states of a Service. The kernel's mutex is held.
@@ -309,11 +355,9 @@ func (h *historian) Enabled(_ context.Context, level slog.Level) bool { return l
 
 // Handle implements slog.Handler.
 func (h *historian) Handle(_ context.Context, r slog.Record) error {
-	if h.world.keepLogs {
-		text := r.Message
-		r.Attrs(func(a slog.Attr) bool { text += fmt.Sprint(" ", a); return true })
-		h.world.observed("%s: log: %s", h.name, text)
-	}
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool { text += fmt.Sprint(" ", a); return true })
+	h.world.observed("%s: log: %s", h.name, text)
 	return nil
 }
 

@@ -73,6 +73,8 @@ func init() {
 		{"restore etcd", 1, (*world).restore},
 		{"let a certificate end", 2, (*world).endCertificate},
 		{"renew certificates", 2, (*world).renewSome},
+		{"set a clock", 2, (*world).setClock},
+		{"set all clocks right", 1, func(w *world, _ step) string { w.setClocks(); return "" }},
 		{"ask for the convergence", 3, (*world).askConvergence},
 		{"quiet", 1, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
 	}
@@ -114,6 +116,7 @@ func (w *world) take(s step) string {
 	if s.wait > 0 {
 		<-time.After(s.wait)
 		synctest.Wait()
+		w.checkAcked()
 	}
 	for range s.turns {
 		runtime.Gosched()

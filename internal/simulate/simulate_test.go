@@ -5,16 +5,24 @@
 package simulate
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/cryptotest"
 	"testing/synctest"
@@ -51,28 +59,38 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// outcome is what an episode was like.
-type outcome struct {
-	violation string
-	kind      string   // of the violation
-	did       []string // what each step did
-	events    []string // what happened; of a long episode only the end
-	digest    uint64   // of everything that happened
-	slowest   time.Duration
-	virtual   time.Duration
+// order is what an episode is to do.
+type order struct {
+	Seed uint64
+	// Steps are the indexes of the steps of the seed's schedule that are taken. nil means all.
+	Steps []int
 }
 
-// episode runs a schedule in a cluster that a seed draws.
-func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out outcome) {
-	directory := t.TempDir()
-	cryptotest.SetGlobalRandom(t, seed)
+// outcome is what an episode was like.
+type outcome struct {
+	Violation string   // empty if there was none
+	Kind      string   // of the violation, without names and numbers
+	Did       []string // what each step did
+	Events    []string // what happened; of a long episode only the end
+	Digest    uint64   // of everything that happened
+	Slowest   time.Duration
+	Virtual   time.Duration
+}
+
+// kindEnded is the kind of violation of an episode whose process has ended before its time.
+const kindEnded = "the process ended"
+
+// episode lets a schedule happen in a cluster that the seed draws. directory is for files.
+func episode(t *testing.T, o order, directory string) (out outcome) {
+	schedule := o.schedule()
+	cryptotest.SetGlobalRandom(t, o.Seed)
 	synctest.Test(t, func(*testing.T) {
-		for range seed % 1024 { // with a deterministic runtime, each bubble begins with the same number
+		for range o.Seed % 1024 { // with a deterministic runtime, each bubble begins with the same number
 			rand.Uint64()
 		}
-		w := newWorld(rand.New(rand.NewPCG(seed, 1)), directory, keepLogs)
+		w := newWorld(rand.New(rand.NewPCG(o.Seed, 1)), directory)
 		for _, s := range schedule {
-			out.did = append(out.did, w.take(s))
+			out.Did = append(out.Did, w.take(s))
 			if w.failed() != "" {
 				break
 			}
@@ -81,12 +99,88 @@ func episode(t *testing.T, seed uint64, schedule []step, keepLogs bool) (out out
 			w.quiet()
 		}
 		w.end()
-		out.violation, out.kind, out.digest, out.slowest = w.failed(), w.kind, w.digest, w.slowest
-		out.virtual = time.Since(w.begin)
-		out.events = w.observations
+		out.Violation, out.Kind, out.Digest, out.Slowest = w.failed(), w.kind, w.digest, w.slowest
+		out.Virtual = time.Since(w.begin)
+		out.Events = w.observations
 	})
-	collect()
 	return out
+}
+
+// schedule returns the steps of an episode.
+func (o order) schedule() []step {
+	all := draw(rand.New(rand.NewPCG(o.Seed, 2)), episodeSteps)
+	if o.Steps == nil {
+		return all
+	}
+	chosen := make([]step, len(o.Steps))
+	for i, at := range o.Steps {
+		chosen[i] = all[at]
+	}
+	return chosen
+}
+
+// childVariable is the environment variable that makes TestSimulate carry out the order that it
+// reads from its standard input, and write the outcome to file descriptor 3.
+const childVariable = "SLICECAST_SIMULATE_EPISODE"
+
+// childTimeout bounds the real time of an episode in a process of its own. It is some hundred times
+// longer than usual.
+const childTimeout = 2 * time.Minute
+
+// run runs an episode. With a deterministic runtime it does so in a process of its own. There, what
+// other episodes leave behind has no influence: caches, pools, and the addresses of objects, by
+// which maps are ordered.
+func run(t *testing.T, o order) outcome {
+	if !deterministic(t) {
+		out := episode(t, o, t.TempDir())
+		collect()
+		return out
+	}
+	var printed bytes.Buffer
+	out, err := o.send(t.TempDir(), &printed)
+	if err != nil {
+		text := strings.TrimSpace(printed.String())
+		first, _, _ := strings.Cut(text, "\n")
+		return outcome{Violation: fmt.Sprintf("%s: %v: %s", kindEnded, err, first), Kind: kindEnded, Events: strings.Split(text, "\n")}
+	}
+	return out
+}
+
+// send lets another process carry out an order.
+func (o order) send(directory string, printed io.Writer) (out outcome, err error) {
+	in, err := json.Marshal(o)
+	if err != nil {
+		return out, err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, reader.Close()) }()
+	child := exec.Command(os.Args[0], "-test.run=^TestSimulate$", "-test.timeout="+childTimeout.String())
+	child.Dir, child.Stdin, child.ExtraFiles = directory, bytes.NewReader(in), []*os.File{writer}
+	child.Stdout, child.Stderr = printed, printed
+	// With one processor that is taken from nobody, and without collections of garbage, goroutines
+	// run in the same order, and objects have the same addresses.
+	child.Env = []string{"GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=2GiB", "GODEBUG=asyncpreemptoff=1", childVariable + "=1"}
+	err = errors.Join(child.Start(), writer.Close())
+	if err != nil {
+		return out, err
+	}
+	content, err := io.ReadAll(reader)
+	if err = errors.Join(err, child.Wait()); err != nil {
+		return out, err
+	}
+	return out, json.Unmarshal(content, &out)
+}
+
+// serve carries out the order of run.
+func serve(t *testing.T) {
+	var o order
+	require.NoError(t, json.NewDecoder(os.Stdin).Decode(&o))
+	out := episode(t, o, ".")
+	answer := os.NewFile(3, "outcome")
+	require.NoError(t, errors.Join(json.NewEncoder(answer).Encode(out), answer.Close()))
 }
 
 // collectAbove is the size of the heap, in bytes, above which garbage is collected between
@@ -101,56 +195,102 @@ func collect() {
 	}
 }
 
-func drawn(seed uint64) []step { return draw(rand.New(rand.NewPCG(seed, 2)), episodeSteps) }
-
 // TestSimulate runs as many episodes as the steps need, and reports the first that fails with its
 // seed and a history as short as possible.
 func TestSimulate(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(2 << 30))
-	if *seed != 0 {
-		report(t, *seed, episode(t, *seed, drawn(*seed), true))
+	if os.Getenv(childVariable) != "" {
+		serve(t)
 		return
 	}
-	begin, shown := time.Now(), time.Now()
-	var slowest, virtual time.Duration
-	for n := 0; n*episodeSteps < *steps; n++ {
-		s := *first + uint64(n)
-		out := episode(t, s, drawn(s), false)
-		if out.violation != "" {
-			report(t, s, out)
+	if *seed != 0 {
+		report(t, order{Seed: *seed}, run(t, order{Seed: *seed}))
+		return
+	}
+	workers := 1
+	if deterministic(t) {
+		workers = runtime.NumCPU()
+	}
+	now := time.Now()
+	r := &runner{begin: now, shown: now, failed: make(map[uint64]outcome)}
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() { r.work(t) })
+	}
+	all.Wait()
+	if len(r.failed) > 0 {
+		s := slices.Min(slices.Collect(maps.Keys(r.failed)))
+		report(t, order{Seed: s}, r.failed[s])
+	}
+}
+
+// runner runs the episodes of TestSimulate until one fails.
+type runner struct {
+	begin time.Time
+
+	mu               sync.Mutex // guards the fields below
+	started, done    int
+	shown            time.Time
+	slowest, virtual time.Duration
+	failed           map[uint64]outcome
+}
+
+// next returns the seed of the next episode.
+func (r *runner) next() (seed uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started*episodeSteps >= *steps || len(r.failed) > 0 {
+		return 0, false
+	}
+	r.started++
+	return *first + uint64(r.started-1), true
+}
+
+func (r *runner) work(t *testing.T) {
+	for {
+		s, ok := r.next()
+		if !ok {
 			return
 		}
-		slowest, virtual = max(slowest, out.slowest), virtual+out.virtual
-		if now := time.Now(); now.Sub(shown) >= *progress || (n+1)*episodeSteps >= *steps {
-			shown = now
-			fmt.Fprintf(os.Stderr, "simulate: %d of %d steps, seeds %d to %d, %v of the cluster's time in %v; settled within %v\n",
-				(n+1)*episodeSteps, *steps, *first, s, virtual.Round(time.Hour), now.Sub(begin).Round(time.Second), slowest)
-		}
+		r.finished(s, run(t, order{Seed: s}))
+	}
+}
+
+// finished counts an episode, and shows the progress.
+func (r *runner) finished(seed uint64, out outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if out.Violation != "" {
+		r.failed[seed] = out
+		return
+	}
+	r.done++
+	r.slowest, r.virtual = max(r.slowest, out.Slowest), r.virtual+out.Virtual
+	if now := time.Now(); now.Sub(r.shown) >= *progress || r.done*episodeSteps >= *steps {
+		r.shown = now
+		fmt.Fprintf(os.Stderr, "simulate: %d of %d steps, seeds from %d, %v of the clusters' time in %v; settled within %v\n",
+			r.done*episodeSteps, *steps, *first, r.virtual.Round(time.Hour), now.Sub(r.begin).Round(time.Second), r.slowest)
 	}
 }
 
 // TestSeed runs seeds twice. The steps must be the same: a seed has one schedule, and what a step
-// does depends on the schedule alone. With a deterministic runtime, everything else is mostly the
-// same, too, down to the order in which nodes are programmed and the numbers that clients draw.
+// does depends on the schedule alone. With a deterministic runtime, the whole histories must be the
+// same, down to the order in which nodes are programmed and the numbers that clients draw.
 func TestSeed(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	exact := deterministic(t)
-	t.Logf("the runtime is deterministic: %v", exact)
-	const seeds = 8
-	same := 0
-	for seed := *first; seed < *first+seeds; seed++ {
-		a, b := episode(t, seed, drawn(seed), true), episode(t, seed, drawn(seed), true)
-		require.Equal(t, a.did, b.did, "seed %d", seed)
-		if a.digest == b.digest {
-			same++
-		} else if exact {
-			t.Logf("seed %d: %s", seed, firstDifference(a.events, b.events))
-		}
-	}
-	t.Logf("%d of %d seeds did the same twice", same, seeds)
+	exact, seeds := deterministic(t), uint64(8)
 	if exact {
-		require.Positive(t, same)
+		seeds = 40
+	}
+	t.Logf("the runtime is deterministic: %v", exact)
+	for seed := *first; seed < *first+seeds; seed++ {
+		a, b := run(t, order{Seed: seed}), run(t, order{Seed: seed})
+		require.Equal(t, a.Did, b.Did, "seed %d", seed)
+		if exact {
+			require.Equal(t, a.Digest, b.Digest, "seed %d: %s", seed, firstDifference(a.Events, b.Events))
+			require.Equal(t, a, b, "seed %d", seed)
+		}
 	}
 }
 
@@ -164,44 +304,56 @@ func firstDifference(a, b []string) string {
 	return fmt.Sprintf("%d and %d events", len(a), len(b))
 }
 
+var detect struct {
+	sync.Once
+	deterministic bool
+}
+
 // deterministic reports whether the runtime is that of the command deterministic.
 func deterministic(t *testing.T) bool {
-	var drawn [2]uint64
-	for i := range drawn {
-		synctest.Test(t, func(*testing.T) { drawn[i] = rand.Uint64() })
-	}
-	return drawn[0] == drawn[1]
+	detect.Do(func() {
+		var drawn [2]uint64
+		for i := range drawn {
+			synctest.Test(t, func(*testing.T) { drawn[i] = rand.Uint64() })
+		}
+		detect.deterministic = drawn[0] == drawn[1]
+	})
+	return detect.deterministic
 }
 
 // report fails the test if an episode failed, with the seed and the shortest history that fails.
-func report(t *testing.T, seed uint64, out outcome) {
+func report(t *testing.T, o order, out outcome) {
 	if *verbose {
-		fmt.Fprintln(os.Stderr, strings.Join(out.events, "\n"))
+		fmt.Fprintln(os.Stderr, strings.Join(out.Events, "\n"))
 	}
-	if out.violation == "" {
+	if out.Violation == "" {
 		return
 	}
-	schedule := drawn(seed)[:len(out.did)]
-	again := episode(t, seed, schedule, true)
-	if again.kind == out.kind {
-		schedule, again = shrink(t, seed, schedule, again)
+	again := run(t, o)
+	second, shortest := cmp.Or(again.Violation, "no failure"), again
+	if again.Kind == out.Kind && out.Kind != kindEnded {
+		for i := range out.Did {
+			o.Steps = append(o.Steps, i)
+		}
+		o, shortest = shrink(t, o, again)
 	}
 	t.Fatalf("seed %d: %s\nTo see it again: make simulate SEED=%d\nA second run of the seed: %s\n\n"+
-		"Its history, shrunk from %d steps to %d:\n%s\nThe last events:\n%s", seed, out.violation, seed,
-		cmp.Or(again.violation, "no failure"), len(out.did), len(schedule), history(again.did), strings.Join(again.events[max(0, len(again.events)-80):], "\n"))
+		"Its history, shrunk from %d steps to %d:\n%s\nThe last events:\n%s", o.Seed, out.Violation, o.Seed, second,
+		len(out.Did), len(o.Steps), history(shortest.Did), strings.Join(shortest.Events[max(0, len(shortest.Events)-80):], "\n"))
 }
 
-// shrink removes steps from a schedule as long as an invariant is still violated. It returns the
-// shortest schedule found, and its outcome.
-func shrink(t *testing.T, seed uint64, schedule []step, out outcome) ([]step, outcome) {
+// shrink removes steps from an order as long as the same invariant is violated. It returns the
+// shortest order found, and its outcome.
+func shrink(t *testing.T, o order, out outcome) (order, outcome) {
 	deadline := time.Now().Add(*shrinking)
-	for size := len(schedule) / 2; size > 0; {
+	for size := len(o.Steps) / 2; size > 0; {
 		removed := false
-		for from := 0; from < len(schedule) && time.Now().Before(deadline); {
-			to := min(from+size, len(schedule))
-			shorter := append(append([]step(nil), schedule[:from]...), schedule[to:]...)
-			if again := episode(t, seed, shorter, true); again.kind == out.kind {
-				schedule, out, removed = shorter[:len(again.did)], again, true
+		for from := 0; from < len(o.Steps) && time.Now().Before(deadline); {
+			to := min(from+size, len(o.Steps))
+			shorter := order{o.Seed, slices.Concat(o.Steps[:from], o.Steps[to:])}
+			if again := run(t, shorter); again.Kind == out.Kind {
+				shorter.Steps = shorter.Steps[:len(again.Did)]
+				o, out, removed = shorter, again, true
 			} else {
 				from = to
 			}
@@ -213,5 +365,5 @@ func shrink(t *testing.T, seed uint64, schedule []step, out outcome) ([]step, ou
 			break
 		}
 	}
-	return schedule, out
+	return o, out
 }

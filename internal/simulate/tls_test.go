@@ -31,8 +31,23 @@ type pki struct {
 	directory string // for the files of servers
 	ending    bool   // some certificate does not last
 
-	mu      sync.Mutex // guards clients
+	mu      sync.Mutex // guards the fields below
 	clients map[string]tlsfiles.PEM
+	clocks  map[string]clock // of clients whose clocks are wrong
+}
+
+// clock is a clock that was set wrongly, and that may run too fast or too slowly. Clients verify
+// servers' certificates by theirs. Nothing else between a client and a server depends on the time
+// of day: times on the wire are durations, or those of the server that sent them.
+type clock struct {
+	set   time.Time     // when it was set
+	ahead time.Duration // by how much it was ahead then
+	drift float64       // by how many seconds more it is ahead after each second
+}
+
+func (c clock) now() time.Time {
+	now := time.Now()
+	return now.Add(c.ahead + time.Duration(c.drift*float64(now.Sub(c.set))))
 }
 
 func must[T any](v T, err error) T {
@@ -44,7 +59,7 @@ func must[T any](v T, err error) T {
 
 func newPKI(w *world, directory string) *pki {
 	return &pki{
-		world: w, directory: directory, clients: make(map[string]tlsfiles.PEM),
+		world: w, directory: directory, clients: make(map[string]tlsfiles.PEM), clocks: make(map[string]clock),
 		ca: must(ca.New("simulated", ca.Validity{NotBefore: time.Now(), NotAfter: time.Now().Add(10 * lifetime)})),
 	}
 }
@@ -108,7 +123,13 @@ func (p *pki) credentials(name string) credentials.TransportCredentials {
 		defer p.mu.Unlock()
 		return p.clients[name], nil
 	}
-	return tlsfiles.FollowFunc("certificate of "+name, read, slog.New(slog.DiscardHandler)).ClientCredentials(wire.Protocol)
+	follower := tlsfiles.FollowFunc("certificate of "+name, read, slog.New(slog.DiscardHandler))
+	follower.Now = func() time.Time {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.clocks[name].now()
+	}
+	return follower.ClientCredentials(wire.Protocol)
 }
 
 // credentials are those of gRPC clients.
@@ -134,6 +155,37 @@ func (w *world) renewCertificates() {
 	for _, name := range names {
 		w.pki.renewClient(name, lifetime)
 	}
+}
+
+// setClocks sets all clocks to the right time.
+func (w *world) setClocks() {
+	if w.pki == nil {
+		return
+	}
+	w.pki.mu.Lock()
+	defer w.pki.mu.Unlock()
+	clear(w.pki.clocks)
+}
+
+// setClock makes the clock of a node or of the relays wrong: by minutes, by more than a certificate
+// lasts, or more and more.
+func (w *world) setClock(s step) string {
+	if w.pki == nil {
+		return ""
+	}
+	name := relayName
+	if s.b&3 != 0 {
+		name = pick(w.nodes, s.a).name
+	}
+	c := clock{
+		set:   time.Now(),
+		ahead: pick([]time.Duration{0, -2 * time.Minute, 2 * time.Minute, -2 * lifetime, 2 * lifetime}, s.b>>2),
+		drift: pick([]float64{0, -0.5, 0.5, 30_000}, s.c),
+	}
+	w.pki.mu.Lock()
+	defer w.pki.mu.Unlock()
+	w.pki.clocks[name] = c
+	return fmt.Sprintf("the clock of %s is set %v ahead and gains %v s a second", name, c.ahead, c.drift)
 }
 
 // endCertificate issues a certificate of a server or a client that is about to end.

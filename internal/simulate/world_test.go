@@ -45,7 +45,6 @@ type world struct {
 	gaveUpBefore float64
 	slowest      time.Duration // the longest time that it took to settle
 
-	keepLogs bool
 	// excused means that nodes may go back in time until the next quiet time, because the cluster's
 	// state has. The cluster's mutex guards it.
 	excused bool
@@ -107,8 +106,8 @@ func (w *world) addressesFor(n *node) []string {
 	return w.addresses(w.hasRelays() && n.host[len(n.host)-1]%3 != 0)
 }
 
-func newWorld(r *rand.Rand, directory string, keepLogs bool) *world {
-	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), keepLogs: keepLogs, digest: 14695981039346656037}
+func newWorld(r *rand.Rand, directory string) *world {
+	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), digest: 14695981039346656037}
 	w.convergence.nodes = make(map[nodeShard][]acknowledged)
 	w.operator = w.network.process("10.0.4.1")
 	if r.IntN(4) == 0 {
@@ -179,6 +178,7 @@ func (w *world) end() {
 // heal ends all faults.
 func (w *world) heal() {
 	w.network.heal()
+	w.setClocks()
 	w.renewCertificates()
 	for _, a := range w.apis {
 		if a.process.hasEnded() {
@@ -237,6 +237,7 @@ func (w *world) quiet() {
 func (w *world) calm() {
 	<-time.After(6 * time.Second) // until the last acks are sent
 	synctest.Wait()
+	w.checkAcked()
 	for _, s := range w.servers {
 		w.compareConvergence(s)
 	}
@@ -247,6 +248,14 @@ func (w *world) calm() {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	w.excused, w.gaveUpBefore = false, gaveUp
+}
+
+func (w *world) checkAcked() {
+	for _, n := range w.nodes {
+		if n.agent != nil {
+			n.agent.checkAcked()
+		}
+	}
 }
 
 // mostGoroutines bounds the goroutines of everything that runs.

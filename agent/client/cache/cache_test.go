@@ -489,3 +489,28 @@ func TestNothingRemainsOfChurn(t *testing.T) {
 	require.Empty(t, w.pending.services)
 	require.Empty(t, w.pending.triggers)
 }
+
+// TestStaleContentIsNotAcknowledged asserts that a cache that uses a checkpoint has no position to
+// acknowledge until a server has brought it in sync, even if updates have arrived.
+func TestStaleContentIsNotAcknowledged(t *testing.T) {
+	w := &Writer{Cache: New()}
+	require.NoError(t, w.Restore(&Contents{
+		Epoch: epoch, Sequences: []uint64{3}, Shards: []*model.Update{{Full: true, Services: []*model.Service{service("web")}}},
+	}))
+	require.True(t, w.UseRestored())
+	changes, ok := w.Take()
+	require.True(t, ok)
+	require.Equal(t, []model.ServiceKey{webKey}, changes.Services)
+	require.Empty(t, changes.Positions)
+
+	require.NoError(t, w.Welcome(epoch+1, 1))
+	apply(t, w, &model.Update{To: 9, Full: true, Services: []*model.Service{service("web")}})
+	changes, ok = w.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Positions)
+
+	require.NoError(t, w.InSync([]uint64{9}, model.ResourceVersions{}))
+	changes, ok = w.Take()
+	require.True(t, ok)
+	require.Equal(t, map[uint32]uint64{0: 9}, changes.Positions)
+}

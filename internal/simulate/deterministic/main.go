@@ -73,14 +73,27 @@ func randOfBubble() uint64 {
 		runqput(pp, gp, false)
 	} else if preempted && sched.gcwaiting.Load() {
 		// If preempted for STW`},
-	{"runtime/proc.go", "\t\tpd := &pp.sysmontick\n\t\tsysretake := false\n", `		if mp := pp.m.ptr(); mp != nil {
-			if gp := mp.curg; gp != nil && gp.bubble != nil {
-				continue
+	// The monitor takes the processor from nobody in a process whose preemption is turned off.
+	{"runtime/proc.go", "func retake(now int64) uint32 {\n", "func retake(now int64) uint32 {\n\tif debug.asyncpreemptoff != 0 {\n\t\treturn 0\n\t}\n"},
+	// Threads have their stacks in the heap. When one is needed depends on how fast others are, so
+	// that process begins with more of them than it will need.
+	{"runtime/proc.go", "\t// Lock the main goroutine onto this, the main OS thread,\n\t// during initialization.", `	if debug.asyncpreemptoff != 0 {
+		systemstack(func() {
+			for i := int32(1); i <= 8; i++ {
+				newm(idleThread, nil, -1)
+				for idle := int32(0); idle < i; {
+					lock(&sched.lock)
+					idle = sched.nmidle
+					unlock(&sched.lock)
+					osyield()
+				}
 			}
-		}
-		pd := &pp.sysmontick
-		sysretake := false
-`},
+		})
+	}
+
+	// Lock the main goroutine onto this, the main OS thread,
+	// during initialization.`},
+	{"runtime/proc.go", "func mspinning() {\n", "func idleThread() {\n\tstopm()\n\tschedule()\n}\n\nfunc mspinning() {\n"},
 }
 
 func main() {

@@ -1,8 +1,10 @@
 // Command mutations puts bugs into a copy of the tree, one at a time, and reports which of the
-// simulation and the tests notices each. It fails if one goes unnoticed. The copy is removed at the
-// end; the tree itself stays as it is.
+// simulation and the tests notices each. It fails if one goes unnoticed, or if the seed that the
+// simulation names does not violate the same invariant again in another process. The copy is
+// removed at the end.
 //
-// A bug is a scripted edit of list.go. The result is in the table of docs/design/simulation.md.
+// A bug is a scripted edit of list.go. The results go to the table of docs/design/simulation.md,
+// where bugs that were not tried keep their rows.
 package main
 
 import (
@@ -15,12 +17,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
 
-// timeout bounds one run of tests.
+// timeout bounds one command.
 const timeout = 10 * time.Minute
 
 func main() {
@@ -42,39 +45,99 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 	if err != nil {
 		return err
 	}
-	copied, err := os.MkdirTemp("", "slicecast-mutations-")
+	var chosen []int
+	for i, m := range mutations {
+		if strings.Contains(m.name, only) {
+			chosen = append(chosen, i)
+		}
+	}
+	work, err := os.MkdirTemp("", "slicecast-mutations-")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(copied)) }()
-	if err := copyTree(ctx, tree, copied); err != nil {
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	l := lab{copied: filepath.Join(work, "tree"), overlay: filepath.Join(work, "overlay"), binary: filepath.Join(work, "simulate.test"), steps: steps, simulation: simulation}
+	if err := copyTree(ctx, tree, l.copied); err != nil {
 		return err
 	}
-	// A test that fails without a bug would seem to catch all of them.
-	if by, err := (mutation{tests: packages(only)}).notices(ctx, copied, steps, simulation); err != nil || by != "" {
-		return errors.Join(err, fmt.Errorf("without a bug: %s", by))
+	if out, err := command(ctx, l.copied, "go", "run", "./internal/simulate/deterministic", l.overlay).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
 	}
-	missed := 0
-	for i, m := range mutations {
-		if !strings.Contains(m.name, only) {
-			continue
-		}
-		begin := time.Now()
-		by, err := m.try(ctx, copied, steps, simulation)
+	// A test that fails without a bug would seem to catch all of them.
+	begin := time.Now()
+	if by, err := l.notices(ctx, packages(chosen)); err != nil || by != nil {
+		return errors.Join(err, fmt.Errorf("without a bug: %v", by))
+	}
+	fmt.Fprintf(os.Stderr, "mutations: nothing fails without a bug, after %v\n", time.Since(begin).Round(time.Second))
+	results, missed := make(map[string]result), 0
+	for n, i := range chosen {
+		m, began := mutations[i], time.Now()
+		r, err := l.try(ctx, m)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
-		if by == "" {
-			by = "nothing"
+		if r == nil {
+			r = &result{by: "nothing"}
 			missed++
 		}
-		fmt.Printf("| %d | %s | `%s` | %s |\n", i+1, m.name, m.file, by)
-		fmt.Fprintf(os.Stderr, "mutations: %d of %d took %v\n", i+1, len(mutations), time.Since(begin).Round(time.Second))
+		r.took = time.Since(began)
+		results[m.name] = *r
+		fmt.Println(r.row(i))
+		fmt.Fprintf(os.Stderr, "mutations: %d of %d, after %v\n", n+1, len(chosen), time.Since(begin).Round(time.Second))
+		if err := writeTable(filepath.Join(tree, page), results); err != nil {
+			return err
+		}
 	}
 	if missed > 0 {
 		return fmt.Errorf("%d went unnoticed", missed)
 	}
 	return nil
+}
+
+// result is what noticed a bug.
+type result struct {
+	by   string
+	seed string // of the simulation; empty if a test noticed the bug
+	took time.Duration
+}
+
+func (r result) row(i int) string {
+	return fmt.Sprintf("| %d | %s | %s | %s | %.0f |", i+1, mutations[i].name, r.by, r.seed, r.took.Seconds())
+}
+
+// page has the table of results, from the line header to the next empty line.
+const page, header = "docs/design/simulation.md", "| | bug | caught by | seed | seconds |"
+
+// writeTable puts results into the table of a page. Other rows stay if they are of a known bug.
+func writeTable(path string, results map[string]result) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(b), header+"\n")
+	if !ok {
+		return fmt.Errorf("%s has no table that begins with %s", path, header)
+	}
+	old, after, _ := strings.Cut(rest, "\n\n")
+	rows := []string{header, "| --- | --- | --- | --- | --- |"}
+	for i, m := range mutations {
+		row := fmt.Sprintf("| %d | %s | not tried | | |", i+1, m.name)
+		if r, ok := results[m.name]; ok {
+			row = r.row(i)
+		} else {
+			for line := range strings.Lines(old) {
+				if cells := strings.SplitN(strings.TrimSpace(line), "|", 4); len(cells) == 4 && strings.TrimSpace(cells[2]) == m.name {
+					row = fmt.Sprintf("| %d | %s |%s", i+1, m.name, cells[3])
+				}
+			}
+		}
+		rows = append(rows, row)
+	}
+	text := before + strings.Join(rows, "\n") + "\n"
+	if after != "" {
+		text += "\n" + after
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
 }
 
 // copyTree copies the files of the work tree that git knows, as they are now.
@@ -110,79 +173,106 @@ func (m mutation) apply(content string) (string, error) {
 	return strings.Replace(content, m.old, m.new, 1), nil
 }
 
+// lab is where bugs are tried.
+type lab struct {
+	copied, overlay, binary string
+	steps                   int
+	simulation              bool // whether the simulation runs before the tests
+}
+
 // try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before.
-func (m mutation) try(ctx context.Context, copied string, steps int, simulation bool) (by string, err error) {
-	path := filepath.Join(copied, m.file)
+func (l lab) try(ctx context.Context, m mutation) (by *result, err error) {
+	path := filepath.Join(l.copied, m.file)
 	before, err := os.ReadFile(path)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	after, err := m.apply(string(before))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if err := os.WriteFile(path, []byte(after), 0o644); err != nil {
-		return "", err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.WriteFile(path, before, 0o644)) }()
-	return m.notices(ctx, copied, steps, simulation)
+	return l.notices(ctx, m.tests)
 }
 
-// packages returns the packages with tests for mutations whose names contain a text.
-func packages(only string) (all []string) {
-	for _, m := range mutations {
-		if strings.Contains(m.name, only) {
-			all = append(all, m.tests...)
-		}
+// packages returns the packages with tests for some mutations.
+func packages(chosen []int) (all []string) {
+	for _, i := range chosen {
+		all = append(all, mutations[i].tests...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// notices returns what fails in the copy: the simulation or a test. It is empty if nothing does.
-func (m mutation) notices(ctx context.Context, copied string, steps int, simulation bool) (by string, err error) {
-	if simulation {
-		out, failed := test(ctx, copied, "-run", "^TestSimulate$", "./internal/simulate",
-			fmt.Sprint("-simulate.steps=", steps), "-simulate.shrink=0s")
-		if strings.Contains(out, "[build failed]") {
-			return "", fmt.Errorf("it does not compile:\n%s", out)
-		}
-		if failed {
-			return "simulation: " + reason(out), ctx.Err()
+// notices returns what fails in the copy: the simulation or a test. It returns nil if nothing does.
+func (l lab) notices(ctx context.Context, tests []string) (by *result, err error) {
+	if l.simulation {
+		if by, err = l.simulate(ctx); by != nil || err != nil {
+			return by, err
 		}
 	}
-	for _, p := range m.tests {
-		if out, failed := test(ctx, copied, "-race", p); failed {
-			return p + ": " + reason(out), ctx.Err()
+	for _, p := range tests {
+		if out, failed := output(ctx, l.copied, "go", "test", "-vet=off", "-count=1", "-timeout=8m", "-race", p); failed {
+			if strings.Contains(out, "[build failed]") {
+				return nil, fmt.Errorf("it does not compile:\n%s", out)
+			}
+			return &result{by: fmt.Sprintf("`%s`, %s", reason(out), p)}, ctx.Err()
 		}
 	}
-	return "", ctx.Err()
+	return nil, ctx.Err()
 }
 
-// test runs go test, and reports whether it failed.
-func test(ctx context.Context, directory string, args ...string) (out string, failed bool) {
+// simulate runs the simulation with a deterministic runtime. If it fails, it runs the seed again.
+func (l lab) simulate(ctx context.Context) (by *result, err error) {
+	out, failed := output(ctx, l.copied, "go", "test", "-overlay="+filepath.Join(l.overlay, "overlay.json"), "-vet=off", "-c",
+		"-o="+l.binary, "./internal/simulate")
+	if failed {
+		return nil, fmt.Errorf("it does not compile:\n%s", out)
+	}
+	directory := filepath.Join(l.copied, "internal/simulate")
+	simulate := func(what string) (out string, failed bool) {
+		return output(ctx, directory, l.binary, "-test.run=^TestSimulate$", "-simulate.shrink=0s", what)
+	}
+	if out, failed = simulate(fmt.Sprint("-simulate.steps=", l.steps)); !failed {
+		return nil, ctx.Err()
+	}
+	first := violation.FindStringSubmatch(out)
+	if first == nil {
+		return nil, fmt.Errorf("the simulation fails without a seed:\n%s", out)
+	}
+	again, _ := simulate("-simulate.seed=" + first[1])
+	if second := violation.FindStringSubmatch(again); second == nil || second[0] != first[0] {
+		return nil, fmt.Errorf("seed %s does not fail again in the same way:\n%s\n%s", first[1], out, again)
+	}
+	return &result{by: "simulation: " + shorten(first[2]), seed: first[1]}, ctx.Err()
+}
+
+// violation finds the seed and the invariant in the output of the simulation.
+var violation = regexp.MustCompile(`(?m)_test\.go:\d+: seed (\d+): (.*)$`)
+
+// output runs a command, and reports whether it failed.
+func output(ctx context.Context, directory, name string, args ...string) (out string, failed bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	b, err := command(ctx, directory, append([]string{"test", "-vet=off", "-count=1", "-timeout=8m"}, args...)...).CombinedOutput()
+	b, err := command(ctx, directory, name, args...).CombinedOutput()
 	return string(b), err != nil
 }
 
-func command(ctx context.Context, directory string, args ...string) *exec.Cmd {
-	c := exec.CommandContext(ctx, "go", args...)
+func command(ctx context.Context, directory, name string, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = directory
 	return c
 }
 
-// reason returns what a failed test says in one short line: the violated invariant, or the name of
-// the test.
+// reason returns the name of the test that failed, or what else ended the tests.
 func reason(out string) string {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
-		if i := strings.Index(line, "seed "); i >= 0 && strings.Contains(line, "_test.go:") {
-			return shorten(line[i:])
-		}
 		for _, prefix := range []string{"--- FAIL: ", "panic: ", "fatal error: ", "WARNING: DATA RACE"} {
-			if strings.HasPrefix(line, prefix) && !strings.HasPrefix(line, "--- FAIL: TestSimulate") {
+			if strings.HasPrefix(line, prefix) {
 				name, _, _ := strings.Cut(strings.TrimPrefix(line, "--- FAIL: "), " (")
 				return shorten(name)
 			}

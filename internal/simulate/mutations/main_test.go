@@ -1,10 +1,15 @@
-// This test proves that each mutation still fits the tree, so that the list does not decay.
+// These tests prove that each mutation still fits the tree and leaves it Go, so that the list does
+// not decay, and that the table of results keeps what was not tried again. Whether a mutation
+// compiles is seen when it is tried.
 package main
 
 import (
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -20,6 +25,28 @@ func TestMutationsFit(t *testing.T) {
 		changed, err := m.apply(string(b))
 		require.NoError(t, err, m.name)
 		require.NotEqual(t, string(b), changed, m.name)
+		_, err = parser.ParseFile(token.NewFileSet(), m.file, changed, parser.SkipObjectResolution)
+		require.NoError(t, err, m.name)
 		require.NotEmpty(t, m.tests, m.name)
 	}
+}
+
+func TestTable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "page.md")
+	first, second := mutations[0].name, mutations[1].name
+	require.NoError(t, os.WriteFile(path, []byte("before\n"+header+"\n| --- |\n| 7 | "+second+
+		" | old | 5 | 6 |\n| 8 | no longer listed | old | 5 | 6 |\n\nafter\n"), 0o600))
+	require.NoError(t, writeTable(path, map[string]result{first: {by: "a test", took: 3 * time.Second}}))
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Contains(t, string(b), "before\n"+header+"\n| --- | --- | --- | --- | --- |\n| 1 | "+first+" | a test |  | 3 |\n| 2 | "+
+		second+" | old | 5 | 6 |\n| 3 | "+mutations[2].name+" | not tried | | |\n")
+	require.NotContains(t, string(b), "no longer listed")
+	require.Contains(t, string(b), " |\n\nafter\n")
+	require.Error(t, writeTable(filepath.Join("..", "..", "..", "go.mod"), nil))
+}
+
+func TestViolationIsFound(t *testing.T) {
+	found := violation.FindStringSubmatch("--- FAIL: TestSimulate (1.00s)\n    simulate_test.go:12: seed 34: node-1: it is lost\n        more\n")
+	require.Equal(t, []string{"34", "node-1: it is lost"}, found[1:])
 }
