@@ -65,8 +65,11 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 	}
 	// A test that fails without a bug would seem to catch all of them.
 	begin := time.Now()
-	if by, err := l.notices(ctx, packages(chosen)); err != nil || by != nil {
-		return errors.Join(err, fmt.Errorf("without a bug: %v", by))
+	switch by, err := l.notices(ctx, packages(chosen)); {
+	case err != nil:
+		return fmt.Errorf("without a bug: %w", err)
+	case by != nil:
+		return fmt.Errorf("without a bug: %s, seed %s", by.by, by.seed)
 	}
 	fmt.Fprintf(os.Stderr, "mutations: nothing fails without a bug, after %v\n", time.Since(begin).Round(time.Second))
 	results, missed := make(map[string]result), 0
