@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -144,6 +145,10 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 // error.
 const askInterval = time.Second
 
+// askOnce bounds one request for the API server's resourceVersion, so that the source soon knows if
+// packets to the API server are dropped.
+const askOnce = 5 * time.Second
+
 // askTime bounds how long the API server is asked for its resourceVersion. Tests change it.
 var askTime = 20 * time.Second
 
@@ -156,14 +161,16 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	for {
-		list, err := r.server.ListWithContextFunc(asking, metav1.ListOptions{Limit: 1})
+		once, cancel := context.WithTimeout(asking, askOnce)
+		list, err := r.server.ListWithContextFunc(once, metav1.ListOptions{Limit: 1})
+		cancel()
 		if err == nil {
 			return r.isAhead(known, resourceVersion(list))
 		}
 		if net.IsConnectionRefused(err) || isAbsence(err) {
 			return err
 		}
-		if asking.Err() == nil {
+		if ctx.Err() == nil {
 			r.contact.fail(time.Now(), err)
 		}
 		select {
@@ -194,6 +201,15 @@ func resourceVersion(list runtime.Object) string {
 	return m.GetResourceVersion()
 }
 
+// errNoWatch means that a request for a watch was not answered.
+var errNoWatch = errors.New("the request timed out, or the connection was closed before there was an answer")
+
+// isEmpty reports whether w is what client-go returns instead of an error if a request for a watch
+// times out or its connection is closed. The reflector then tries again.
+func isEmpty(w watch.Interface) bool {
+	return reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch())
+}
+
 // openWatch opens watches for the reflector, including those that begin with a list.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if o.SendInitialEvents == nil && o.ResourceVersion != r.listed {
@@ -205,6 +221,10 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	r.listed = ""
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
 	w, err := r.server.WatchFuncWithContext(ctx, o)
+	if err == nil && isEmpty(w) {
+		r.report(ctx, "watch", o, errNoWatch)
+		return w, nil
+	}
 	r.report(ctx, "watch", o, err)
 	if err != nil {
 		if o.SendInitialEvents != nil && net.IsConnectionRefused(err) {
