@@ -150,8 +150,12 @@ func (r *statusReport) printServer(out *show.Page) {
 		out.Row("Source", r.GetSource()+", standalone")
 		return
 	case s != nil:
-		out.Row("Server", fmt.Sprintf("%s at %s, version %s, in sync for %s",
-			s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince())))
+		text := fmt.Sprintf("%s at %s, version %s, in sync for %s",
+			s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince()))
+		if since := s.GetStaleSince(); since != nil {
+			text += fmt.Sprintf("; stale: it may lack changes of the last %s", r.since(since))
+		}
+		out.Row("Server", text)
 	default:
 		text := "none for " + r.since(r.GetStaleSince())
 		if r.GetLastError() != "" {

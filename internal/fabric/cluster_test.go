@@ -6,6 +6,7 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -90,6 +91,8 @@ type watch struct {
 	sink    source.Sink
 	held    bool
 	waiting []func(source.Sink)
+	// since is since when the watch says that it may miss events; zero if it does not say so.
+	since time.Time
 }
 
 var _ source.Source = (*watch)(nil)
@@ -110,6 +113,30 @@ func (w *watch) Run(ctx context.Context, sink source.Sink) error {
 	defer c.mu.Unlock()
 	delete(c.watches, w)
 	return nil
+}
+
+// Stale returns since when the watch may miss events, and why.
+func (w *watch) Stale() (time.Time, string) {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	return w.since, "the API server does not answer"
+}
+
+// cutOff holds back what happens from now on. The watch knows that, unlike in hold, and has known
+// it for long.
+func (w *watch) cutOff() {
+	w.hold()
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	w.since = time.Now().Add(-time.Minute)
+}
+
+// recover passes on everything that was held back.
+func (w *watch) recover() {
+	w.release()
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	w.since = time.Time{}
 }
 
 // hold holds back what happens from now on.

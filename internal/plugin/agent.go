@@ -138,6 +138,10 @@ func agentProblems(s *pb.AgentDebugServiceGetStatusResponse) (out []string) {
 	if s.GetSource() == "" && s.GetServer() == nil {
 		out = append(out, strings.TrimSuffix("it follows no server: "+s.GetLastError(), ": "))
 	}
+	if stale := s.GetServer().GetStaleSince(); stale != nil {
+		out = append(out, fmt.Sprintf("it follows %s, which may lack changes of the last %s; kubectl slicecast status says why",
+			s.GetServer().GetName(), show.Age(s.GetTime().AsTime().Sub(stale.AsTime()))))
+	}
 	if s.GetProgrammingTime() == nil {
 		out = append(out, "it has not programmed anything since it was started")
 	}

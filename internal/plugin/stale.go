@@ -35,6 +35,10 @@ func findStale(answers []fleet.Answer[*pb.GetStatusResponse]) staleness {
 				reason += ": " + up.GetLastError()
 			}
 			out[s.GetEpoch()] = lapse{max(1, since(s, up.GetStaleSince().AsTime())), reason}
+		case up.GetServer().GetStaleSince() != nil:
+			lasting := max(1, since(s, up.GetServer().GetStaleSince().AsTime()))
+			out[s.GetEpoch()] = lapse{lasting, fmt.Sprintf("it may lack changes of the last %s, because the server that it follows is stale: %s",
+				show.Age(lasting), up.GetServer().GetName())}
 		case source.GetStaleSince() != nil:
 			lasting := max(1, since(s, source.GetStaleSince().AsTime()))
 			out[s.GetEpoch()] = lapse{lasting, fmt.Sprintf("it may lack changes of the last %s, because its API server does not answer: %s",

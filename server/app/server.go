@@ -89,7 +89,7 @@ func New(c Config) (_ *Server, err error) {
 	authentication := auth.New(auth.Options{
 		Program: "server", ClientCAFlag: "--client-ca-file",
 		TokenFlags: "--agent-service-account or --relay-service-account", Diagnosis: c.diagnosis(hostname),
-		Tokens:     c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
+		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
 		Logger: c.Logger, Registerer: c.Registry,
 	})
 	options := fanout.Options{

@@ -73,7 +73,8 @@ func (r *statusReport) printServer(out *show.Page) {
 		state = "draining"
 	case !s.GetSource().GetSynced():
 		state = "not synced with its source yet"
-	case s.GetSource().GetStaleSince() != nil:
+	case s.GetSource().GetStaleSince() != nil, s.GetUpstream().GetStaleSince() != nil,
+		s.GetUpstream().GetServer().GetStaleSince() != nil:
 		state = "stale"
 	}
 	out.Row("Server", fmt.Sprintf("%s, version %s, up %s, %s",
@@ -125,6 +126,9 @@ func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	s := up.GetServer()
 	text := fmt.Sprintf("from %s at %s, version %s, in sync for %s",
 		s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince()))
+	if since := s.GetStaleSince(); since != nil {
+		text += fmt.Sprintf(", which may lack changes of the last %s", r.since(since))
+	}
 	if n := len(up.GetPath()); n > 1 {
 		text += fmt.Sprintf(", %d servers away from the root", n)
 	}
