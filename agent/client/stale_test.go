@@ -108,102 +108,158 @@ func TestStaleNoLonger(t *testing.T) {
 	require.Equal(t, 1, servers[0].streams())
 }
 
+// member is a server of a fleet.
+type member struct {
+	hub      *fanout.Hub
+	listener *bufconn.Listener
+	// stale returns since when the server is stale; nil means that it is not.
+	stale   atomic.Pointer[func() time.Time]
+	refuses atomic.Bool // after five seconds, as if it could not have tokens reviewed
+}
+
+// cutOff makes the server stale from now on.
+func (m *member) cutOff() {
+	now := time.Now()
+	stale := func() time.Time { return now }
+	m.stale.Store(&stale)
+}
+
+// fleet has two servers and the clients of many nodes, in a bubble of synctest.
+type fleet struct {
+	t          *testing.T
+	a, b       member
+	registries []*prometheus.Registry
+}
+
+// newFleet starts a fleet and waits until all nodes are in sync. The caller must call stop.
+func newFleet(t *testing.T, nodes int) (f *fleet, stop func()) {
+	t.Helper()
+	f = &fleet{t: t}
+	s := filled(t, 20)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, m := range []*member{&f.a, &f.b} {
+		m.hub = fanout.New(fanout.Options{
+			Store: s, Logger: slog.New(slog.DiscardHandler),
+			Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) {
+				if m.refuses.Load() {
+					<-time.After(5 * time.Second)
+					return "", time.Time{}, status.Error(codes.Unavailable, "cannot have the token reviewed")
+				}
+				return "", time.Time{}, nil
+			},
+			Stale: func() (time.Time, string) {
+				if stale := m.stale.Load(); stale != nil {
+					return (*stale)(), "nobody answers"
+				}
+				return time.Time{}, ""
+			},
+		})
+		m.listener = bufconn.Listen(64 << 10)
+		g := grpc.NewServer(fanout.ServerOption())
+		pb.RegisterDistributionServiceServer(g, m.hub)
+		running.Go(func() { _ = g.Serve(m.listener) }) // until it is stopped
+		running.Go(func() { m.hub.Run(ctx) })
+		running.Go(func() { <-ctx.Done(); g.Stop() })
+	}
+	dialer := grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		return map[string]*member{"a:1": &f.a, "b:1": &f.b}[address].listener.DialContext(ctx)
+	})
+	for i := range nodes {
+		registry := prometheus.NewRegistry()
+		f.registries = append(f.registries, registry)
+		c := New(Options{
+			Servers:  Static("passthrough:///a:1", "passthrough:///b:1"),
+			NodeName: fmt.Sprint("node-", i), Cache: NewCache(), Logger: slog.New(slog.DiscardHandler), Registerer: registry,
+			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), dialer},
+		})
+		running.Go(func() { _ = c.Run(ctx) }) // its error is always nil
+	}
+	<-time.After(time.Minute)
+	require.EqualValues(t, nodes, f.count("connected"))
+	return f, func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// count returns the sum of a metric of all nodes.
+func (f *fleet) count(name string, labels ...string) (sum float64) {
+	for _, r := range f.registries {
+		sum += metric(f.t, r, name, labels...)
+	}
+	return sum
+}
+
+// probes returns how often all nodes have asked other servers.
+func (f *fleet) probes() float64 {
+	return f.count("probes_total", "fresh") + f.count("probes_total", "stale") + f.count("probes_total", "failed")
+}
+
 // TestOutage checks a fleet in an outage of the API server that lasts ten minutes: all servers are
-// stale, and one of them cannot review tokens either. No stream ends, and there are few attempts.
-// When one server recovers, all nodes move there. When the other one does, its nodes return.
+// stale, and one of them cannot have tokens reviewed either. No stream ends, and there are few
+// attempts. When one server recovers, all nodes move there. When the other one does, its nodes
+// return.
 func TestOutage(t *testing.T) {
 	const nodes = 40
 	synctest.Test(t, func(t *testing.T) {
-		s := filled(t, 20)
-		type server struct {
-			hub      *fanout.Hub
-			listener *bufconn.Listener
-			since    atomic.Pointer[time.Time]
-			refuses  atomic.Bool
-		}
-		servers := map[string]*server{"a:1": {}, "b:1": {}}
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		for _, server := range servers {
-			server.hub = fanout.New(fanout.Options{
-				Store: s, Logger: slog.New(slog.DiscardHandler),
-				Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) {
-					if server.refuses.Load() {
-						<-time.After(5 * time.Second)
-						return "", time.Time{}, status.Error(codes.Unavailable, "cannot have the token reviewed")
-					}
-					return "", time.Time{}, nil
-				},
-				Stale: func() (time.Time, string) {
-					if since := server.since.Load(); since != nil {
-						return *since, "nobody answers"
-					}
-					return time.Time{}, ""
-				},
-			})
-			server.listener = bufconn.Listen(64 << 10)
-			g := grpc.NewServer(fanout.ServerOption())
-			pb.RegisterDistributionServiceServer(g, server.hub)
-			running.Go(func() { _ = g.Serve(server.listener) }) // until it is stopped
-			running.Go(func() { <-ctx.Done(); g.Stop() })
-			running.Go(func() { server.hub.Run(ctx) })
-		}
-		dialer := grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return servers[address].listener.DialContext(ctx)
-		})
-		registries := make([]*prometheus.Registry, nodes)
-		for i := range nodes {
-			registries[i] = prometheus.NewRegistry()
-			c := New(Options{
-				Servers: func(context.Context) ([]Server, error) {
-					return []Server{{Address: "passthrough:///a:1"}, {Address: "passthrough:///b:1"}}, nil
-				},
-				NodeName: fmt.Sprint("node-", i), Cache: NewCache(), Logger: slog.New(slog.DiscardHandler), Registerer: registries[i],
-				DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), dialer},
-			})
-			running.Go(func() { _ = c.Run(ctx) }) // its error is always nil
-		}
-		count := func(name string, labels ...string) (sum float64) {
-			for _, r := range registries {
-				sum += metric(t, r, name, labels...)
-			}
-			return sum
-		}
-		probes := func() float64 {
-			return count("probes_total", "fresh") + count("probes_total", "stale") + count("probes_total", "failed")
-		}
-		served := func(address string) uint32 { return servers[address].hub.Status().GetNodes() }
-		defer running.Wait()
-		defer cancel()
-
-		<-time.After(time.Minute)
-		require.EqualValues(t, nodes, count("connected"))
-		before := served("a:1")
+		f, stop := newFleet(t, nodes)
+		defer stop()
+		before := f.a.hub.Status().GetNodes()
 		require.NotZero(t, before)
-		require.NotZero(t, served("b:1"))
-		require.Zero(t, probes())
+		require.NotZero(t, f.b.hub.Status().GetNodes())
+		require.Zero(t, f.probes())
 
-		now := time.Now()
-		servers["a:1"].since.Store(&now)
-		servers["b:1"].since.Store(&now)
-		servers["b:1"].refuses.Store(true)
+		f.a.cutOff()
+		f.b.cutOff()
+		f.b.refuses.Store(true)
 		<-time.After(10 * time.Minute)
-		require.EqualValues(t, nodes, count("connected"))
-		require.Zero(t, count("disconnects_total"))
-		rate := probes() / nodes / 10
+		require.EqualValues(t, nodes, f.count("connected"))
+		require.Zero(t, f.count("disconnects_total"))
+		rate := f.probes() / nodes / 10
 		t.Logf("%.2f attempts per node per minute", rate)
 		require.Positive(t, rate)
 		require.LessOrEqual(t, rate, 0.7)
 
-		servers["b:1"].since.Store(nil)
-		servers["b:1"].refuses.Store(false)
+		f.b.stale.Store(nil)
+		f.b.refuses.Store(false)
 		<-time.After(discovery.DefaultTimes.MaxSearchPause + time.Minute)
-		require.EqualValues(t, nodes, served("b:1"))
-		require.EqualValues(t, before, count("moves_total", "stale"))
-		require.EqualValues(t, before, count("disconnects_total"))
+		require.EqualValues(t, nodes, f.b.hub.Status().GetNodes())
+		require.EqualValues(t, before, f.count("moves_total", "stale"))
+		require.EqualValues(t, before, f.count("disconnects_total"))
 
-		servers["a:1"].since.Store(nil)
-		<-time.After(2 * discovery.DefaultTimes.ReturnAfter)
-		require.Equal(t, before, served("a:1"))
+		f.a.stale.Store(nil)
+		<-time.After(2*discovery.DefaultTimes.ReturnAfter + time.Minute)
+		require.Equal(t, before, f.a.hub.Status().GetNodes())
 	})
+}
+
+// TestServerThatLiesAboutStaleness checks a server that says in turn that it is stale and that it is
+// not. A node leaves it and returns to it at most once in five minutes, and all nodes stay in sync.
+func TestServerThatLiesAboutStaleness(t *testing.T) {
+	const nodes, hours = 40, 2
+	for name, period := range map[string]time.Duration{"each second": time.Second, "each minute": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, stop := newFleet(t, nodes)
+				defer stop()
+				served := f.a.hub.Status().GetNodes()
+				lies := func() time.Time {
+					if now := time.Now(); now.UnixNano()/int64(period)%2 == 0 {
+						return now.Add(-time.Hour)
+					}
+					return time.Time{}
+				}
+				f.a.stale.Store(&lies)
+				for range hours * 60 {
+					<-time.After(time.Minute)
+					require.LessOrEqual(t, nodes-f.count("connected"), 1.0, "a node may be on its way")
+				}
+				each := f.count("moves_total", "stale") / float64(served)
+				t.Logf("%.1f moves and %.1f attempts per node of the server in %d hours", each, f.probes()/float64(served), hours)
+				require.LessOrEqual(t, each, hours*60/discovery.DefaultTimes.ReturnAfter.Minutes())
+				require.LessOrEqual(t, f.probes()/float64(served), hours*60*0.7)
+			})
+		})
+	}
 }
