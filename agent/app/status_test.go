@@ -135,6 +135,8 @@ WARNING     SINCE   REASON
 kube_proxy  1h0m0s  kube-proxy runs
 `, "\n"+printed(t, r))
 
+	r.Server.StaleSince = ago(30 * time.Minute)
+	require.Contains(t, printed(t, r), ", in sync for 1h0m0s; stale: it may lack changes of the last 30m0s\n")
 	r.Server, r.StaleSince, r.LastError = nil, ago(time.Minute), "10.0.0.1:8472: connection refused"
 	r.Failures, r.ByCheckpoint, r.ProgrammingError = nil, true, "nothing of IPv6 is programmed: out of memory"
 	require.Contains(t, printed(t, r), "\nServer      none for 1m0s: 10.0.0.1:8472: connection refused\n")

@@ -31,7 +31,9 @@
 // Rendezvous hashing gives each node its own order of the servers, and the client prefers the first
 // one that it can reach. When servers join or leave, nodes move at a random time within 30 seconds.
 // A node that is on another server after a failure returns to its first choice after 5 to 10
-// minutes. A client leaves a stream for another server only once it is connected to that server.
+// minutes. If a server says that it is stale, because its source may have missed changes, its
+// clients look for another server after 15 to 30 seconds. A client leaves a stream for another
+// server only once that server has welcomed a probe and is not stale.
 //
 // # Parts
 //

@@ -13,7 +13,8 @@ func TestProblemsOfAgents(t *testing.T) {
 	const good = `"programmingTime": "2026-01-01T00:00:00Z", "server": {"name": "server-1"}, "ofALaterVersion": 1`
 	for status, problem := range map[string]string{
 		good: "",
-		`"programmingTime": "2026-01-01T00:00:00Z", "source": "kube"`:                                          "",
+		`"time": "2026-01-01T00:01:00Z", "programmingTime": "2026-01-01T00:00:00Z", "server": {"name": "server-1", "staleSince": "2026-01-01T00:00:00Z"}`: "it follows server-1, which may lack changes of the last 1m0s; kubectl slicecast status says why",
+		`"programmingTime": "2026-01-01T00:00:00Z", "source": "kube"`:                                                                                     "",
 		`"server": {"name": "server-1"}`:                                                                       "it has not programmed anything since it was started",
 		`"programmingTime": "2026-01-01T00:00:00Z", "lastError": "connection refused"`:                         "it follows no server: connection refused",
 		`"programmingTime": "2026-01-01T00:00:00Z"`:                                                            "it follows no server",

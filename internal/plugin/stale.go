@@ -18,7 +18,8 @@ type lapse struct {
 	reason  string
 }
 
-// findStale returns the servers that say themselves that they may lack changes, and those that
+// findStale returns the servers that say themselves that they may lack changes, relays of such a
+// server that was not asked, and those that
 // have not seen a change that another server published more than slowChange ago. A server whose
 // watch hangs does not know that it lacks something.
 func findStale(answers []fleet.Answer[*pb.GetStatusResponse]) staleness {
@@ -35,14 +36,18 @@ func findStale(answers []fleet.Answer[*pb.GetStatusResponse]) staleness {
 				reason += ": " + up.GetLastError()
 			}
 			out[s.GetEpoch()] = lapse{max(1, since(s, up.GetStaleSince().AsTime())), reason}
-		case up.GetServer().GetStaleSince() != nil:
-			lasting := max(1, since(s, up.GetServer().GetStaleSince().AsTime()))
-			out[s.GetEpoch()] = lapse{lasting, fmt.Sprintf("it may lack changes of the last %s, because the server that it follows is stale: %s",
-				show.Age(lasting), up.GetServer().GetName())}
 		case source.GetStaleSince() != nil:
 			lasting := max(1, since(s, source.GetStaleSince().AsTime()))
 			out[s.GetEpoch()] = lapse{lasting, fmt.Sprintf("it may lack changes of the last %s, because its API server does not answer: %s",
 				show.Age(lasting), source.GetLastError())}
+		}
+	}
+	for _, a := range answers {
+		// The server that a relay follows may not have been asked.
+		if server := a.Value.GetUpstream().GetServer(); a.Err == nil && server.GetStaleSince() != nil && out.of(a.Value) == 0 {
+			lasting := max(1, since(a.Value, server.GetStaleSince().AsTime()))
+			out[a.Value.GetEpoch()] = lapse{lasting, fmt.Sprintf("it may lack changes of the last %s, because the server that it follows "+
+				"says the same of itself: %s", show.Age(lasting), server.GetName())}
 		}
 	}
 	for _, c := range mergeChanges(answers) {

@@ -112,7 +112,12 @@ func TestStaleServers(t *testing.T) {
 		answerOf("fresh", &pb.GetStatusResponse{Epoch: 1, Source: reached(100), Convergences: []*pb.Convergence{publishedAt(time.Minute, 100)}}, programmed("a")),
 		answerOf("lost", &pb.GetStatusResponse{Epoch: 2, Source: lost}, programmed("b")),
 		answerOf("hangs", &pb.GetStatusResponse{Epoch: 3, Source: reached(99)}, programmed("c")),
-		answerOf("relay", &pb.GetStatusResponse{Epoch: 4, Source: reached(100), Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{2}}}, programmed("d")),
+		answerOf("relay", &pb.GetStatusResponse{Epoch: 4, Source: reached(100), Upstream: &pb.UpstreamStatus{
+			Connected: true, Path: []uint64{2}, Server: &pb.ServerConnection{Name: "lost", StaleSince: lost.GetStaleSince()},
+		}}, programmed("d")),
+		answerOf("far", &pb.GetStatusResponse{Epoch: 5, Source: reached(100), Upstream: &pb.UpstreamStatus{
+			Connected: true, Path: []uint64{77}, Server: &pb.ServerConnection{Name: "elsewhere", StaleSince: lost.GetStaleSince()},
+		}}, programmed("e")),
 	}
 	r := statusOf(answers, make(servers, len(answers)))
 	require.Equal(t, wrong, r.code())
@@ -120,15 +125,16 @@ func TestStaleServers(t *testing.T) {
 	for i, row := range r.rows {
 		states[answers[i].Server.Name] = row.State
 	}
-	require.Equal(t, map[string]string{"fresh": "serving", "lost": "stale", "hangs": "stale", "relay": "stale"}, states)
-	require.Len(t, r.problems, 2, "the relay's problem is that of its server")
+	require.Equal(t, map[string]string{"fresh": "serving", "lost": "stale", "hangs": "stale", "relay": "stale", "far": "stale"}, states)
+	require.Len(t, r.problems, 3, "the first relay's problem is that of its server")
 	require.Equal(t, problem{"servers/lost", "it may lack changes of the last 30s, because its API server does not answer: Service: connection refused"}, r.problems[0])
 	require.Equal(t, problem{"servers/hangs", "it has not seen a change that servers/fresh published 1m0s ago: its watch may hang"}, r.problems[1])
+	require.Equal(t, problem{"servers/far", "it may lack changes of the last 30s, because the server that it follows says the same of itself: elsewhere"}, r.problems[2])
 	got := make(map[string]string)
 	for _, n := range merge(answers, nil).nodes {
 		got[n.Node] = n.State
 	}
-	require.Equal(t, map[string]string{"a": "programmed", "b": stale, "c": stale, "d": stale}, got)
+	require.Equal(t, map[string]string{"a": "programmed", "b": stale, "c": stale, "d": stale, "e": stale}, got)
 
 	// For a moment, a server may be behind another one.
 	answers[0].Value.status.Convergences = []*pb.Convergence{publishedAt(slowChange/2, 100)}

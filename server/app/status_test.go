@@ -349,6 +349,9 @@ no endpoints
 
 	r.service.Service = nil
 	r.service.Slices[0].Service = "web"
+	r.status.Upstream.Server.StaleSince = ago(30 * time.Minute)
+	require.Contains(t, printed(t, r), ", in sync for 1h0m0s, which may lack changes of the last 30m0s, 2 servers away")
+	require.Contains(t, printed(t, r), "up 2d2h0m0s, stale\n")
 	r.status.Upstream = &pb.UpstreamStatus{StaleSince: ago(time.Minute), LastError: "10.1.0.1:8472: connection refused"}
 	r.status.Draining, r.status.Convergences = true, nil
 	require.Contains(t, printed(t, r), "Service   default/web does not exist, but slices of it do\n")
