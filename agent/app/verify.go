@@ -85,7 +85,7 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 	if err := o.show.Validate(); err != nil {
 		return err
 	}
-	options, proxyName, err := settings(flags, o.proxyName)
+	options, proxyName, scheduler, err := settings(flags, o.proxyName)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 	o.show.AskTimeout = verifyTimeout + o.settle
 	var result verify.Result
 	err = o.show.Run(ctx, out, func(ctx context.Context) (show.Report, error) {
-		if result, err = verify.Settled(ctx, verify.Options{State: state, Beside: proxyName != ""}, o.settle); err != nil {
+		if result, err = verify.Settled(ctx, verify.Options{State: state, Beside: proxyName != "", Scheduler: scheduler}, o.settle); err != nil {
 			return nil, err
 		}
 		return &verify.Report{Result: result, Node: options.NodeName}, nil
@@ -157,16 +157,16 @@ func plain(in io.Reader) (io.Reader, error) {
 
 // settings returns the settings that flags of the agent stand for. Without flags, they are those of
 // the agent that runs on this node. A name that is given replaces the agent's service-proxy-name.
-func settings(flags []string, name string) (options view.Options, proxyName string, err error) {
+func settings(flags []string, name string) (options view.Options, proxyName, scheduler string, err error) {
 	if len(flags) == 0 {
 		process := runningAgent(false)
 		if process == "" {
-			return options, "", errors.New("no agent runs on this node: add its flags after --, such as -- --node-name=node-1 " +
+			return options, "", "", errors.New("no agent runs on this node: add its flags after --, such as -- --node-name=node-1 " +
 				"--cluster-cidr=10.244.0.0/16")
 		}
 		line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline"))
 		if err != nil {
-			return options, "", fmt.Errorf("read the flags of the agent that runs: %w; add its flags after --", err)
+			return options, "", "", fmt.Errorf("read the flags of the agent that runs: %w; add its flags after --", err)
 		}
 		flags = strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:]
 	}
@@ -174,22 +174,22 @@ func settings(flags []string, name string) (options view.Options, proxyName stri
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	if err := fs.Parse(flags); err != nil {
-		return options, "", fmt.Errorf("the agent's flags after --: %w", err)
+		return options, "", "", fmt.Errorf("the agent's flags after --: %w", err)
 	}
 	if err := cmp.Or(o.file.Read(config.Kind, &config.Agent{}, fs), o.complete()); err != nil {
-		return options, "", err
+		return options, "", "", err
 	}
 	if err := o.Node.validate(); err != nil {
-		return options, "", o.file.Named(err)
+		return options, "", "", o.file.Named(err)
 	}
 	proxyName = cmp.Or(name, o.ProxyName)
 	if o.BesideKubeProxy && proxyName == "" {
-		return options, "", errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
+		return options, "", "", errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
 			"--service-proxy-name to the servers' value")
 	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {
-		options.Schedulers = ipvs.Schedulers()
+		options.Schedulers, scheduler = ipvs.Schedulers(), o.IPVS.Scheduler
 	}
-	return options, proxyName, err
+	return options, proxyName, scheduler, err
 }

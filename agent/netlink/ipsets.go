@@ -9,10 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// IPSetEntry is an entry of an ipset. What the kind of the ipset does not have is zero.
+type IPSetEntry struct {
+	First, Second netip.Prefix
+	Protocol      byte
+	Port          uint16
+}
+
 // IPSets calls each with the name of each ipset and the addresses and ports of its entries, if they
 // have any. For a large ipset it calls each several times. A kernel without ipsets has none. The
 // library's own function would write to the log.
 func IPSets(each func(name string, entries []netip.AddrPort)) error {
+	return IPSetEntries(func(name, _ string, entries []IPSetEntry) {
+		var all []netip.AddrPort
+		for _, e := range entries {
+			all = append(all, netip.AddrPortFrom(e.First.Addr(), e.Port))
+		}
+		each(name, all)
+	})
+}
+
+// IPSetEntries calls each as IPSets does, with the kind of each ipset, such as hash:ip,port, and
+// its entries.
+func IPSetEntries(each func(name, kind string, entries []IPSetEntry)) error {
 	socket, err := Open(unix.NETLINK_NETFILTER)
 	if err == nil {
 		defer socket.Close()
@@ -23,16 +42,18 @@ func IPSets(each func(name string, entries []netip.AddrPort)) error {
 		w.End(at)
 		err = socket.Dump(w, func(m Message) {
 			attributes := m.Attributes(nl.SizeofNfgenmsg)
-			var entries []netip.AddrPort
+			var entries []IPSetEntry
 			for _, entry := range Attributes(Attribute(attributes, nl.IPSET_ATTR_ADT)) {
-				var address netip.Addr
-				for _, a := range Attributes(Attribute(entry, nl.IPSET_ATTR_IP)) {
-					address, _ = netip.AddrFromSlice(a)
+				one := IPSetEntry{
+					First: ipsetAddress(entry, nl.IPSET_ATTR_IP, nl.IPSET_ATTR_CIDR), Second: ipsetAddress(entry, nl.IPSET_ATTR_IP2, nl.IPSET_ATTR_CIDR2),
+					Port: BigUint16(Attribute(entry, nl.IPSET_ATTR_PORT)),
 				}
-				port := BigUint16(Attribute(entry, nl.IPSET_ATTR_PORT))
-				entries = append(entries, netip.AddrPortFrom(address, port))
+				if protocol := Attribute(entry, nl.IPSET_ATTR_PROTO); len(protocol) == 1 {
+					one.Protocol = protocol[0]
+				}
+				entries = append(entries, one)
 			}
-			each(Text(Attribute(attributes, nl.IPSET_ATTR_SETNAME)), entries)
+			each(Text(Attribute(attributes, nl.IPSET_ATTR_SETNAME)), Text(Attribute(attributes, nl.IPSET_ATTR_TYPENAME)), entries)
 		})
 	}
 	switch {
@@ -40,4 +61,20 @@ func IPSets(each func(name string, entries []netip.AddrPort)) error {
 		return nil
 	}
 	return fmt.Errorf("list ipsets: %w", err)
+}
+
+// ipsetAddress returns an address of an entry, with the length of its prefix if it has one.
+func ipsetAddress(entry []byte, address, length uint16) netip.Prefix {
+	for _, b := range Attributes(Attribute(entry, address)) {
+		a, ok := netip.AddrFromSlice(b)
+		if !ok {
+			continue
+		}
+		bits := a.BitLen()
+		if cidr := Attribute(entry, length); len(cidr) == 1 {
+			bits = int(cidr[0])
+		}
+		return netip.PrefixFrom(a, bits)
+	}
+	return netip.Prefix{}
 }

@@ -22,6 +22,9 @@ import (
 // maxModulus is the largest number of results of a random number that are followed.
 const maxModulus = 1 << 18
 
+// outputInterface is the text of the expression that loads the name of the output interface.
+const outputInterface = "output interface"
+
 var errForm = errors.New("it is malformed")
 
 // compileRule decodes a rule. What cannot be judged makes the rule unknown.
@@ -34,6 +37,11 @@ func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 		}
 		name := netlink.Text(netlink.Attribute(content, unix.NFTA_EXPR_NAME))
 		s, text, err := t.compile(name, netlink.Attribute(content, unix.NFTA_EXPR_DATA))
+		if len(words) > 0 && words[len(words)-1] == outputInterface && err == nil {
+			if c, ok := s.(compare); !ok || c.op > unix.NFT_CMP_NEQ || !bytes.Equal(c.data, nft.InterfaceName("lo")) {
+				err = errOutput
+			}
+		}
 		if text == "" {
 			text = name
 		}
@@ -249,6 +257,16 @@ func (t *table) meta(a *attributes) (step, string, error) {
 			return name, true
 		}
 		text = "input interface"
+	case unix.NFT_META_OIFNAME:
+		// It is known only whether it is lo; see compileRule.
+		length, text = unix.IFNAMSIZ, outputInterface
+		value = func(x *run, s *state) ([]byte, bool) {
+			name := make([]byte, unix.IFNAMSIZ)
+			if x.sent && x.rules.facts.local(s.to.Addr()) {
+				copy(name, "lo")
+			}
+			return name, true
+		}
 	default:
 		return nil, "", fmt.Errorf("it reads key %d of meta", key)
 	}
@@ -286,7 +304,7 @@ func ct(a *attributes) (step, string, error) {
 		value, text = func(*run, *state) uint32 { return nft.CtStateNew }, "ct state"
 	case unix.NFT_CT_STATUS:
 		value, text = func(_ *run, s *state) uint32 {
-			if s.translated {
+			if s.translated && !s.balanced {
 				return nft.CtStatusDNAT
 			}
 			return 0

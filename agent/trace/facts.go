@@ -42,6 +42,9 @@ func ReadFacts() (Facts, error) {
 		}
 		address = address.Unmap()
 		f.Local[address] = true
+		if ofServices[a.LinkIndex] && !address.IsLinkLocalUnicast() {
+			f.Services = append(f.Services, address)
+		}
 		if !ofServices[a.LinkIndex] {
 			f.Addresses = append(f.Addresses, address)
 		}
@@ -55,6 +58,11 @@ func ReadFacts() (Facts, error) {
 // calling thread. It uses the programs for saving of both variants of iptables, if they are there.
 func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error) {
 	r := newRules(family, facts)
+	if facts.IPVS {
+		if err := errors.Join(r.readIPSets(), r.readIPVS()); err != nil {
+			return nil, err
+		}
+	}
 	c, err := nft.Dial()
 	hasIPTables := false
 	switch {

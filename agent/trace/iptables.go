@@ -137,7 +137,8 @@ func (r *Rules) addSaved(text, variant string) {
 			c := &chain{
 				table: s.name, name: name, firewalls: !s.nat && !proxyChain.MatchString(name), proxys: proxyChain.MatchString(name), slicecasts: strings.HasPrefix(name, "SLICECAST-"),
 			}
-			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES"
+			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES" && !r.facts.IPVS
+			r.kubeProxys = r.kubeProxys || name == "KUBE-SERVICES"
 			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
 			s.chains[name] = c
 			r.chains = append(r.chains, c)
@@ -326,7 +327,7 @@ func (p *ruleParser) parse() error {
 
 // known are the matches whose options option knows.
 var known = []string{
-	"tcp", "udp", "sctp", "comment", "conntrack", "state", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
+	"tcp", "udp", "sctp", "comment", "conntrack", "state", "set", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
 }
 
 func (p *ruleParser) option(option string, not bool) error {
@@ -356,9 +357,12 @@ func (p *ruleParser) option(option string, not bool) error {
 	case "--ctstate", "--state":
 		states := strings.Split(p.next(), ",")
 		p.match(not, func(_ *run, s *state) bool {
-			return slices.Contains(states, "NEW") || s.translated && slices.Contains(states, "DNAT") ||
+			return slices.Contains(states, "NEW") || s.translated && !s.balanced && slices.Contains(states, "DNAT") ||
 				s.masqueraded && slices.Contains(states, "SNAT")
 		})
+	case "--match-set":
+		name := p.next()
+		return p.matchSet(name, p.next(), not)
 	case "--mark":
 		value, mask, err := valueAndMask(p.next())
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // proxyTables are the tables of nf_tables that belong to a proxy.
-var proxyTables = []string{"slicecast", "slicecast-stand-in", "kube-proxy"}
+var proxyTables = []string{"slicecast", "slicecast-stand-in", "slicecast-ipvs", "kube-proxy"}
 
 // addNFTables adds the rules of nf_tables. It reports whether iptables' variant for nf_tables has
 // rules.

@@ -36,6 +36,8 @@ type state struct {
 	path        *path
 	// by is the rule that has translated the destination.
 	by *Rule
+	// balanced means that IPVS has chosen the backend. Conntrack does not take that for a translation.
+	balanced bool
 	// doubt is a firewall's rule that may have accepted the packet, but cannot be judged.
 	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
@@ -144,6 +146,8 @@ type run struct {
 	// current is the rule that is carried out.
 	current *Rule
 	done    []state
+	// stolen are the packets for which IPVS has chosen backends.
+	stolen []state
 
 	network, transport headers
 }
@@ -214,8 +218,16 @@ func (x *run) hook(hook uint32, in []state) []state {
 		}
 		var out []state
 		for _, s := range in {
+			if b.balances {
+				if chosen, ok := x.schedule(s); ok {
+					x.stolen = append(x.stolen, chosen...)
+				} else {
+					out = append(out, s)
+				}
+				continue
+			}
 			// The kernel translates a connection once in each direction.
-			if b.nat && (x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
+			if b.nat && (s.balanced && x.rules.balancer.untracked || x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
 				out = append(out, s)
 				continue
 			}

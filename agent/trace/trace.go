@@ -87,8 +87,10 @@ type Outcome struct {
 	Memory Memory
 	// Path are the rules that have led the packet here, in their order.
 	Path []*Rule
-	// By is the rule that has translated the packet, or nil.
-	By *Rule
+	// By is the rule that has translated the packet, or nil. Scheduler is that of the virtual service of
+	// IPVS that has, or empty.
+	By        *Rule
+	Scheduler string
 }
 
 // Rule is a rule of the kernel.
@@ -109,6 +111,8 @@ type Rule struct {
 	onlySource bool
 	// firewalls is as in chain.
 	firewalls bool
+	// scheduler is that of a virtual service, which stands for a rule.
+	scheduler string
 
 	steps []step
 	// same means that the rule before does the same.
@@ -146,6 +150,8 @@ type base struct {
 	hook     uint32 // unix.NF_INET_*
 	priority int32
 	nat      bool
+	// balances means that the chain stands for IPVS.
+	balances bool
 }
 
 // Facts are what rules ask about the node beside the packet.
@@ -154,8 +160,10 @@ type Facts struct {
 	Local map[netip.Addr]bool
 	// Addresses are the node's own addresses without those that only Services have, ascending.
 	Addresses []netip.Addr
-	// IPVS means that a proxy serves Services with IPVS, which no rules show.
+	// IPVS means that a proxy serves Services with IPVS.
 	IPVS bool
+	// Services are the addresses on the devices that only have addresses of Services.
+	Services []netip.Addr
 }
 
 func (f Facts) local(a netip.Addr) bool { return a.IsLoopback() || f.Local[a] }
@@ -169,6 +177,10 @@ type Rules struct {
 	// orders are the orders in which the kernel may ask bases. Of chains that translate and have the
 	// same hook and priority, the kernel asks first the one that was registered last.
 	orders [][]*base
+	// balancer is IPVS, or nil.
+	balancer *balancer
+	// ipsets are read if a proxy uses IPVS.
+	ipsets map[string]*ipset
 	// ties says which chains these are.
 	ties string
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
@@ -205,6 +217,17 @@ func (f Frontend) String() string {
 
 // Frontends returns all addresses and ports that rules and maps mention, each with the place.
 func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
+
+// ServiceAddresses returns the addresses of the family on devices that only have addresses of
+// Services.
+func (r *Rules) ServiceAddresses() (out []netip.Addr) {
+	for _, a := range r.facts.Services {
+		if model.FamilyOf(a) == r.Family {
+			out = append(out, a)
+		}
+	}
+	return out
+}
 
 // OwnFrontends returns those of Frontends that Slicecast's own rules and maps mention.
 func (r *Rules) OwnFrontends() map[Frontend]string { return r.own }
@@ -257,6 +280,9 @@ func newRules(family model.Family, facts Facts) *Rules {
 // finish prepares the chains for packets.
 func (r *Rules) finish() {
 	r.order()
+	if r.balancer != nil {
+		r.addVirtualFrontends()
+	}
 	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
 	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables
 	for _, b := range r.bases {
@@ -399,6 +425,12 @@ func (r *Rules) trace(p Packet, order []*base) ([]Outcome, error) {
 	x := &run{rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
 	x.setHeaders()
 	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
+	// What IPVS has led to a backend begins anew as a packet that the node sends.
+	again := func() {
+		stolen := x.stolen
+		x.stolen, x.sent = nil, true
+		x.finish(x.hook(unix.NF_INET_POST_ROUTING, x.hook(unix.NF_INET_LOCAL_OUT, stolen)))
+	}
 	// What is translated counts as forwarded. Whether the backend is in the node's own network
 	// makes no difference to what proxies do.
 	input := func(s state) bool { return !s.translated && r.facts.local(s.to.Addr()) }
@@ -408,8 +440,10 @@ func (r *Rules) trace(p Packet, order []*base) ([]Outcome, error) {
 		x.finish(x.hook(unix.NF_INET_LOCAL_IN, own))
 		in = x.hook(unix.NF_INET_FORWARD, forward)
 		x.finish(x.hook(unix.NF_INET_POST_ROUTING, in))
+		again()
 	} else {
 		in = x.hook(unix.NF_INET_LOCAL_OUT, in)
+		again()
 		in = x.hook(unix.NF_INET_POST_ROUTING, in)
 		own, others := divide(in, input)
 		x.finish(others)
@@ -455,6 +489,9 @@ func (x *run) outcomes() []Outcome {
 		}
 		if s.translated {
 			o.Backend = s.to
+		}
+		if s.by != nil {
+			o.Scheduler = s.by.scheduler
 		}
 		if s.doubt != nil && s.verdict != Pass {
 			x.rules.unjudged[s.doubt] = struct{}{}

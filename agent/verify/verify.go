@@ -12,6 +12,7 @@ package verify
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -132,6 +133,9 @@ type Options struct {
 	// Beside means that another proxy serves other Services on this node. Then only what Slicecast's
 	// own rules mention must be in State.
 	Beside bool
+	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is not
+	// compared.
+	Scheduler string
 	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are
 	// not among them.
 	Addresses []netip.Addr
@@ -484,6 +488,14 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	if c.backendsDiffer(q, p.Backends(route.To), route, out) {
 		return
 	}
+	if scheduler := cmp.Or(p.Scheduler, c.Scheduler); scheduler != "" {
+		for _, o := range out {
+			if o.Scheduler != "" && o.Scheduler != scheduler {
+				c.differ(q, "be scheduled by "+scheduler, "is scheduled by "+o.Scheduler, o.Path)
+				return
+			}
+		}
+	}
 	c.affinity(q, p, out)
 }
 
@@ -672,9 +684,25 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	}
 	sorted := slices.SortedFunc(maps.Keys(frontends), func(a, b trace.Frontend) int { return strings.Compare(a.String(), b.String()) })
 	for _, f := range sorted {
-		if _, ok := wanted[f]; !ok {
+		_, ok := wanted[f]
+		if slices.Contains(c.Addresses, f.Address) { // a virtual service of IPVS for a NodePort
+			_, nodePort := wanted[trace.Frontend{Protocol: f.Protocol, Port: f.Port}]
+			ok = ok || nodePort
+		}
+		if !ok {
 			c.Differences = append(c.Differences, Difference{
 				Wanted: "be no rules for " + f.String() + ", which no Service has on this node", Found: "there are some", Rule: frontends[f],
+			})
+		}
+	}
+	addresses := map[netip.Addr]bool{}
+	for f := range wanted {
+		addresses[f.Address] = true
+	}
+	for _, a := range c.rules.ServiceAddresses() {
+		if !addresses[a] && !c.Beside {
+			c.Differences = append(c.Differences, Difference{
+				Wanted: "be no address " + a.String() + " on a device for Services, because no Service has it", Found: "there is",
 			})
 		}
 	}
@@ -739,16 +767,15 @@ func Kernel(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return all, err
 	}
-	if facts.IPVS {
-		all.Unjudged = []string{"this node serves Services with IPVS (it has a device slicecast-ipvs0 or kube-ipvs0), which cannot " +
-			"be judged: only nftables and iptables can"}
-		return all, nil
-	}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		if !trace.Has(family) {
 			continue
 		}
 		rules, err := trace.Read(ctx, family, facts)
+		if errors.Is(err, trace.ErrNoIPVS) {
+			all.Unjudged = []string{"this node has a device slicecast-ipvs0 or kube-ipvs0, but no IPVS: remove the device, or load ip_vs"}
+			return all, nil
+		}
 		if err != nil {
 			return all, err
 		}

@@ -106,8 +106,7 @@ func (s *stage) viewOptions() view.Options {
 	return o
 }
 
-// servesObjects reports whether a step leaves an agent that follows the objects, with rules that
-// can be judged. Those of IPVS cannot.
+// servesObjects reports whether a step leaves an agent that follows the objects.
 func (s *stage) servesObjects(step *Step) bool {
-	return s.subject.Mode() != IPVS && !slices.Contains(step.Delete, node(s.running.Node))
+	return !slices.Contains(step.Delete, node(s.running.Node))
 }
