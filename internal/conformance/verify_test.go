@@ -33,6 +33,15 @@ var diversions = map[string]string{"beside-other-rules": "but leads to 10.180.1.
 
 // verify returns an error if the rules on the node differ from what the objects say after a step.
 func (s *stage) verify(ctx context.Context, c *Case, step *Step) error {
+	state, err := s.wanted(ctx)
+	if err != nil {
+		return err
+	}
+	return s.node.Do(func() error { return s.judge(ctx, c, step, state) })
+}
+
+// wanted returns what the node should do for the objects in the API server.
+func (s *stage) wanted(ctx context.Context) (view.State, error) {
 	objects := &verify.Objects{}
 	var all []io.Reader
 	for _, path := range []string{
@@ -40,43 +49,42 @@ func (s *stage) verify(ctx context.Context, c *Case, step *Step) error {
 	} {
 		list, err := s.cluster.rest.Get().AbsPath(path).Do(ctx).Raw()
 		if err != nil {
-			return err
+			return view.State{}, err
 		}
 		all = append(all, strings.NewReader(string(list)))
 	}
 	log := slog.New(slog.DiscardHandler)
 	if err := file.Read(io.MultiReader(all...), "objects", file.Options{Log: log}, objects); err != nil {
-		return err
+		return view.State{}, err
 	}
-	state, err := objects.State(s.viewOptions())
+	return objects.State(s.viewOptions())
+}
+
+// judge compares the kernel with what the node should do.
+func (s *stage) judge(ctx context.Context, c *Case, step *Step, state view.State) error {
+	r, err := verify.Settled(ctx, verify.Options{State: state}, settleTimeout)
 	if err != nil {
 		return err
 	}
-	return s.node.Do(func() error {
-		r, err := verify.Settled(ctx, verify.Options{State: state}, settleTimeout)
-		if err != nil {
-			return err
+	var lines []string
+	diverted := false
+	for _, d := range r.Differences {
+		about, elsewhere := deviations[c.ID], diversions[c.ID]
+		switch {
+		case s.subject.Reference() && about != "" && strings.Contains(d.String(), about):
+		case step.NFT != "" && elsewhere != "" && strings.Contains(d.String(), elsewhere):
+			diverted = true
+		default:
+			lines = append(lines, d.String())
 		}
-		var lines []string
-		diverted := false
-		for _, d := range r.Differences {
-			about, elsewhere := deviations[c.ID], diversions[c.ID]
-			switch {
-			case s.subject.Reference() && about != "" && strings.Contains(d.String(), about):
-			case step.NFT != "" && elsewhere != "" && strings.Contains(d.String(), elsewhere):
-				diverted = true
-			default:
-				lines = append(lines, d.String())
-			}
-		}
-		if step.NFT != "" && !diverted {
-			lines = append(lines, "verify does not notice the other program's rules")
-		}
-		if lines = append(lines, r.Unjudged...); len(lines) > 0 {
-			return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines, "\n"))
-		}
-		return nil
-	})
+	}
+	if step.NFT != "" && !diverted {
+		lines = append(lines, "verify does not notice the other program's rules")
+	}
+	if lines = append(lines, r.Unjudged...); len(lines) > 0 {
+		return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	return nil
 }
 
 // viewOptions returns the settings with which the subject runs.
