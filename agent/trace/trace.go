@@ -312,10 +312,6 @@ func (b *base) at() int32 {
 	return 100
 }
 
-// maxOrdered is how many tables, whose chains have the same priority, are tried in each order. Of
-// more, each is tried as the first one.
-const maxOrdered = 3
-
 // order sets the orders in which the chains may be asked.
 func (r *Rules) order() {
 	slices.SortStableFunc(r.bases, func(a, b *base) int {
@@ -346,19 +342,16 @@ func (r *Rules) order() {
 	}
 }
 
-// permutations yields the permutations of n numbers or, of many numbers, those that are rotated, in
-// both directions.
+// permutations yields the numbers below n in different orders: rotated, in both directions. These
+// are all orders of up to three numbers. Of more, each number is the first one of some.
 func permutations(n int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		numbers := make([]int, n)
 		for i := range numbers {
 			numbers[i] = i
 		}
-		for i := range max(n, 1) {
+		for range max(n, 1) {
 			if !yield(slices.Clone(numbers)) {
-				return
-			}
-			if n == 2 && i == 1 {
 				return
 			}
 			if n > 2 {
