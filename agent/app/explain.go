@@ -83,7 +83,7 @@ func (o *explainOptions) run(ctx context.Context, name string, flags []string, i
 	if err := o.show.Validate(); err != nil {
 		return err
 	}
-	options, proxyName, err := settings(flags, o.proxyName)
+	options, proxyName, _, err := settings(flags, o.proxyName)
 	if err != nil {
 		return err
 	}
