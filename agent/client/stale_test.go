@@ -90,8 +90,8 @@ func TestStaleInWelcome(t *testing.T) {
 	require.Equal(t, 1, servers[0].streams())
 }
 
-// TestStaleNoLonger checks that a server that recovers in time is not left, and that no other server
-// is asked.
+// TestStaleNoLonger checks that a server that recovers in time is not left, and that no other
+// server is asked.
 func TestStaleNoLonger(t *testing.T) {
 	id := newIdentity(t)
 	servers, _, addresses := replicas(t, id, 2)
@@ -244,8 +244,8 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// TestServerThatLiesAboutStaleness checks a server that says in turn that it is stale and that it is
-// not. A node leaves it and returns to it at most once in five minutes, and all nodes stay in sync.
+// TestServerThatLiesAboutStaleness checks a server that says in turn that it is stale and that it
+// is not. A node leaves it and returns to it at most once in five minutes, and all nodes stay in sync.
 func TestServerThatLiesAboutStaleness(t *testing.T) {
 	const nodes, hours = 10, 1
 	for name, period := range map[string]time.Duration{"each second": time.Second, "each minute": time.Minute} {

@@ -160,7 +160,8 @@ func TestStaleRelays(t *testing.T) {
 	}
 	first := serve(t, nil, upstreamOf(stale.address()))
 	second := serve(t, nil, upstreamOf(first.address()))
-	follow(t, agentOptions{node: nodes[1], servers: []string{second.address()}}).waitEquals(t, c) // it is ready
+	// Once another agent is in sync, the relay is ready.
+	follow(t, agentOptions{node: nodes[1], servers: []string{second.address()}}).waitEquals(t, c)
 	leaver := follow(t, agentOptions{node: prefers(second, fresh), servers: []string{second.address(), fresh.address()}})
 	leaver.waitEquals(t, c)
 	require.Equal(t, second.address(), leaver.client.Connection().Server.Address)

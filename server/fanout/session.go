@@ -326,7 +326,7 @@ func (s *Session) catchUp() error {
 			return err
 		}
 	}
-	if err := s.sendServers(); err != nil {
+	if err := s.sendServers(); err != nil || s.hub.options.Stale == nil {
 		return err
 	}
 	return s.send(s.hub.staleFrame())

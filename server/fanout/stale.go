@@ -15,7 +15,7 @@ const (
 	staleInterval = time.Second
 )
 
-// watchStale tells all clients when the hub becomes stale, and when it is stale no longer.
+// watchStale sends all clients a message if the hub has become stale, or is stale no longer.
 func (h *Hub) watchStale() {
 	since, why := h.options.Stale()
 	if time.Since(since) < staleGrace {

@@ -10,8 +10,8 @@
 //     stream breaks, the store keeps its content, and the next stream brings the differences.
 //   - The relay acks a position upstream only once all nodes behind it have programmed it. Each
 //     upstream server receives the open Nacks of these nodes.
-//   - While the relay follows no server, or one that is stale, it is stale itself, and its clients are
-//     told so.
+//   - While the relay follows no server, or one that is stale, it is stale itself, and its clients
+//     are told so.
 //   - A relay is not fed by itself through any number of other relays for longer than a moment.
 //     When its own stream ends, fanout ends the streams of other relays, so that they check the
 //     path of its next one.

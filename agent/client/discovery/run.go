@@ -70,8 +70,9 @@ const firstKnown = 2
 // reports that the next round may follow at once.
 //
 // The server that the client has just moved to comes first. The first servers known from streams
-// follow, then the given ones, then the others known from streams. A server may have invented a thousand of the others. They are therefore tried in random
-// order and for a bounded time, so that the given ones soon have their turn again.
+// follow, then the given ones, then the others known from streams. A server may have invented a
+// thousand of the others. They are therefore tried in random order and for a bounded time, so that
+// the given ones soon have their turn again.
 func (c *Choice) round(ctx context.Context, to Connector) (tried int, useful bool) {
 	seen := make(map[string]bool)
 	next := func(context.Context) (out []Server) {
