@@ -245,7 +245,8 @@ func TestOutage(t *testing.T) {
 }
 
 // TestServerThatLiesAboutStaleness checks a server that says in turn that it is stale and that it
-// is not. A node leaves it and returns to it at most once in five minutes, and all nodes stay in sync.
+// is not. A node leaves it and returns to it at most once in five minutes, and all nodes stay in
+// sync.
 func TestServerThatLiesAboutStaleness(t *testing.T) {
 	const nodes, hours = 10, 1
 	for name, period := range map[string]time.Duration{"each second": time.Second, "each minute": time.Minute} {
