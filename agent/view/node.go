@@ -82,7 +82,7 @@ func (n Node) equal(o Node) bool {
 	return n.Pods.Interface == o.Pods.Interface && n.Pods.InterfacePrefix == o.Pods.InterfacePrefix &&
 		slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
 		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) &&
-		slices.Equal(n.PodCIDRs, o.PodCIDRs) && n.Primary == o.Primary
+		n.Primary == o.Primary
 }
 
 // node returns what follows from the options and the Node.

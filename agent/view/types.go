@@ -158,7 +158,8 @@ type Node struct {
 	// that no frontend has is unused, or belongs to a Service that another proxy serves. Empty means
 	// that the ranges are not known.
 	ServiceCIDRs []netip.Prefix
-	// PodCIDRs are the Node's podCIDRs. They need not be how pods are recognized; see Pods.
+	// PodCIDRs are the Node's podCIDRs, for choosing a pod's address. What recognizes pods is Pods.
+	// Nothing is programmed for them, so their change is no change of the node.
 	PodCIDRs []netip.Prefix
 	// Primary is the IP family of the Node's first InternalIP, or IPv4 while none is known. The zero
 	// value means that the node has no primary family.
