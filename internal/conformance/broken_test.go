@@ -1,6 +1,6 @@
-// This test proves that verify finds what is broken in the rules of a real kube-proxy, in its
-// modes nftables and iptables, and names it. A breakage is made with the tools of the kernel in a network namespace
-// whose kube-proxy has stopped, so nobody repairs it.
+// This test proves that verify finds what is broken in the rules of a real kube-proxy, in its modes
+// nftables and iptables, and names it. A breakage is made with the tools of the kernel in a network
+// namespace whose kube-proxy has stopped, so nobody repairs it.
 package conformance
 
 import (

@@ -114,8 +114,8 @@ func (s *stage) viewOptions() view.Options {
 	return o
 }
 
-// servesObjects reports whether a step leaves an agent that follows the objects, with rules that the
-// cases compare. Those of IPVS are compared by agent/programmer/ipvs.
+// servesObjects reports whether a step leaves an agent that follows the objects, with rules that
+// the cases compare. Those of IPVS are compared by agent/programmer/ipvs.
 func (s *stage) servesObjects(step *Step) bool {
 	return s.subject.Mode() != IPVS && !slices.Contains(step.Delete, node(s.running.Node))
 }

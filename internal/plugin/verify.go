@@ -26,8 +26,8 @@ const (
 	// verifyTimeout bounds all comparisons together, and verifyNodeTimeout that of one node.
 	verifyTimeout     = time.Hour
 	verifyNodeTimeout = 5 * time.Minute
-	// maxObjectsAge is the age of the objects that a node is compared with, at most, when the comparison
-	// begins. In a large cluster, the last node's turn comes minutes after the first one's.
+	// maxObjectsAge is the age of the objects that a node is compared with, at most, when the
+	// comparison begins. In a large cluster, the last node's turn comes minutes after the first one's.
 	maxObjectsAge = 20 * time.Second
 	// shownPerNode is how many differences of a node are shown unless the output is wide.
 	shownPerNode = 10
