@@ -36,7 +36,8 @@ type state struct {
 	path        *path
 	// by is the rule that has translated the destination.
 	by *Rule
-	// balanced means that IPVS has chosen the backend. Conntrack does not take that for a translation.
+	// balanced means that IPVS has chosen the backend. Conntrack does not take that for a
+	// translation.
 	balanced bool
 	// doubt is a firewall's rule that may have accepted the packet, but cannot be judged.
 	doubt *Rule

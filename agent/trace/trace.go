@@ -12,8 +12,8 @@
 //
 // # Scope
 //
-// All chains that translate addresses are evaluated. Of the chains that filter, those of proxies
-// are. A network policy or a firewall which drops packets to a Service does what it is for. If it
+// All chains that translate addresses are evaluated. So are those chains of proxies that filter. A
+// network policy or a firewall which drops packets to a Service does what it is for. If it
 // accepts packets before a proxy's chain of iptables refuses them, that is followed.
 package trace
 
@@ -87,8 +87,8 @@ type Outcome struct {
 	Memory Memory
 	// Path are the rules that have led the packet here, in their order.
 	Path []*Rule
-	// By is the rule that has translated the packet, or nil. Scheduler is that of the virtual service of
-	// IPVS that has, or empty.
+	// By is the rule that has translated the packet, or nil. Scheduler is that of the virtual
+	// service of IPVS that has, or empty.
 	By        *Rule
 	Scheduler string
 }
@@ -104,8 +104,8 @@ type Rule struct {
 	Foreign bool
 	// unknown is what cannot be judged of the rule.
 	unknown string
-	// certain are the steps before the part that cannot be judged. If one of them does not match, the
-	// rule does not.
+	// certain are the steps before the part that cannot be judged. If one of them does not match,
+	// the rule does not.
 	certain []step
 	// onlySource means that the rule translates nothing but the source.
 	onlySource bool
@@ -139,8 +139,8 @@ type chain struct {
 	drops bool
 	// proxys means that the chain belongs to a proxy, and slicecasts that this is Slicecast.
 	proxys, slicecasts bool
-	// firewalls means that the chain filters and that no proxy owns it. What it refuses is left out,
-	// and what it accepts does not come to the rules of proxies after it.
+	// firewalls means that the chain filters and that no proxy owns it. What it refuses is left
+	// out, and what it accepts does not come to the rules of proxies after it.
 	firewalls bool
 }
 
@@ -174,8 +174,8 @@ type Rules struct {
 	facts  Facts
 	chains []*chain
 	bases  []*base
-	// orders are the orders in which the kernel may ask bases. Of chains that translate and have the
-	// same hook and priority, the kernel asks first the one that was registered last.
+	// orders are the orders in which the kernel may ask bases. Of chains that translate and have
+	// the same hook and priority, the kernel asks first the one that was registered last.
 	orders [][]*base
 	// balancer is IPVS, or nil.
 	balancer *balancer

@@ -44,8 +44,8 @@ type Report struct {
 	Node string
 }
 
-// maxShown is how many differences a report has, and how many reasons why something is not judged. A
-// kernel without rules differs in everything.
+// maxShown is how many differences a report has, and how many reasons why something is not judged.
+// A kernel without rules differs in everything.
 const maxShown = 1000
 
 // shown are the differences that a report has, with their sentences.

@@ -65,7 +65,8 @@ func (d Difference) String() string {
 // Result is the result of a comparison.
 type Result struct {
 	Differences []Difference `json:"differences"`
-	// Unjudged are what could not be judged, each with the reason. There are at most maxShown of them.
+	// Unjudged are what could not be judged, each with the reason. There are at most maxShown of
+	// them.
 	Unjudged []string `json:"unjudged,omitempty"`
 	// Facts are what rules of others do to packets of Services that is no difference.
 	Facts []string `json:"facts,omitempty"`
@@ -130,11 +131,11 @@ func (d Difference) about() about {
 type Options struct {
 	// State is what the node should do.
 	State view.State
-	// Beside means that another proxy serves other Services on this node. Then only what Slicecast's
-	// own rules mention must be in State.
+	// Beside means that another proxy serves other Services on this node. Then only what
+	// Slicecast's own rules mention must be in State.
 	Beside bool
-	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is not
-	// compared.
+	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is
+	// not compared.
 	Scheduler string
 	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are
 	// not among them.
@@ -274,8 +275,8 @@ func (c *comparison) chooseSources() {
 	}
 }
 
-// podRanges returns the ranges of this node's pods. The Node's podCIDRs come first, because rules of
-// others may treat pods of other nodes in another way. A range by which pods are recognized is
+// podRanges returns the ranges of this node's pods. The Node's podCIDRs come first, because rules
+// of others may treat pods of other nodes in another way. A range by which pods are recognized is
 // added if no podCIDR is in it.
 func (c *comparison) podRanges() (ranges []netip.Prefix) {
 	of := func(p netip.Prefix) bool { return p.IsValid() && model.FamilyOf(p.Addr()) == c.family }
