@@ -99,6 +99,9 @@ type Packet struct {
 	Why        string `json:"why,omitempty"`
 	// Found is what the rules of the kernel do. It is empty if they were not evaluated.
 	Found string `json:"found,omitempty"`
+	// RefusedBy are the rules of firewalls and network policies, which no proxy owns, that drop or
+	// reject some of the packets. They are no difference.
+	RefusedBy []string `json:"refusedBy"`
 	// Difference is what the kernel does differently, as a sentence.
 	Difference string `json:"difference,omitempty"`
 	// Outcomes lists a bounded number of what may happen, of which there are OutcomeCount.
@@ -274,7 +277,7 @@ func (e *explainer) packet(
 	}
 	out := Packet{
 		Frontend: fmt.Sprintf("%v %v", f.Kind, to), Source: s.String(), Wanted: route.To.String(), Because: string(reasons.Target),
-		Masquerade: route.Masquerade, Why: string(reasons.Masquerade), Backends: p.ServicePort.Backends(route.To).Len(), Outcomes: []Outcome{},
+		Masquerade: route.Masquerade, Why: string(reasons.Masquerade), Backends: p.ServicePort.Backends(route.To).Len(), Outcomes: []Outcome{}, RefusedBy: []string{},
 	}
 	if len(f.Sources) > 0 && !contains(f.Sources, s.Address) {
 		out.Wanted, out.Because, out.Masquerade, out.Why = view.Drop.String(), "the source is not in loadBalancerSourceRanges", false, ""
@@ -291,6 +294,16 @@ func (e *explainer) packet(
 	if out.OutcomeCount = len(outcomes); outcomes != nil {
 		out.Found = found(outcomes)
 	}
+	guarded, err := rules.Trace(trace.Packet{Protocol: p.ID.Protocol, Source: s.Address, Destination: to, Interface: s.Over, Firewalls: true})
+	if err != nil {
+		e.Unjudged = append(e.Unjudged, fmt.Sprintf("the firewalls for %v from %v: %v", to, s, err))
+	}
+	for _, o := range guarded {
+		if o.RefusedBy != nil {
+			out.RefusedBy = append(out.RefusedBy, o.RefusedBy.String())
+		}
+	}
+	out.RefusedBy = bounded(out.RefusedBy, maxRules)
 	for _, o := range outcomes[:min(len(outcomes), maxOutcomes)] {
 		x := Outcome{Probability: o.Probability, Verdict: o.Verdict.String(), Masquerade: o.Masquerade, Rules: []string{}}
 		if o.Backend.IsValid() {

@@ -127,6 +127,27 @@ func TestKernel(t *testing.T) {
 	_, p = ask(t, node, v, explain.Question{From: addr("192.0.2.7"), Port: "30080"})
 	require.Equal(t, "outside (192.0.2.7)", p.Packets[0].Source)
 
+	// A firewall, whose rules are no difference.
+	firewalls := map[string]string{
+		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; tcp dport 8080 drop; }; }'":                      "rule 1 of chain forward in table inet firewall",
+		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; policy drop; ct state established accept; }; }'": "the policy of chain forward in table inet firewall",
+		"iptables-nft -A FORWARD -p tcp --dport 8080 -j REJECT":                                                                            "rule 1 of chain FORWARD in table filter of iptables-nft",
+		"iptables-legacy -A FORWARD -d 10.180.1.1 -j DROP":                                                                                 "rule 1 of chain FORWARD in table filter of iptables-legacy",
+	}
+	for command, rule := range firewalls {
+		_, err := node.Run(t.Context(), "sh", "-c", command)
+		require.NoError(t, err)
+		a, p = ask(t, node, v, explain.Question{})
+		require.False(t, a.Differs(), command)
+		k = to(t, p, "clusterIP 10.96.0.80:80", "a pod")
+		require.Equal(t, "reaches 2 backends", k.Found)
+		require.Len(t, k.RefusedBy, 1, command)
+		require.Contains(t, k.RefusedBy[0], rule)
+		require.Empty(t, to(t, p, "clusterIP 10.96.0.80:80", "the node").RefusedBy, "what the node sends is not forwarded")
+		_, err = node.Run(t.Context(), "sh", "-c", "nft 'table inet firewall; delete table inet firewall' && iptables-nft -F FORWARD && iptables-legacy -F FORWARD")
+		require.NoError(t, err)
+	}
+
 	// A rule is flushed from the kernel.
 	require.NoError(t, node.Do(func() error {
 		return exec.CommandContext(t.Context(), "nft", "flush", "chain", "ip", "slicecast", "services").Run()

@@ -103,6 +103,9 @@ func (k *Packet) print(out *show.Page) {
 	if k.Found != "" {
 		out.Row(" ", "kernel: "+k.Found)
 	}
+	for _, r := range k.RefusedBy {
+		out.Row(" ", "refused by "+r)
+	}
 	if k.Difference != "" {
 		out.Row(" ", k.Difference)
 	}

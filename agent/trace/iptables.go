@@ -171,6 +171,9 @@ func (s *saved) addBase(c *chain, drops bool) {
 		b.priority = -100
 	}
 	c.drops = drops && s.nat // the policy of filter belongs to a firewall
+	if drops && !s.nat {
+		c.policy = policyOf(c)
+	}
 	s.bases = append(s.bases, b)
 }
 

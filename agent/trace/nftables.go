@@ -85,11 +85,21 @@ func (r *Rules) addTable(h *nft.Held) {
 		}
 		if hook := held.Hook; hook.Kind != "" {
 			c.drops = hook.Drops
-			if nat := hook.Kind == "nat"; nat || t.proxys {
-				r.bases = append(r.bases, &base{chain: c, hook: hook.Number, priority: hook.Priority, nat: nat})
+			b := &base{chain: c, hook: hook.Number, priority: hook.Priority, nat: hook.Kind == "nat"}
+			b.firewall = !b.nat && !t.proxys && hook.Kind == "filter"
+			if b.firewall && c.drops {
+				c.policy = policyOf(c)
+			}
+			if b.nat || t.proxys || b.firewall {
+				r.bases = append(r.bases, b)
 			}
 		}
 	}
+}
+
+// policyOf returns a rule that stands for the policy of a firewall's chain.
+func policyOf(c *chain) *Rule {
+	return &Rule{Table: c.table, Chain: c.name, Text: "policy drop", Foreign: true}
 }
 
 // set is a set or a map.

@@ -43,6 +43,8 @@ type state struct {
 	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
 	masqueradedBy *Rule
+	// refusedBy is the first rule of a firewall that refuses the packet, if that is asked for.
+	refusedBy *Rule
 
 	regs [registers]byte
 }
@@ -51,7 +53,7 @@ type state struct {
 // reads before it has written them.
 func (s *state) like(o *state) bool {
 	return s.mark == o.mark && s.ctMark == o.ctMark && s.to == o.to && s.translated == o.translated &&
-		s.masqueradedBy == o.masqueradedBy && s.memory == o.memory
+		s.masqueradedBy == o.masqueradedBy && s.refusedBy == o.refusedBy && s.memory == o.memory
 }
 
 // path is a list of rules, last one first.
@@ -144,6 +146,8 @@ type run struct {
 	sent bool
 	// looped means that the packet comes to the node for the second time, over lo.
 	looped bool
+	// firewall means that the chain belongs to a base with that field.
+	firewall bool
 	// current is the rule that is carried out.
 	current *Rule
 	done    []state
@@ -214,7 +218,7 @@ func (x *run) setDestination(s *state) {
 func (x *run) hook(hook uint32, in []state) []state {
 	x.hooked = hook
 	for _, b := range x.bases {
-		if b.hook != hook {
+		if b.hook != hook || b.firewall && !x.packet.Firewalls {
 			continue
 		}
 		var out []state
@@ -242,9 +246,14 @@ func (x *run) hook(hook uint32, in []state) []state {
 // base lets a packet pass a base chain. It returns the branches that go on to the next one.
 func (x *run) base(b *base, s state) []state {
 	var accepted []state
+	x.firewall = b.firewall
 	ended := x.chain(b.chain, []state{s}, &accepted)
+	x.firewall = false
 	for i := range ended {
-		if b.drops {
+		if b.policy != nil {
+			x.refuse(&ended[i], b.policy)
+			accepted = append(accepted, ended[i])
+		} else if b.drops {
 			ended[i].verdict = Drop
 			x.done = append(x.done, ended[i])
 		} else {
@@ -252,6 +261,13 @@ func (x *run) base(b *base, s state) []state {
 		}
 	}
 	return accepted
+}
+
+// refuse notes that a rule of a firewall refuses a packet.
+func (x *run) refuse(s *state, by *Rule) {
+	if x.packet.Firewalls && s.refusedBy == nil {
+		s.refusedBy = by
+	}
 }
 
 // ruleResult is what a rule does with a branch.
@@ -307,7 +323,8 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 						x.budget = 0
 					}
 				case drop, reject:
-					if c.firewalls {
+					if c.firewalls || x.firewall {
+						x.refuse(&one.state, r)
 						current = x.join(current, one.state)
 						continue
 					}
@@ -354,7 +371,7 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 	x.current = r
 	if r.unknown != "" {
 		one := ruleResult{state: *s}
-		if x.mayMatch(r, s) {
+		if !x.firewall && x.mayMatch(r, s) {
 			if r.firewalls {
 				one.state.doubt = r
 			} else if !r.onlySource {

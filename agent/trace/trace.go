@@ -50,6 +50,9 @@ type Packet struct {
 	// ProxyOnly means that rules of chains that no proxy owns do not masquerade. It shows what the
 	// proxy does by itself.
 	ProxyOnly bool
+	// Firewalls means that the first rule which refuses the packet, of those that no proxy owns, is
+	// in the outcome. The packet then goes on. Rules that cannot be judged do not count as such.
+	Firewalls bool
 }
 
 // Family returns the packet's IP family.
@@ -81,6 +84,9 @@ type Outcome struct {
 	Masquerade bool
 	// MasqueradedBy is the rule that masquerades, or nil.
 	MasqueradedBy *Rule
+	// RefusedBy is the rule of a firewall or a network policy that drops or rejects the packet, or
+	// nil. It is set only for a packet with Firewalls.
+	RefusedBy *Rule
 	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
@@ -95,7 +101,8 @@ type Outcome struct {
 
 // Rule is a rule of the kernel.
 type Rule struct {
-	// Table and Chain are where the rule is. Position counts the chain's rules from 1.
+	// Table and Chain are where the rule is. Position counts the chain's rules from 1. The policy of a
+	// firewall's chain counts as a rule with Position 0.
 	Table, Chain string
 	Position     int
 	// Text is the rule, or what the rule's expressions do.
@@ -123,6 +130,9 @@ type Rule struct {
 
 // String names the rule.
 func (r *Rule) String() string {
+	if r.Position == 0 {
+		return fmt.Sprintf("the policy of chain %s in %s", r.Chain, r.Table)
+	}
 	return fmt.Sprintf("rule %d of chain %s in %s (%s)", r.Position, r.Chain, r.Table, r.Text)
 }
 
@@ -135,8 +145,10 @@ type chain struct {
 	index *index
 	// reached means that a rule or an element leads to the chain.
 	reached bool
-	// drops means that what reaches the end of a base chain is dropped.
-	drops bool
+	// drops means that what reaches the end of a base chain is dropped. policy stands for that in a
+	// firewall's chain, and is nil in others.
+	drops  bool
+	policy *Rule
 	// proxys means that the chain belongs to a proxy, and slicecasts that this is Slicecast.
 	proxys, slicecasts bool
 	// firewalls means that the chain filters and that no proxy owns it. What it refuses is left
@@ -152,6 +164,9 @@ type base struct {
 	nat      bool
 	// balances means that the chain stands for IPVS.
 	balances bool
+	// firewall means that the chain is of nf_tables, filters, and belongs to no proxy. Only packets
+	// with Firewalls pass it.
+	firewall bool
 }
 
 // Facts are what rules ask about the node beside the packet.
@@ -471,6 +486,7 @@ func (x *run) outcomes() []Outcome {
 		verdict    Verdict
 		backend    netip.AddrPort
 		masquerade *Rule
+		refused    *Rule
 		affinity   time.Duration
 	}
 	merged := map[key]*Outcome{}
@@ -478,6 +494,7 @@ func (x *run) outcomes() []Outcome {
 		s := &x.done[i]
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
+			RefusedBy: s.refusedBy,
 			Memory: s.memory, By: s.by,
 		}
 		if s.translated {
@@ -490,7 +507,7 @@ func (x *run) outcomes() []Outcome {
 			x.rules.unjudged[s.doubt] = struct{}{}
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
-		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.Affinity}
+		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.Affinity}
 		if known := merged[k]; known != nil {
 			known.Probability += o.Probability
 			continue

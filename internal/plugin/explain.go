@@ -573,6 +573,8 @@ type nodeAnswer struct {
 			Backends   int    `json:"backends"`
 			Found      string `json:"found"`
 			Difference string `json:"difference"`
+			// RefusedBy is as in explain.Packet.
+			RefusedBy []string `json:"refusedBy"`
 		} `json:"packets"`
 		Flows struct {
 			Total int `json:"total"`
@@ -687,6 +689,9 @@ func (r *explainReport) judge(s *step, a *nodeAnswer) {
 			case k.Difference != "":
 				s.differs("%s", k.Difference)
 				text = "what comes there " + k.Found + ", which is not what was decided"
+			case len(k.RefusedBy) > 0:
+				r.refused = true
+				text = "refused by a firewall or a network policy: " + strings.Join(k.RefusedBy, "; ")
 			case k.Found == "":
 				text = "what the kernel does is not known; decided is " + k.Wanted + ": " + k.Because
 			case k.Wanted == "drop" || k.Wanted == "reject":
