@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
@@ -31,6 +32,9 @@ const (
 	fleetServers, fleetRelays = 16, 4
 	// fleetPort is the first of their ports; each has three.
 	fleetPort = 20000
+	// fleetGroup may do everything, but its requests wait like others for the API server's priority
+	// and fairness, unlike those of system:masters.
+	fleetGroup = "fleet"
 	// auditPolicy logs each list and each start of a watch.
 	auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
 		"rules": [{"level": "Metadata", "verbs": ["list", "watch"]}, {"level": "None"}]}`
@@ -52,6 +56,12 @@ func newFleet(t *testing.T) *fleet {
 	f.cp = controlplane.Start(t, controlplane.Options{Address: network.World.IPv4, APIServerFlags: []string{
 		"--audit-log-path=" + f.audit, "--audit-log-mode=blocking", "--audit-policy-file=" + writeFile(t, dir, "policy.json", []byte(auditPolicy)),
 	}})
+	_, err := f.cp.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: fleetGroup},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: fleetGroup}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
 	ca, cert, key := writeServingCertificate(t, dir, network.World.IPv4.String())
 	clients := writeFile(t, dir, "clients.crt", f.cp.AdminConfig().CAData)
 	for i := range fleetServers + fleetRelays {
@@ -62,7 +72,7 @@ func newFleet(t *testing.T) *fleet {
 			"--client-ca-file=" + clients, "--debug-socket=" + filepath.Join(dir, name+".sock"), "--drain-window=100ms",
 		}
 		if i < fleetServers {
-			args = append(args, "--kubeconfig="+f.cp.Kubeconfig(t, f.cp.ConfigFor(name, "system:masters")))
+			args = append(args, "--kubeconfig="+f.cp.Kubeconfig(t, f.cp.ConfigFor(name, fleetGroup)))
 		} else {
 			upstream := netip.AddrPortFrom(network.World.IPv4, uint16(fleetPort+3*(i-fleetServers)))
 			clientCert, clientKey := writeClientCertificate(t, dir, name, f.cp.ConfigFor(name, "slicecast:relays"))
