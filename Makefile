@@ -161,6 +161,7 @@ PROGRAMMER ?= nftables
 cluster: ## a real Kubernetes cluster on this machine until Ctrl-C; NODES=3 PROXY=slicecast|kube-proxy|none PROGRAMMER=nftables|iptables
 	mkdir -p bin
 	go build -o bin/slicecast-cluster ./internal/testenv/cluster/run
+	go build -o bin/kubectl-slicecast ./deploy/kubectl-slicecast
 	@bin/slicecast-cluster --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER)
 
 FOCUS ?=

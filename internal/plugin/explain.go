@@ -525,6 +525,8 @@ func (r *explainReport) follows(nodes *nodesReport) {
 		s.differs("%s is %s: the servers cannot tell it of changes, and it keeps the rules that it has", n.Node, n.State)
 	case n.stale > 0:
 		s.differs("its server may lack changes of the last %s", show.Age(n.stale))
+	case n.agent.GetLacks() && n.agent.GetLag().AsDuration() < slowChange:
+		s.fact("the latest state of the Service is %s old, and not acknowledged yet; the agent acknowledges every few seconds", show.Span(n.agent.GetLag()))
 	case n.agent.GetLacks():
 		s.differs("it has not programmed the latest state of the Service; it lacks %d publishes, the oldest for %s", n.agent.GetLagSequences(),
 			show.Span(n.agent.GetLag()))

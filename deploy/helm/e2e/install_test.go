@@ -31,6 +31,7 @@ func alone(t *testing.T) {
 	i.requireBugreport()
 	i.requireObserver()
 	i.requireScraper()
+	i.requireDebug()
 
 	// A cleaner takes the place of each agent.
 	i.helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=cleanup.agents=true")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/plugin"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
 )
@@ -44,6 +45,9 @@ var tools = map[string][]string{"": {"internal/tools/helm.sh", "--path"}}
 const toolVariable = "SLICECAST_E2E_TOOL_"
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == pluginName {
+		os.Exit(plugin.Main())
+	}
 	flag.Parse()
 	var build []func() error
 	for _, name := range append(strings.Split(*chosen, ","), "") {

@@ -49,17 +49,19 @@ func run(ctx context.Context, options cluster.Options) error {
 	fmt.Printf(`
 The cluster is up. In another terminal:
 
-  export KUBECONFIG=%s
-  alias kubectl=%s
+  export KUBECONFIG=%s PATH=%s:$PWD/bin:$PATH
   kubectl get nodes --output=wide --label-columns=topology.kubernetes.io/zone
   kubectl get pods --all-namespaces --output=wide
   kubectl create deployment web --image=%s --replicas=2 -- /agnhost netexec
   kubectl expose deployment web --port=80 --target-port=8080
   kubectl exec deployment/web -- curl -s web/hostname
   nsenter --all --target=$(pgrep -f '%[5]s/node-1') %[6]s
+  kubectl slicecast nodes
+
+To break it, and to find out how, see docs/debug.md.
 
 The logs of the nodes are in %[4]s/logs. Ctrl-C removes everything.
-`, c.OutsideKubeconfig, c.KubectlPath, cluster.AgnhostImage, c.Dir, filepath.Base(c.Dir), rules)
+`, c.OutsideKubeconfig, filepath.Dir(c.KubectlPath), cluster.AgnhostImage, c.Dir, filepath.Base(c.Dir), rules)
 	if options.Proxy != cluster.Slicecast {
 		fmt.Print(`
 The nodes have the images that the chart of this tree installs:
