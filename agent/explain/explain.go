@@ -1,6 +1,6 @@
-// Package explain says what a node does with the traffic of one Service, and why: what the view has
-// decided with its reasons (agent/view), what the kernel's rules do to packets (agent/trace), whether
-// the two agree (agent/verify), and where the flows of conntrack lead.
+// Package explain says what a node does with the traffic of one Service, and why. It has what the
+// view has decided with its reasons (agent/view), what the kernel's rules do to packets
+// (agent/trace), whether the two agree (agent/verify), and where the flows of conntrack lead.
 package explain
 
 import (
@@ -33,7 +33,8 @@ type Question struct {
 	Service model.ServiceKey
 	// Port is the name or the number of a port. Empty means all ports.
 	Port string
-	// From is the source of packets. If it is not valid, they come from a pod, the node and outside.
+	// From is the source of packets. If it is not valid, they come from a pod, the node and
+	// outside.
 	From netip.Addr
 }
 
@@ -47,7 +48,7 @@ type Answer struct {
 	Unjudged []string `json:"unjudged"`
 }
 
-// Differs reports whether the kernel does anything else than was decided.
+// Differs reports whether the kernel does something other than was decided.
 func (a *Answer) Differs() bool {
 	return slices.ContainsFunc(a.Ports, func(p Port) bool {
 		return slices.ContainsFunc(p.Packets, func(k Packet) bool { return k.Difference != "" })
@@ -93,8 +94,8 @@ type Packet struct {
 	Wanted   string `json:"wanted"`
 	Because  string `json:"because"`
 	Backends int    `json:"backends"`
-	// Masquerade means that the node's address should become the source. Why is the reason of it, or
-	// of the contrary. It is empty if the packet leads to no backend.
+	// Masquerade means that the node's address should become the source. Why is the reason of it,
+	// or of the contrary. It is empty if the packet leads to no backend.
 	Masquerade bool   `json:"masquerade"`
 	Why        string `json:"why,omitempty"`
 	// Found is what the rules of the kernel do. It is empty if they were not evaluated.

@@ -1,6 +1,6 @@
-// These tests prove, on a real kernel, that an answer has the reason of each decision, agrees with
-// the rules that the nftables programmer writes, finds what is taken out of them, and marks flows of
-// conntrack that lead to no backend.
+// These tests prove, on a real kernel, that an answer has the reason of each decision and agrees
+// with the rules that the nftables programmer writes. It finds what is taken out of them, names a
+// firewall that refuses packets, and marks flows of conntrack that lead to no backend.
 package explain_test
 
 import (

@@ -329,8 +329,8 @@ func TestFailedServicePorts(t *testing.T) {
 	})
 }
 
-// TestPositionsOfAnEarlierEpoch asserts that positions that could not be acknowledged, because an IP
-// family had failed, are not acknowledged as positions of the next epoch.
+// TestPositionsOfAnEarlierEpoch asserts that positions that could not be acknowledged, because an
+// IP family had failed, are not acknowledged as positions of the next epoch.
 func TestPositionsOfAnEarlierEpoch(t *testing.T) {
 	w := &cache.Writer{Cache: client.NewCache()}
 	k := &kernel{t: t, ports: map[view.ServicePortID]*view.ServicePort{}, broken: map[string]bool{}}

@@ -250,13 +250,14 @@ func (x *run) base(b *base, s state) []state {
 	ended := x.chain(b.chain, []state{s}, &accepted)
 	x.firewall = false
 	for i := range ended {
-		if b.policy != nil {
+		switch {
+		case b.policy != nil:
 			x.refuse(&ended[i], b.policy)
 			accepted = append(accepted, ended[i])
-		} else if b.drops {
+		case b.drops:
 			ended[i].verdict = Drop
 			x.done = append(x.done, ended[i])
-		} else {
+		default:
 			accepted = append(accepted, ended[i])
 		}
 	}

@@ -495,7 +495,7 @@ func (x *run) outcomes() []Outcome {
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
 			RefusedBy: s.refusedBy,
-			Memory: s.memory, By: s.by,
+			Memory:    s.memory, By: s.by,
 		}
 		if s.translated {
 			o.Backend = s.to

@@ -14,8 +14,8 @@ import (
 type PortExplanation struct {
 	*ServicePort
 
-	// Cluster and Local say which endpoints the sets of backends consist of, and why. Local is empty
-	// if no frontend has a policy Local, and Cluster if no frontend leads to any node.
+	// Cluster and Local say which endpoints the sets of backends consist of, and why. Local is
+	// empty if no frontend has a policy Local, and Cluster if no frontend leads to any node.
 	Cluster, Local string
 	// Endpoints are all endpoints of the Service port, ascending.
 	Endpoints []EndpointExplanation
@@ -40,9 +40,9 @@ type FrontendExplanation struct{ Pods, Node, Others RouteExplanation }
 // masqueraded or not.
 type RouteExplanation struct{ Target, Masquerade Reason }
 
-// Explain returns the ports of a Service as of the last Update with the reasons of what was decided,
-// and the Service's problems. It must not be called between a Set and the next Update. A port that
-// has no frontends is not among them.
+// Explain returns the ports of a Service as of the last Update with the reasons of what was
+// decided, and the Service's problems. It must not be called between a Set and the next Update. A
+// port that has no frontends is not among them.
 func (v *View) Explain(key model.ServiceKey) (ports []PortExplanation, problems []string) {
 	s := v.services[key]
 	if s == nil {

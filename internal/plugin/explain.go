@@ -136,7 +136,8 @@ type explainReport struct {
 	// answer is what "slicecast-agent explain -o json" prints, and text what it prints for people.
 	answer json.RawMessage
 	text   string
-	// refused means that connections are dropped or rejected, or that there is no such Service or port.
+	// refused means that connections are dropped or rejected, or that there is no such Service or
+	// port.
 	refused bool
 }
 

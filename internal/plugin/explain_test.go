@@ -1,7 +1,7 @@
 // These tests prove that explain reads a Service from a real API server and compares it with what
-// real servers hold; that it says why a Service has no rules, and what cannot be asked; that the
-// agent's own command understands what it is sent and judges the kernel of a real node; and that the
-// verdict, the marks of the steps and the exit code follow from the answers.
+// real servers hold. It says why a Service has no rules, and what cannot be asked. The agent's own
+// command understands what it is sent and judges the kernel of a real node. The verdict, the marks
+// of the steps and the exit code follow from the answers.
 package plugin
 
 import (

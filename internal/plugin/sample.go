@@ -27,8 +27,8 @@ func (b *bugreport) choose(nodes []node) (chosen []sampledNode, text string) {
 }
 
 // choose returns the nodes with these names or, without names, a sample, and a sentence about the
-// choice. With the same seed it chooses the same ones, if the fleet is the same. A seed of 0 means a
-// new one.
+// choice. With the same seed it chooses the same ones, if the fleet is the same. A seed of 0 means
+// a new one.
 func choose(nodes []node, names []string, sample int, seed uint64) (chosen []sampledNode, text string) {
 	if len(names) > 0 {
 		for _, name := range names {

@@ -150,7 +150,7 @@ func unlessDone(ctx context.Context, err error) error {
 	return nil
 }
 
-// SetReady tells the server in the same Pod whether it is ready.
+// SetReady reports to the server in the same Pod whether it is ready.
 func SetReady(ctx context.Context, ready bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -37,9 +37,9 @@ var otherService = netip.MustParseAddr("10.97.0.1")
 //   - …-lost: packets and connections without an answer within a second, as the maximum of the runs
 //
 // The flow "floor" never leaves its pod: it shows what the machine itself does to such a
-// measurement. The processes that send and answer have the highest ordinary priority, so they do not wait
-// for CPU time that others use. A repair has no figure for new connections through the removed rules,
-// other than how long they failed (repair-outage-ms).
+// measurement. The processes that send and answer have the highest ordinary priority, so they do
+// not wait for CPU time that others use. A repair has no figure for new connections through the
+// removed rules, other than how long they failed (repair-outage-ms).
 //
 // A kube-proxy does not notice the removal by itself, so an endpoint of another Service flips then.
 func BenchmarkStall(b *testing.B) {

@@ -1,7 +1,6 @@
 // These tests prove that kubectl slicecast connectivity finds nothing wrong with a working proxy,
-// Slicecast or kube-proxy; that it names the scenarios and the node if the rules of one node are
-// old or gone; and that it leaves nothing when it is interrupted, or after --cleanup when it was
-// killed.
+// Slicecast or kube-proxy. It names the scenarios and the node if the rules of one node are old or
+// gone. It leaves nothing when it is interrupted, or after --cleanup when it was killed.
 package e2e
 
 import (

@@ -31,8 +31,8 @@ const (
 var symptoms = map[string]map[string]string{
 	"A pod gets no traffic on a node": {
 		"wrong-port":   `:8081`,
-		"not-ready":    `not ready`,
-		"local-policy": `internalTrafficPolicy`,
+		"not-ready":    `rejected: no endpoint is ready`,
+		"local-policy": `the policy is Local`,
 		"firewall":     `table inet firewall`,
 	},
 	"A deploy is slow to take effect": {
@@ -93,6 +93,7 @@ func (i install) requireDebug() {
 			tried++
 		}
 	}
+	i.kubectl("delete", "namespace", "shop")
 	require.Equal(i, strings.Count(string(help), "\n")-1, tried, "all failures of the script are tried")
 }
 

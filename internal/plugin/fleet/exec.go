@@ -56,9 +56,9 @@ func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, comm
 }
 
 // Exec runs a command in the first container of a Pod, with an input, which may be nil, and copies
-// what the command prints to out while it runs, and perhaps for a moment after ctx has ended. Unlike
-// asking servers, this needs the right to pods/exec. With it, one can do anything that the Pod can
-// do, so it is for administrators.
+// what the command prints to out while it runs, and perhaps for a moment after ctx has ended.
+// Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
+// Pod can do, so it is for administrators.
 func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer, command ...string) error {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
