@@ -1,6 +1,6 @@
-// These tests prove that servers answer by TCP and UDP with their name and the address of the client,
-// and that clients tell refused, unanswered and answered attempts apart. Plans end with the input,
-// and plans, names and answers by UDP are bounded.
+// These tests prove that servers answer by TCP and UDP with their name and the client's address.
+// Clients tell refused, unanswered and answered attempts apart. Plans end with the input, and
+// plans, names and answers by UDP are bounded.
 package probe
 
 import (
