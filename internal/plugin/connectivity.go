@@ -236,7 +236,7 @@ type scenarioResult struct {
 	// Service and From are the arguments that an explanation of a failure needs.
 	Service string `json:"service,omitempty"`
 	From    string `json:"from,omitempty"`
-	// Reasons are what the comparison of the node's kernel says about the Service.
+	// Reasons are what explain says about the Service on the node.
 	Reasons []string `json:"reasons,omitempty"`
 }
 

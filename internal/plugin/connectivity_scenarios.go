@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/probe"
 )
@@ -776,46 +777,53 @@ func (r *connectivityRun) deletion(ctx context.Context) (out []scenarioResult) {
 	return out
 }
 
-// explain adds to failures what the comparison of their nodes' kernels says about their Services.
+// maxExplained is how many failures are explained. The others point to those.
+const maxExplained = 5
+
+// explain adds to failures what explain says about their Services on their nodes.
 func (r *connectivityRun) explain(ctx context.Context, results []scenarioResult) {
-	var nodes []string
-	for _, s := range results {
-		if s.State == scenarioFailed && !slices.Contains(nodes, s.Node) {
-			nodes = append(nodes, s.Node)
-		}
-	}
-	if len(nodes) == 0 || ctx.Err() != nil {
-		return
-	}
-	say := func(s *scenarioResult, reasons ...string) { s.Reasons = append(s.Reasons, reasons...) }
-	verified, err := verifyNodes(ctx, r.fleet, nodes, "", r.timeout)
+	type question struct{ node, service, from string }
+	known := make(map[question][]string)
 	for i := range results {
 		s := &results[i]
-		if s.State != scenarioFailed {
+		if s.State != scenarioFailed || s.Service == "" || ctx.Err() != nil {
 			continue
 		}
-		if errors.Is(err, fleet.ErrNoServers) {
-			continue // before the move
+		q := question{s.Node, s.Service, s.From}
+		reasons, ok := known[q]
+		switch {
+		case ok:
+		case len(known) == maxExplained:
+			reasons = []string{"not explained, as more than " + strconv.Itoa(maxExplained) + " failed; ask with explain"}
+		default:
+			reasons = r.reasons(ctx, q.node, q.service, q.from)
+			known[q] = reasons
 		}
-		if err != nil {
-			say(s, "not compared: "+err.Error())
-			continue
-		}
-		for _, n := range verified.nodes {
-			switch {
-			case n.Node != s.Node:
-			case n.Error != "":
-				say(s, "not compared: "+n.Error)
-			default:
-				for _, d := range n.Differences {
-					if d.Service == s.Service || strings.HasPrefix(d.Service, s.Service+":") {
-						say(s, d.Text)
-					}
-				}
-				if len(s.Reasons) == 0 {
-					say(s, "the kernel's rules for this Service are as they should be: look at routes, network policies and the other node")
-				}
-			}
+		s.Reasons = append(s.Reasons, reasons...)
+	}
+}
+
+// reasons returns what explain says about a Service on a node, and the command that says more.
+func (r *connectivityRun) reasons(ctx context.Context, node, service, from string) (reasons []string) {
+	key, ok := model.ParseServiceKey(service)
+	if !ok {
+		return nil
+	}
+	report, err := explain(ctx, r.fleet, explainQuestion{node: node, name: service, from: from, output: "json", service: key, timeout: r.timeout})
+	switch {
+	case errors.Is(err, fleet.ErrNoServers):
+		return nil // before the move
+	case err != nil:
+		return []string{"not explained: " + err.Error()}
+	}
+	reasons = append(reasons, report.verdict...)
+	for i, s := range report.steps {
+		if s.State != stepAgrees && len(s.Why) > 0 {
+			reasons = append(reasons, fmt.Sprintf("step %d of explain (%s) %s: %s", i+1, s.Name, s.State, s.Why[0]))
 		}
 	}
+	if !slices.ContainsFunc(report.steps, func(s *step) bool { return s.State != stepAgrees }) && !report.refused {
+		reasons = append(reasons, "the node does with this Service what it should: look at routes, at network policies, and at the other node")
+	}
+	return reasons
 }

@@ -5,6 +5,7 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/show"
 )
@@ -109,6 +111,34 @@ func TestConnectivityPods(t *testing.T) {
 		s := p.Spec.Containers[0].SecurityContext
 		require.True(t, *s.ReadOnlyRootFilesystem && !*s.AllowPrivilegeEscalation, p.Name)
 		require.Equal(t, []corev1.Capability{"ALL"}, s.Capabilities.Drop, p.Name)
+	}
+}
+
+func TestFailuresAreExplained(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.service("explained")
+	e.nodeWith("node-x", corev1.NodeSystemInfo{OperatingSystem: "linux"})
+	e.eventually(fine, []string{"with 1 endpoint"}, "lacks", "default/explained")
+	o := &options{kubeconfig: plane.Kubeconfig(t, plane.AdminConfig()), serviceAccount: fleet.DefaultServiceAccount, timeout: patience}
+	o.overrides.Context.Namespace = fleet.DefaultNamespace
+	f, err := o.fleet()
+	require.NoError(t, err)
+	defer f.Close()
+
+	results := []scenarioResult{{State: scenarioOK, Service: "default/explained", Node: "node-x"}}
+	for i := range maxExplained + 1 {
+		s := scenarioResult{State: scenarioFailed, Service: "default/explained", Node: "node-x", From: fmt.Sprint("10.1.0.", i)}
+		results = append(results, s, s)
+	}
+	(&connectivityRun{connectivity: &connectivity{options: o}, fleet: f}).explain(t.Context(), results)
+	require.Empty(t, results[0].Reasons, "it has not failed")
+	for i, s := range results[1:] {
+		if i < 2*maxExplained {
+			require.Contains(t, s.Reasons, "What node-x does is not known: no Pod of an agent runs there")
+		} else {
+			require.Equal(t, []string{"not explained, as more than 5 failed; ask with explain"}, s.Reasons)
+		}
 	}
 }
 
