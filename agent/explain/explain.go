@@ -5,6 +5,7 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -129,10 +130,6 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if facts.IPVS {
-		a.Unjudged = append(a.Unjudged, "the rules of the kernel: this node serves Services with IPVS (it has a device "+
-			"slicecast-ipvs0 or kube-ipvs0)")
-	}
 	e := &explainer{Answer: a, question: q, options: verify.Options{State: v.State(), Addresses: facts.Addresses}}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		of := slices.DeleteFunc(slices.Clone(ports), func(p view.PortExplanation) bool {
@@ -142,15 +139,18 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 			continue
 		}
 		var rules *trace.Rules
+		if trace.Has(family) {
+			rules, err = trace.Read(ctx, family, facts)
+		} else {
+			err = errors.New("it does not have this family")
+		}
 		switch {
-		case facts.IPVS:
-		case !trace.Has(family):
-			a.Unjudged = append(a.Unjudged, fmt.Sprintf("the rules of the kernel for %v: it does not have this family", family))
-		default:
-			if rules, err = trace.Read(ctx, family, facts); err != nil {
-				return nil, err
-			}
+		case rules != nil:
 			a.Unjudged = append(a.Unjudged, rules.Unjudged...)
+		case trace.Has(family) && !errors.Is(err, trace.ErrNoIPVS):
+			return nil, err
+		default:
+			a.Unjudged = append(a.Unjudged, fmt.Sprintf("the rules of the kernel for %v: %v", family, err))
 		}
 		for _, p := range of {
 			e.port(p, rules)

@@ -46,7 +46,7 @@ func see(t *testing.T, edit func(*model.Service), endpoints ...model.Endpoint) *
 	o.Upsert(model.NewService(s), 0)
 	o.Upsert(model.NewSlice(model.Slice{
 		Namespace: web.Namespace, Name: "web-1", Service: web.Name, Family: model.IPv4,
-		Ports: []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}, Endpoints: endpoints,
+		Ports: []model.SlicePort{{Name: "http", Protocol: s.Ports[0].Protocol, Port: 8080}}, Endpoints: endpoints,
 	}), 0)
 	o.Upsert(&model.Node{Name: "node-1", Labels: map[string]string{"topology.kubernetes.io/zone": "a"}}, 0)
 	v, err := o.View(view.Options{
@@ -197,19 +197,24 @@ func TestFlows(t *testing.T) {
 	v := see(t, nothing, endpoint("10.180.0.1", "node-1"))
 	program(t, node, v)
 	client := uint16(40000)
+	protocol := uint8(unix.IPPROTO_TCP)
 	create := func(to, reply string) {
 		client++
 		a, b := netip.MustParseAddrPort(to), netip.MustParseAddrPort(reply)
 		source := addr("10.180.9.9")
+		var info vnetlink.ProtoInfo
+		if protocol == unix.IPPROTO_TCP {
+			info = &vnetlink.ProtoInfoTCP{State: 3}
+		}
 		require.NoError(t, node.Do(func() error {
 			return vnetlink.ConntrackCreate(vnetlink.ConntrackTable, unix.AF_INET, &vnetlink.ConntrackFlow{
-				FamilyType: unix.AF_INET, TimeOut: 3600, ProtoInfo: &vnetlink.ProtoInfoTCP{State: 3},
+				FamilyType: unix.AF_INET, TimeOut: 3600, ProtoInfo: info,
 				Forward: vnetlink.IPTuple{
-					Protocol: unix.IPPROTO_TCP, SrcIP: source.AsSlice(), SrcPort: client,
+					Protocol: protocol, SrcIP: source.AsSlice(), SrcPort: client,
 					DstIP: a.Addr().AsSlice(), DstPort: a.Port(),
 				},
 				Reverse: vnetlink.IPTuple{
-					Protocol: unix.IPPROTO_TCP, SrcIP: b.Addr().AsSlice(), SrcPort: b.Port(),
+					Protocol: protocol, SrcIP: b.Addr().AsSlice(), SrcPort: b.Port(),
 					DstIP: source.AsSlice(), DstPort: client,
 				},
 			})
@@ -222,7 +227,7 @@ func TestFlows(t *testing.T) {
 	create("10.96.0.81:80", "10.180.0.1:8080") // of another Service
 	_, p := ask(t, node, v, explain.Question{})
 	require.Equal(t, 3, p.Flows.Total)
-	require.Equal(t, 2, p.Flows.Stale)
+	require.Equal(t, 1, p.Flows.Stale)
 	require.Equal(t, 1, p.Flows.Direct)
 	require.Empty(t, p.Flows.Error)
 	stale := map[string]string{}
@@ -231,11 +236,20 @@ func TestFlows(t *testing.T) {
 		stale[f.Address] = f.Stale
 	}
 	require.Equal(t, map[string]string{
-		"10.180.0.1:8080": "", "10.180.0.99:8080": "it is no endpoint that serves",
+		"10.180.0.1:8080": "", "10.180.0.99:8080": "it is no endpoint that serves, and this connection goes on until it ends",
 		"10.96.0.80:80": "it is not translated: it began while the kernel had no backend for it",
 	}, stale)
 	require.NotEmpty(t, p.Flows.Sample[0].Stale, "stale flows come first")
 
 	_, p = ask(t, node, v, explain.Question{From: addr("10.180.9.8")})
 	require.Zero(t, p.Flows.Total, "flows of other sources")
+
+	// By UDP, a client would send to an endpoint that is gone for ever.
+	protocol = unix.IPPROTO_UDP
+	v = see(t, func(s *model.Service) { s.Ports[0].Protocol = model.UDP }, endpoint("10.180.0.1", "node-1"))
+	program(t, node, v)
+	create("10.96.0.80:80", "10.180.0.99:8080")
+	_, p = ask(t, node, v, explain.Question{})
+	require.Equal(t, 1, p.Flows.Stale)
+	require.Equal(t, "it is no endpoint that serves", p.Flows.LeadsTo[0].Stale)
 }

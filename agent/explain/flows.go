@@ -21,7 +21,8 @@ const maxLeadsTo = 10000
 // Flows are the flows that conntrack has of a Service port.
 type Flows struct {
 	// Total counts the flows to the frontends, and Stale those of them that lead to what is no backend
-	// (any more). Direct counts the flows to backends that did not come by a frontend.
+	// (any more). Connections by TCP to endpoints that are gone are not stale: as with kube-proxy, they
+	// go on until they end. Direct counts the flows to backends that did not come by a frontend.
 	Total  int `json:"total"`
 	Stale  int `json:"stale"`
 	Direct int `json:"direct"`
@@ -37,7 +38,7 @@ type Flows struct {
 type FlowTarget struct {
 	Address string `json:"address"`
 	Count   int    `json:"count"`
-	// Stale is why flows there are stale; empty if they are not.
+	// Stale says why this is no backend; empty if it is one.
 	Stale string `json:"stale,omitempty"`
 }
 
@@ -49,9 +50,10 @@ type Flow struct {
 	Stale       string `json:"stale,omitempty"`
 }
 
-// These are why flows are stale.
+// These say of flows that they do not lead to a backend.
 const (
 	noBackend    = "it is no endpoint that serves"
+	goesOn       = "it is no endpoint that serves, and this connection goes on until it ends"
 	untranslated = "it is not translated: it began while the kernel had no backend for it"
 )
 
@@ -147,13 +149,17 @@ func (c *flowCount) add(f netlink.Flow, addresses []netip.Addr) bool {
 	switch {
 	case leads == to:
 		stale = untranslated
+	case !c.endpoint[leads] && c.port.ID.Protocol == model.TCP:
+		stale = goesOn
 	case !c.endpoint[leads]:
 		stale = noBackend
 	}
 	flow := Flow{f.Original.Source.String(), to.String(), leads.String(), stale}
 	switch {
 	case stale != "":
-		c.out.Stale++
+		if stale != goesOn {
+			c.out.Stale++
+		}
 		if len(c.out.Sample) < maxFlows {
 			c.out.Sample = append(c.out.Sample, flow)
 		}
