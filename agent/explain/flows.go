@@ -20,9 +20,10 @@ const maxLeadsTo = 10000
 
 // Flows are the flows that conntrack has of a Service port.
 type Flows struct {
-	// Total counts the flows to the frontends, and Stale those of them that lead to what is no backend
-	// (any more). Connections by TCP to endpoints that are gone are not stale: as with kube-proxy, they
-	// go on until they end. Direct counts the flows to backends that did not come by a frontend.
+	// Total counts the flows to the frontends, and Stale those of them that lead to what is no
+	// backend (any more). Connections by TCP to endpoints that are gone are not stale: as with
+	// kube-proxy, they go on until they end. Direct counts the flows to backends that did not come
+	// by a frontend.
 	Total  int `json:"total"`
 	Stale  int `json:"stale"`
 	Direct int `json:"direct"`
