@@ -390,7 +390,7 @@ func TestServerNameIsPinned(t *testing.T) {
 				t.Settled, t.MoveWindow, t.ReturnAfter = time.Hour, time.Millisecond, time.Millisecond
 			})
 			require.Eventually(t, func() bool {
-				return target.streams() > 0 || rogue.streams() == 3 || strings.Contains(logs.String(), "Cannot reach the preferred")
+				return target.streams() > 0 || rogue.streams() == 3 || strings.Contains(logs.String(), "Cannot move to the preferred")
 			}, patience, tick)
 			stop()
 			require.Zero(t, target.streams(), logs)
