@@ -252,4 +252,12 @@ func TestFlows(t *testing.T) {
 	_, p = ask(t, node, v, explain.Question{})
 	require.Equal(t, 1, p.Flows.Stale)
 	require.Equal(t, "it is no endpoint that serves", p.Flows.LeadsTo[0].Stale)
+
+	protocol = unix.IPPROTO_SCTP
+	v = see(t, func(s *model.Service) { s.Ports[0].Protocol = model.SCTP }, endpoint("10.180.0.1", "node-1"))
+	program(t, node, v)
+	create("10.96.0.80:80", "10.180.0.99:8080")
+	_, p = ask(t, node, v, explain.Question{})
+	require.Equal(t, 1, p.Flows.Total)
+	require.Zero(t, p.Flows.Stale, "it goes on until it ends")
 }

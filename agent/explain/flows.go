@@ -21,9 +21,9 @@ const maxLeadsTo = 10000
 // Flows are the flows that conntrack has of a Service port.
 type Flows struct {
 	// Total counts the flows to the frontends, and Stale those of them that lead to what is no
-	// backend (any more). Connections by TCP to endpoints that are gone are not stale: as with
-	// kube-proxy, they go on until they end. Direct counts the flows to backends that did not come
-	// by a frontend.
+	// backend (any more). Connections by TCP and SCTP to endpoints that are gone are not stale: as
+	// with kube-proxy, they go on until they end. Direct counts the flows to backends that did not
+	// come by a frontend.
 	Total  int `json:"total"`
 	Stale  int `json:"stale"`
 	Direct int `json:"direct"`
@@ -150,7 +150,7 @@ func (c *flowCount) add(f netlink.Flow, addresses []netip.Addr) bool {
 	switch {
 	case leads == to:
 		stale = untranslated
-	case !c.endpoint[leads] && c.port.ID.Protocol == model.TCP:
+	case !c.endpoint[leads] && c.port.ID.Protocol != model.UDP: // as agent/conntrack leaves them
 		stale = goesOn
 	case !c.endpoint[leads]:
 		stale = noBackend
