@@ -310,7 +310,7 @@ func (r *connectivityReport) Print(out *show.Page) {
 	}
 	for _, s := range r.Results {
 		if len(s.Reasons) > 0 {
-			out.Title("%s, %s, %s: what verify says", s.Scenario, s.Node, s.Target)
+			out.Title("%s, %s, %s: what explain says", s.Scenario, s.Node, s.Target)
 		}
 		for _, reason := range s.Reasons {
 			out.Row(reason)

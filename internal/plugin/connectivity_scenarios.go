@@ -810,10 +810,7 @@ func (r *connectivityRun) reasons(ctx context.Context, node, service, from strin
 		return nil
 	}
 	report, err := explain(ctx, r.fleet, explainQuestion{node: node, name: service, from: from, output: "json", service: key, timeout: r.timeout})
-	switch {
-	case errors.Is(err, fleet.ErrNoServers):
-		return nil // before the move
-	case err != nil:
+	if err != nil {
 		return []string{"not explained: " + err.Error()}
 	}
 	reasons = append(reasons, report.verdict...)

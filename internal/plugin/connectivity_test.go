@@ -116,22 +116,28 @@ func TestConnectivityPods(t *testing.T) {
 
 func TestFailuresAreExplained(t *testing.T) {
 	e := newEnvironment(t)
-	e.server("server-1")
 	e.service("explained")
 	e.nodeWith("node-x", corev1.NodeSystemInfo{OperatingSystem: "linux"})
-	e.eventually(fine, []string{"with 1 endpoint"}, "lacks", "default/explained")
 	o := &options{kubeconfig: plane.Kubeconfig(t, plane.AdminConfig()), serviceAccount: fleet.DefaultServiceAccount, timeout: patience}
 	o.overrides.Context.Namespace = fleet.DefaultNamespace
 	f, err := o.fleet()
 	require.NoError(t, err)
 	defer f.Close()
 
-	results := []scenarioResult{{State: scenarioOK, Service: "default/explained", Node: "node-x"}}
+	// Before the move, there are no servers and no agents.
+	run := &connectivityRun{connectivity: &connectivity{options: o}, fleet: f}
+	results := []scenarioResult{{State: scenarioFailed, Service: "default/explained", Node: "node-x"}}
+	run.explain(t.Context(), results)
+	require.Contains(t, results[0].Reasons, "No Pod with the label k8s-app=kube-proxy runs there in kube-system either")
+
+	e.server("server-1")
+	e.eventually(fine, []string{"with 1 endpoint"}, "lacks", "default/explained")
+	results = []scenarioResult{{State: scenarioOK, Service: "default/explained", Node: "node-x"}}
 	for i := range maxExplained + 1 {
 		s := scenarioResult{State: scenarioFailed, Service: "default/explained", Node: "node-x", From: fmt.Sprint("10.1.0.", i)}
 		results = append(results, s, s)
 	}
-	(&connectivityRun{connectivity: &connectivity{options: o}, fleet: f}).explain(t.Context(), results)
+	run.explain(t.Context(), results)
 	require.Empty(t, results[0].Reasons, "it has not failed")
 	for i, s := range results[1:] {
 		if i < 2*maxExplained {
@@ -157,7 +163,7 @@ func TestConnectivityReport(t *testing.T) {
 	r.Results = append(r.Results, scenarioResult{Scenario: "s", Node: "m", Target: "tcp 1", State: scenarioFailed, Detail: "saw x", Reasons: []string{"because"}})
 	require.Equal(t, wrong, r.code())
 	require.Contains(t, printed(), "tcp 1: saw x")
-	require.Contains(t, printed(), "because")
+	require.Contains(t, printed(), "s, m, tcp 1: what explain says\nbecause")
 	require.Contains(t, printed(), "2 ok, 1 failed, 0 not judged, 0 skipped")
 	r.Results = append(r.Results, scenarioResult{State: scenarioUnjudged})
 	require.Equal(t, incomplete, r.code(), "what was not judged is not merely wrong")

@@ -227,6 +227,12 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (lacking, error) {
 		return askLacking(ctx, conn, name)
 	})
+	if errors.Is(err, fleet.ErrNoServers) { // also before the move from kube-proxy
+		r.held(o, nil)
+		r.steps[len(r.steps)-1].notJudged("%v", err)
+		r.withoutAgent(ctx, f.Client())
+		return r, ctx.Err()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -486,9 +492,6 @@ func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 		r.verdict = append(r.verdict, fmt.Sprintf("Slicecast has no rules for %v: its label %s says that the proxy %q serves it",
 			r.question.service, source.LabelServiceProxyName, o.service.Labels[source.LabelServiceProxyName]))
 	}
-	if len(answers) == 0 {
-		s.notJudged("no server was found: check --namespace")
-	}
 }
 
 // unserved says why nodes have no rules for a Service.
@@ -551,11 +554,11 @@ func (r *explainReport) withoutAgent(ctx context.Context, client kubernetes.Inte
 	case err != nil:
 		s.notJudged("whether kube-proxy runs there: %v", err)
 	case len(list.Items) == 0:
-		s.fact("no Pod with the label k8s-app=kube-proxy runs there in %s either", metav1.NamespaceSystem)
+		r.verdict = append(r.verdict, fmt.Sprintf("No Pod with the label k8s-app=kube-proxy runs there in %s either", metav1.NamespaceSystem))
 	}
 	if err == nil {
 		for _, p := range list.Items {
-			s.fact("kube-proxy serves the node: Pod %s/%s is %s", p.Namespace, p.Name, p.Status.Phase)
+			r.verdict = append(r.verdict, fmt.Sprintf("kube-proxy serves the node: Pod %s/%s is %s", p.Namespace, p.Name, p.Status.Phase))
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestExplainWithoutAgent(t *testing.T) {
 	require.Contains(t, r.out, "1. objects in the API server: agrees\n")
 	require.Contains(t, r.out, "10.1.2.3 on none, zone none, ready serving\n")
 	require.Regexp(t, `2\. servers: agrees\n +slicecast-system/server-1: shard \d+, sequence \d+`, r.out)
-	require.Contains(t, r.out, "no Pod with the label k8s-app=kube-proxy runs there in kube-system either")
+	require.Contains(t, r.out, "No Pod with the label k8s-app=kube-proxy runs there in kube-system either")
 
 	// Nodes that still run kube-proxy.
 	e.change = func(p *corev1.Pod) { p.Labels = map[string]string{"k8s-app": "kube-proxy"} }
