@@ -101,7 +101,7 @@ type Packet struct {
 	Why        string `json:"why,omitempty"`
 	// Found is what the rules of the kernel do. It is empty if they were not evaluated.
 	Found string `json:"found,omitempty"`
-	// RefusedBy are the rules of firewalls and network policies, which no proxy owns, that drop or
+	// RefusedBy says which rules of firewalls and network policies, which no proxy owns, drop or
 	// reject some of the packets. They are no difference.
 	RefusedBy []string `json:"refusedBy"`
 	// Difference is what the kernel does differently, as a sentence.
@@ -300,8 +300,13 @@ func (e *explainer) packet(
 		e.Unjudged = append(e.Unjudged, fmt.Sprintf("the firewalls for %v from %v: %v", to, s, err))
 	}
 	for _, o := range guarded {
+		if o.RefusedBy != nil && o.Doubt != nil {
+			e.Unjudged = append(e.Unjudged, fmt.Sprintf("whether %v refuses what comes to %v from %v: before it, %v may accept it, which cannot be judged",
+				o.RefusedBy, to, s, o.Doubt))
+			continue
+		}
 		if o.RefusedBy != nil {
-			out.RefusedBy = append(out.RefusedBy, o.RefusedBy.String())
+			out.RefusedBy = append(out.RefusedBy, fmt.Sprintf("%v by %v", o.Refusal, o.RefusedBy))
 		}
 	}
 	out.RefusedBy = bounded(out.RefusedBy, maxRules)

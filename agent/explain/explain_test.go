@@ -129,10 +129,10 @@ func TestKernel(t *testing.T) {
 
 	// A firewall, whose rules are no difference.
 	firewalls := map[string]string{
-		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; tcp dport 8080 drop; }; }'":                      "rule 1 of chain forward in table inet firewall",
-		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; policy drop; ct state established accept; }; }'": "the policy of chain forward in table inet firewall",
-		"iptables-nft -A FORWARD -p tcp --dport 8080 -j REJECT":                                                                            "rule 1 of chain FORWARD in table filter of iptables-nft",
-		"iptables-legacy -A FORWARD -d 10.180.1.1 -j DROP":                                                                                 "rule 1 of chain FORWARD in table filter of iptables-legacy",
+		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; tcp dport 8080 drop; }; }'":                      "is dropped by rule 1 of chain forward in table inet firewall",
+		"nft 'table inet firewall { chain forward { type filter hook forward priority 10; policy drop; ct state established accept; }; }'": "is dropped by the policy of chain forward in table inet firewall",
+		"iptables-nft -A FORWARD -p tcp --dport 8080 -j REJECT":                                                                            "is rejected by rule 1 of chain FORWARD in table filter of iptables-nft",
+		"iptables-legacy -A FORWARD -d 10.180.1.1 -j DROP":                                                                                 "is dropped by rule 1 of chain FORWARD in table filter of iptables-legacy",
 	}
 	for command, rule := range firewalls {
 		_, err := node.Run(t.Context(), "sh", "-c", command)
@@ -147,6 +147,19 @@ func TestKernel(t *testing.T) {
 		_, err = node.Run(t.Context(), "sh", "-c", "nft 'table inet firewall; delete table inet firewall' && iptables-nft -F FORWARD && iptables-legacy -F FORWARD")
 		require.NoError(t, err)
 	}
+
+	// A rule that cannot be judged comes before the one that refuses.
+	_, err := node.Run(t.Context(), "sh", "-c", "iptables-nft -A FORWARD -o eth0 -j ACCEPT && iptables-nft -A FORWARD -p tcp -j DROP")
+	require.NoError(t, err)
+	require.NoError(t, node.Do(func() (err error) {
+		a, err = explain.Kernel(t.Context(), v, explain.Question{Service: web, From: addr("10.180.7.7"), Port: "80"})
+		return err
+	}))
+	require.Len(t, a.Unjudged, 2, "the cluster IP and the NodePort")
+	require.Contains(t, a.Unjudged[0], "which cannot be judged")
+	require.Empty(t, a.Ports[0].Packets[0].RefusedBy)
+	_, err = node.Run(t.Context(), "iptables-nft", "-F", "FORWARD")
+	require.NoError(t, err)
 
 	// A rule is flushed from the kernel.
 	require.NoError(t, node.Do(func() error {

@@ -105,12 +105,13 @@ func (e *explainer) read(family model.Family, protocol byte, counts []*flowCount
 		return fmt.Errorf("open conntrack: %w", err)
 	}
 	defer s.Close()
+	open := slices.DeleteFunc(slices.Clone(e.options.Addresses), func(a netip.Addr) bool { return !contains(e.options.State.Node.NodePorts, a) })
 	err = s.Flows(family, protocol, func(f netlink.Flow) {
 		if f.Original.Protocol != protocol || e.question.From.IsValid() && f.Original.Source.Addr() != e.question.From {
 			return
 		}
 		for _, c := range counts {
-			if number(c.port.ID.Protocol) == protocol && c.add(f, e.options.Addresses) {
+			if number(c.port.ID.Protocol) == protocol && c.add(f, open) {
 				return
 			}
 		}

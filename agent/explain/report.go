@@ -104,7 +104,7 @@ func (k *Packet) print(out *show.Page) {
 		out.Row(" ", "kernel: "+k.Found)
 	}
 	for _, r := range k.RefusedBy {
-		out.Row(" ", "refused by "+r)
+		out.Row(" ", "a firewall or a network policy: "+r)
 	}
 	if k.Difference != "" {
 		out.Row(" ", k.Difference)

@@ -45,6 +45,10 @@ type state struct {
 	masqueradedBy *Rule
 	// refusedBy is the first rule of a firewall that refuses the packet, if that is asked for.
 	refusedBy *Rule
+	// refusal is what refusedBy does.
+	refusal Verdict
+	// refusedDoubt is doubt when the packet was refused.
+	refusedDoubt *Rule
 
 	regs [registers]byte
 }
@@ -252,7 +256,7 @@ func (x *run) base(b *base, s state) []state {
 	for i := range ended {
 		switch {
 		case b.policy != nil:
-			x.refuse(&ended[i], b.policy)
+			x.refuse(&ended[i], b.policy, Drop)
 			accepted = append(accepted, ended[i])
 		case b.drops:
 			ended[i].verdict = Drop
@@ -265,9 +269,9 @@ func (x *run) base(b *base, s state) []state {
 }
 
 // refuse notes that a rule of a firewall refuses a packet.
-func (x *run) refuse(s *state, by *Rule) {
+func (x *run) refuse(s *state, by *Rule, as Verdict) {
 	if x.packet.Firewalls && s.refusedBy == nil {
-		s.refusedBy = by
+		s.refusedBy, s.refusal, s.refusedDoubt = by, as, s.doubt
 	}
 }
 
@@ -324,15 +328,16 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 						x.budget = 0
 					}
 				case drop, reject:
+					refusal := Drop
+					if one.kind == reject {
+						refusal = Reject
+					}
 					if c.firewalls || x.firewall {
-						x.refuse(&one.state, r)
+						x.refuse(&one.state, r, refusal)
 						current = x.join(current, one.state)
 						continue
 					}
-					one.state.verdict = Drop
-					if one.kind == reject {
-						one.state.verdict = Reject
-					}
+					one.state.verdict = refusal
 					x.done = append(x.done, one.state)
 				case leave:
 					ended = x.join(ended, one.state)
@@ -372,8 +377,8 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 	x.current = r
 	if r.unknown != "" {
 		one := ruleResult{state: *s}
-		if !x.firewall && x.mayMatch(r, s) {
-			if r.firewalls {
+		if x.mayMatch(r, s) {
+			if r.firewalls || x.firewall {
 				one.state.doubt = r
 			} else if !r.onlySource {
 				x.rules.unjudged[r] = struct{}{}

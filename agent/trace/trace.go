@@ -87,6 +87,11 @@ type Outcome struct {
 	// RefusedBy is the rule of a firewall or a network policy that drops or rejects the packet, or
 	// nil. It is set only for a packet with Firewalls.
 	RefusedBy *Rule
+	// Refusal is what RefusedBy does: Drop or Reject.
+	Refusal Verdict
+	// Doubt is a rule before RefusedBy that may have accepted the packet, but cannot be judged. It is
+	// nil if there is none.
+	Doubt *Rule
 	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
@@ -412,12 +417,13 @@ func same(a, b []Outcome) bool {
 		verdict    Verdict
 		backend    netip.AddrPort
 		masquerade bool
+		refused    *Rule
 		affinity   time.Duration
 	}
 	sum := map[result]float64{}
 	for i, outcomes := range [][]Outcome{a, b} {
 		for _, o := range outcomes {
-			sum[result{o.Verdict, o.Backend, o.Masquerade, o.Affinity}] += o.Probability * float64(1-2*i)
+			sum[result{o.Verdict, o.Backend, o.Masquerade, o.RefusedBy, o.Affinity}] += o.Probability * float64(1-2*i)
 		}
 	}
 	for _, left := range sum {
@@ -440,8 +446,8 @@ func (r *Rules) trace(p Packet, order []*base) ([]Outcome, error) {
 		x.finish(x.hook(unix.NF_INET_POST_ROUTING, x.hook(unix.NF_INET_LOCAL_OUT, stolen)))
 	}
 	// What is translated counts as forwarded. Whether the backend is in the node's own network
-	// makes no difference to what proxies do.
-	input := func(s state) bool { return !s.translated && r.facts.local(s.to.Addr()) }
+	// makes no difference to what proxies do. It makes one to firewalls.
+	input := func(s state) bool { return (!s.translated || p.Firewalls) && r.facts.local(s.to.Addr()) }
 	if !x.sent {
 		in = x.hook(unix.NF_INET_PRE_ROUTING, in)
 		own, forward := divide(in, input)
@@ -494,7 +500,7 @@ func (x *run) outcomes() []Outcome {
 		s := &x.done[i]
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
-			RefusedBy: s.refusedBy,
+			RefusedBy: s.refusedBy, Refusal: s.refusal, Doubt: s.refusedDoubt,
 			Memory:    s.memory, By: s.by,
 		}
 		if s.translated {

@@ -63,7 +63,12 @@ func Code(root *cobra.Command, err error) int {
 		return int(code)
 	}
 	if err != nil {
-		fmt.Fprintf(root.ErrOrStderr(), "%s: %v\n", root.DisplayName(), err)
+		// Texts of servers, registries and Pods may be part of it.
+		lines := strings.Split(err.Error(), "\n")
+		for i, line := range lines {
+			lines[i] = show.Printable(line)
+		}
+		fmt.Fprintf(root.ErrOrStderr(), "%s: %s\n", root.DisplayName(), strings.Join(lines, "\n"))
 		return incomplete
 	}
 	return fine

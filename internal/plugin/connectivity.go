@@ -139,13 +139,16 @@ func (x *connectivity) run(ctx context.Context, f *fleet.Fleet, names []string) 
 	// The removal must not end with what has ended the run.
 	away, done := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanupTime, fmt.Errorf("the namespace %s is not gone after %v; run: kubectl slicecast connectivity --cleanup", run.namespace, cleanupTime))
 	defer done()
-	if removed := x.remove(away, f, run.namespace); removed != nil {
-		err = errors.Join(err, removed)
+	if removed := x.remove(away, f, run.namespace, nil); removed != nil {
+		r.Results = append(r.Results, scenarioResult{Scenario: "removal of the namespace", State: scenarioUnjudged, Detail: removed.Error()})
 	} else if ctx.Err() != nil {
 		x.say("Removed the namespace %s.", run.namespace)
 	}
-	if err != nil {
+	if err != nil && len(r.Results) == 0 {
 		return nil, err
+	}
+	if err != nil {
+		r.Results = append(r.Results, scenarioResult{Scenario: "the rest of the run", State: scenarioUnjudged, Detail: err.Error()})
 	}
 	return r, nil
 }

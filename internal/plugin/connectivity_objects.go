@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/watch"
@@ -26,6 +27,8 @@ import (
 )
 
 const (
+	// namespacePrefix is the beginning of the names of runs' namespaces.
+	namespacePrefix = "slicecast-connectivity-"
 	// runLabel is on all objects of a run. Its value is the run's name.
 	runLabel = "slicecast.io/connectivity-run"
 	// expiresAnnotation on a run's namespace is when its Pods have ended by themselves.
@@ -65,7 +68,7 @@ type connectivityRun struct {
 func newConnectivityRun(x *connectivity, f *fleet.Fleet, nodes []chosenNode, image string) *connectivityRun {
 	name := utilrand.String(6)
 	return &connectivityRun{
-		connectivity: x, fleet: f, nodes: nodes, image: image, name: name, namespace: "slicecast-connectivity-" + name,
+		connectivity: x, fleet: f, nodes: nodes, image: image, name: name, namespace: namespacePrefix + name,
 		pods: map[string]*corev1.Pod{}, services: map[string]*corev1.Service{},
 	}
 }
@@ -81,25 +84,32 @@ func (x *connectivity) removeLeft(ctx context.Context, f *fleet.Fleet, all bool)
 	}
 	removed := []string{}
 	for _, n := range list.Items {
+		if !strings.HasPrefix(n.Name, namespacePrefix) {
+			x.say("The namespace %s has the label %s, and is left alone: its name is not that of a run.", n.Name, runLabel)
+			continue
+		}
 		expires, err := time.Parse(time.RFC3339, n.Annotations[expiresAnnotation])
 		if !all && err == nil && time.Now().Before(expires) {
 			x.say("Another run is active or was killed: namespace %s. If nobody needs it, remove it by --cleanup.", n.Name)
 			continue
 		}
-		if err := x.remove(ctx, f, n.Name); err != nil {
+		if err := x.remove(ctx, f, n.Name, &n.UID); err != nil && all {
 			return removed, err
+		} else if err != nil {
+			x.say("%v", err)
+			continue
 		}
 		removed = append(removed, n.Name)
 	}
 	return removed, nil
 }
 
-// remove deletes a namespace, and waits until it is gone.
-func (x *connectivity) remove(ctx context.Context, f *fleet.Fleet, name string) error {
+// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any.
+func (x *connectivity) remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTime, fmt.Errorf("it is not gone after %v", cleanupTime))
 	defer cancel()
 	namespaces := f.Client().CoreV1().Namespaces()
-	err := namespaces.Delete(ctx, name, metav1.DeleteOptions{})
+	err := namespaces.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: uid}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

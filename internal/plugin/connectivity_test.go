@@ -183,3 +183,31 @@ func TestLinesOfProbes(t *testing.T) {
 	_, err := w.Write(bytes.Repeat([]byte("x"), maxLine))
 	require.ErrorContains(t, err, "too long")
 }
+
+// TestPlansOfManyNodes asserts that a run on as many nodes as are admitted stays in the probe's
+// bounds.
+func TestPlansOfManyNodes(t *testing.T) {
+	r := newConnectivityRun(&connectivity{hostNet: true}, nil, nil, "image")
+	for i := range maxConnectivityNodes {
+		r.nodes = append(r.nodes, chosenNode{name: fmt.Sprint("node-", i), addresses: []string{fmt.Sprint("192.0.2.", i+1), fmt.Sprintf("2001:db8::%d", i+1)}})
+	}
+	for _, p := range r.podsWanted() {
+		r.pods[p.Name] = p
+	}
+	for _, s := range r.servicesWanted() {
+		s.Spec.ClusterIPs = []string{"10.96.0.1", "fd00::1"}
+		for i := range s.Spec.Ports {
+			s.Spec.Ports[i].NodePort = 30000
+		}
+		r.services[s.Name] = s
+	}
+	for _, c := range r.checks() {
+		plans := make([]probe.Plan, 0, len(c.targets))
+		for range c.targets {
+			p := c.plan
+			p.Network, p.Address = "tcp", "192.0.2.1:80"
+			plans = append(plans, p)
+		}
+		require.NoError(t, probe.Validate(plans), "%s on %s", c.scenario, c.node)
+	}
+}

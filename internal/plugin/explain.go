@@ -521,7 +521,10 @@ func (r *explainReport) follows(nodes *nodesReport) {
 		return
 	}
 	n := nodes.nodes[at]
-	s.fact("%s, server %s", n.State, orNone(n.Server))
+	late := n.agent.GetLacks() && n.agent.GetLag().AsDuration() < slowChange
+	if !late {
+		s.fact("%s, server %s", n.State, orNone(n.Server))
+	}
 	switch {
 	case n.State == unknown:
 		s.notJudged("the node may follow a server that was not asked")
@@ -529,8 +532,9 @@ func (r *explainReport) follows(nodes *nodesReport) {
 		s.differs("%s is %s: the servers cannot tell it of changes, and it keeps the rules that it has", n.Node, n.State)
 	case n.stale > 0:
 		s.differs("its server may lack changes of the last %s", show.Age(n.stale))
-	case n.agent.GetLacks() && n.agent.GetLag().AsDuration() < slowChange:
-		s.fact("the latest state of the Service is %s old, and not acknowledged yet; the agent acknowledges every few seconds", show.Span(n.agent.GetLag()))
+	case late:
+		s.fact("server %s; the latest state of the Service is %s old, and not acknowledged yet, which the agent does every few seconds",
+			orNone(n.Server), show.Span(n.agent.GetLag()))
 	case n.agent.GetLacks():
 		s.differs("it has not programmed the latest state of the Service; it lacks %d publishes, the oldest for %s", n.agent.GetLagSequences(),
 			show.Span(n.agent.GetLag()))
@@ -697,7 +701,10 @@ func (r *explainReport) judge(s *step, a *nodeAnswer) {
 				text = "what comes there " + k.Found + ", which is not what was decided"
 			case len(k.RefusedBy) > 0:
 				r.refused = true
-				text = "refused by a firewall or a network policy: " + strings.Join(k.RefusedBy, "; ")
+				text = strings.Join(k.RefusedBy, "; ") + ", which is of a firewall or a network policy"
+				if why := "all rules of Slicecast are as they should be, and what comes there " + text; !slices.Contains(s.Why, why) {
+					s.Why = append(s.Why, why) // although the step agrees
+				}
 			case k.Found == "":
 				text = "what the kernel does is not known; decided is " + k.Wanted + ": " + k.Because
 			case k.Wanted == "drop" || k.Wanted == "reject":

@@ -17,6 +17,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,13 +26,15 @@ import (
 )
 
 const (
+	// question is the beginning of each request.
+	question = "who?"
 	// requestSize is the length of each request and answer in bytes. Short ones are filled up with
 	// blanks.
 	requestSize = 256
 	// maxName bounds the name of a server, so that an answer has room for an address.
 	maxName = 128
 	// maxPlans, maxAttempts and maxParallel bound what a client does.
-	maxPlans, maxAttempts, maxParallel = 64, 10_000, 64
+	maxPlans, maxAttempts, maxParallel = 256, 20_000, 64
 	// maxPlansSize bounds the plans that a client reads, in bytes.
 	maxPlansSize = 1 << 20
 )
@@ -54,6 +57,19 @@ type Plan struct {
 	MaxFailures int `json:"maxFailures,omitempty"`
 	// Keep makes all attempts on one connection. The plan ends when the connection breaks.
 	Keep bool `json:"keep,omitempty"`
+}
+
+// Validate returns an error if a client refuses these plans.
+func Validate(plans []Plan) error {
+	if len(plans) > maxPlans {
+		return fmt.Errorf("there are %d plans: use at most %d", len(plans), maxPlans)
+	}
+	for i, p := range plans {
+		if err := p.validate(); err != nil {
+			return fmt.Errorf("plan %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 func (p Plan) validate() error {
@@ -109,16 +125,10 @@ func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := decoder.Decode(&plans); err != nil {
 		return fmt.Errorf("read the plans: %w", err)
 	}
-	if len(plans) > maxPlans {
-		return fmt.Errorf("there are %d plans: use at most %d", len(plans), maxPlans)
+	if err := Validate(plans); err != nil {
+		return err
 	}
-	endless := false
-	for i, p := range plans {
-		if err := p.validate(); err != nil {
-			return fmt.Errorf("plan %d: %w", i, err)
-		}
-		endless = endless || p.Attempts == 0
-	}
+	endless := slices.ContainsFunc(plans, func(p Plan) bool { return p.Attempts == 0 })
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if endless {
@@ -249,7 +259,7 @@ func attempt(ctx context.Context, p Plan, conn net.Conn) (Result, net.Conn) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
-	if _, err := conn.Write(filled("who")); err != nil {
+	if _, err := conn.Write(filled(question)); err != nil {
 		return failure(err), conn
 	}
 	answer := make([]byte, requestSize)
@@ -295,7 +305,7 @@ func answer(name string, client net.Addr) []byte {
 	if err != nil {
 		host = client.String()
 	}
-	return filled(name + " " + cmp.Or(host, "unknown"))
+	return filled(name + " " + cmp.Or(host, "unknown")) // no name contains a question mark
 }
 
 // serveConn answers the requests of a connection until it is idle for too long.

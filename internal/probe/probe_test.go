@@ -102,7 +102,8 @@ func TestOutcomes(t *testing.T) {
 	conn, err := net.Dial("udp", server)
 	require.NoError(t, err)
 	defer conn.Close()
-	for _, request := range [][]byte{[]byte("who"), filled("who")} {
+	// Nor has what another server would answer.
+	for _, request := range [][]byte{[]byte(question), answer("server", conn.LocalAddr()), filled(question)} {
 		_, err = conn.Write(request)
 		require.NoError(t, err)
 	}
@@ -113,7 +114,7 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, requestSize, n)
 	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Millisecond)))
 	_, err = conn.Read(got)
-	require.Error(t, err, "the short request has an answer, too")
+	require.Error(t, err, "another request has an answer, too")
 }
 
 // TestPlansEndWithTheInput runs a plan without end.
@@ -146,12 +147,12 @@ func TestBounds(t *testing.T) {
 	for want, in := range map[string]string{
 		"read the plans":      "x",
 		"use tcp, udp":        `[{"network":"sctp","timeout":1}]`,
-		"attempts is 10001":   `[{"network":"tcp","attempts":10001,"timeout":1}]`,
+		"attempts is 20001":   `[{"network":"tcp","attempts":20001,"timeout":1}]`,
 		"parallel is 65":      `[{"network":"tcp","attempts":1,"parallel":65,"timeout":1}]`,
 		"timeout is 0s":       `[{"network":"tcp","attempts":1}]`,
 		"interval is missing": `[{"network":"tcp","timeout":1}]`,
 		"exclude each other":  `[{"network":"tcp","attempts":1,"timeout":1,"keep":true,"parallel":2}]`,
-		"there are 65 plans":  "[" + strings.Repeat("{},", 64) + "{}]",
+		"there are 257 plans": "[" + strings.Repeat("{},", maxPlans) + "{}]",
 		"unexpected EOF":      `[{"network":"` + strings.Repeat("x", maxPlansSize) + `"}]`,
 	} {
 		require.ErrorContains(t, Run(t.Context(), strings.NewReader(in), io.Discard), want)

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -133,8 +134,10 @@ func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) erro
 			if err != nil {
 				continue // an ICMP error about an earlier answer
 			}
-			if n < requestSize {
-				continue // the answer would be longer than the request
+			// No answer is longer than its request, and no answer is a request: two servers would
+			// answer each other for ever.
+			if n < requestSize || !bytes.HasPrefix(request, []byte(question)) {
+				continue
 			}
 			_, _ = packets.WriteTo(answer(s.Name, client), client)
 		}

@@ -60,6 +60,8 @@ type Source struct {
 	epoch     uint64 // epoch of the positions that arrived last
 	// programmed holds the positions that Programmed was last called with, by shard.
 	programmed []model.Position
+	// staleSince is what Stale returned last.
+	staleSince time.Time
 }
 
 var (
@@ -206,8 +208,19 @@ func (u *Source) inSync(names map[string]struct{}) {
 func (u *Source) Connection() client.Connection { return u.client.Connection() }
 
 // Stale returns since when the relay may have missed changes, because it follows no server, or a
-// server that is stale itself, and why. The time is zero if neither is the case.
+// server that is stale itself, and why. The time is zero if neither is the case. It stays that of
+// the first of several reasons that follow each other.
 func (u *Source) Stale() (since time.Time, why string) {
+	since, why = u.stale()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if since.IsZero() || u.staleSince.IsZero() || since.Before(u.staleSince) {
+		u.staleSince = since
+	}
+	return u.staleSince, why
+}
+
+func (u *Source) stale() (since time.Time, why string) {
 	switch c := u.client.Connection(); {
 	case c.Server.Address == "" && c.LastError != nil:
 		return c.Since, "this relay follows no server: " + c.LastError.Error()

@@ -98,6 +98,9 @@ func (s *stream) reachPreferred(ctx context.Context) {
 		return
 	}
 	defer s.move.reaching.Store(false)
+	if ctx.Err() != nil {
+		return // as in reachFresh
+	}
 	if err := s.reach(ctx, *target); err != nil {
 		now := time.Now()
 		s.move.failed.Store(&now)
@@ -120,6 +123,9 @@ func (s *stream) reachFresh(ctx context.Context) {
 		return
 	}
 	defer s.move.reaching.Store(false)
+	if ctx.Err() != nil {
+		return // the stream moves already, and what was prepared for that must stay
+	}
 	s.choice.Searched()
 	failed := errors.New("no other server is known")
 	for i, server := range s.choice.Others(s.server) {

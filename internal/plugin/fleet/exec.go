@@ -20,6 +20,10 @@ import (
 // MaxOutput bounds what a command in a Pod may print, in bytes, unless more is expected.
 const MaxOutput = 4 << 20
 
+// maxProblems bounds what a command may print to its standard error, in bytes. It ends up in
+// messages.
+const maxProblems = 64 << 10
+
 // limited is a buffer with a bound. The buffer is no embedded field, whose ReadFrom would pass by
 // the bound.
 type limited struct {
@@ -76,7 +80,7 @@ func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader
 	if err != nil {
 		return err
 	}
-	problems := limited{limit: MaxOutput}
+	problems := limited{limit: maxProblems}
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: &problems})
 	switch said := strings.TrimSpace(string(problems.bytes())); {
 	case ctx.Err() != nil:

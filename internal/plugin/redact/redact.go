@@ -162,7 +162,9 @@ var rules = []rule{
 		regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut,
 	},
 	// What is before the host is a name and a password, or a token. JSON may escape slashes.
-	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^/\\\s@"']+@`), "${1}" + LeftOut + "@"},
+	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^\s"']+@`), "${1}" + LeftOut + "@"},
+	// Signatures in URLs, as of Azure's storage.
+	{[]string{"sig="}, regexp.MustCompile(`([?&]sig=)[^&\s"']+`), "${1}" + LeftOut},
 	// Tokens of OpenShift, GitHub, Slack and AWS.
 	{[]string{"sha256~"}, regexp.MustCompile(`\bsha256~[\w-]{20,}`), LeftOut},
 	{[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_"}, regexp.MustCompile(`\bgh[pousr]_\w{20,}`), LeftOut},
@@ -173,7 +175,7 @@ var rules = []rule{
 // secretWords are parts of the names of secrets, in lower case. The name auth is one by itself.
 var secretWords = []string{
 	"token", "password", "passwd", "passphrase", "secret", "credential", "api-key", "api_key", "apikey", "private-key", "private_key",
-	"privatekey", "access-key", "access_key", "accesskey", "client-key-data", "dockerconfigjson", "dockercfg", "signature", auth,
+	"privatekey", "access-key", "access_key", "accesskey", "account-key", "account_key", "accountkey", "_pass", "-pass", "pwd", "client-key-data", "dockerconfigjson", "dockercfg", "signature", auth,
 }
 
 const auth = "auth"

@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 )
 
-// victimVariable makes the test binary a program that starts a cluster, says so and waits.
+// victimVariable makes the test binary a program that starts a cluster, prints the name of its
+// folder, says so and waits.
 const victimVariable = "SLICECAST_CLUSTER_VICTIM"
 
 const victimSays = "the cluster is up"
@@ -19,10 +21,11 @@ func TestMain(m *testing.M) {
 		Main(m)
 	}
 	Isolate()
-	if _, err := Start(context.Background(), Options{}); err != nil {
+	c, err := Start(context.Background(), Options{})
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println(victimSays)
+	fmt.Println(filepath.Base(c.Dir) + "\n" + victimSays)
 	select {}
 }
