@@ -164,7 +164,7 @@ var rules = []rule{
 	// What is before the host is a name and a password, or a token. JSON may escape slashes.
 	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^\s"']+@`), "${1}" + LeftOut + "@"},
 	// Signatures in URLs, as of Azure's storage.
-	{[]string{"sig="}, regexp.MustCompile(`([?&]sig=)[^&\s"']+`), "${1}" + LeftOut},
+	{[]string{"sig="}, regexp.MustCompile(`([?&]sig=)[^&\s"'()]+`), "${1}" + LeftOut},
 	// Tokens of OpenShift, GitHub, Slack and AWS.
 	{[]string{"sha256~"}, regexp.MustCompile(`\bsha256~[\w-]{20,}`), LeftOut},
 	{[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_"}, regexp.MustCompile(`\bgh[pousr]_\w{20,}`), LeftOut},

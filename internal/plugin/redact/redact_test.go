@@ -61,7 +61,8 @@ func TestText(t *testing.T) {
 		"token == SEEDED", "password: 'it''s SEEDED' x",
 		// URLs.
 		"https://SEEDED@registry.example/v2", `"https:\/\/SEEDED@host\/"`, "git+ssh://SEEDED@host", "https://host/?access_token=SEEDED&x=SEEDED",
-		"https://host/?X-Amz-Signature=SEEDED",
+		"https://host/?X-Amz-Signature=SEEDED", "postgres://u:p@SEEDED@db", `dial "postgres://u:pa/SEEDED@db": invalid port`,
+		"https://store/?sv=1&sig=SEEDED%3D", "DB_PASS=SEEDED", "pwd=SEEDED;x", "AccountKey=SEEDED==",
 	} {
 		got := r.Text(text)
 		require.NotContains(t, strings.ToUpper(got), "SEEDED", text)
