@@ -501,7 +501,7 @@ func (x *run) outcomes() []Outcome {
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
 			RefusedBy: s.refusedBy, Refusal: s.refusal, Doubt: s.refusedDoubt,
-			Memory:    s.memory, By: s.by,
+			Memory: s.memory, By: s.by,
 		}
 		if s.translated {
 			o.Backend = s.to
