@@ -30,6 +30,9 @@ const LeftOut = "(left out)"
 // bounded.
 const minKnown, maxKnown = 6, 256
 
+// maxFrame is longer than a line that begins or ends a key in PEM.
+const maxFrame = 64
+
 // minCore is how long a part of an encoded value is at least to be looked for.
 const minCore = 10
 
@@ -93,9 +96,13 @@ func (r *Redactor) know(value string) {
 	}
 }
 
-// look adds a text that is at least so long, in pieces if it is long. The caller holds mu.
+// look adds a text that is at least so long, in pieces if it is long. No piece is so short that it
+// may be in other texts, and the lines around keys in PEM are in all of them. The caller holds mu.
 func (r *Redactor) look(v string, atLeast int) {
-	for len(v) > maxKnown+atLeast {
+	if strings.HasPrefix(v, "-----") && len(v) < maxFrame {
+		return
+	}
+	for len(v) > 2*maxKnown {
 		r.known[v[:maxKnown]] = true
 		v = v[maxKnown:]
 	}
@@ -145,13 +152,11 @@ type rule struct {
 	with    string
 }
 
+// privateKey matches keys. One whose end is missing may go on until the end of the text. The lines
+// of a key can also be separated by \n in a string.
+var privateKey = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)
+
 var rules = []rule{
-	// A key whose end is missing may go on until the end of the text. The lines of a key can also
-	// be separated by \n in a string.
-	{
-		[]string{"private key"},
-		regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`), LeftOut,
-	},
 	{
 		[]string{"authorization", "cookie"},
 		regexp.MustCompile(`(?i)((?:proxy-)?authorization|(?:set-)?cookie)(["']?[ \t]*[:=][ \t]*)\[?["']?[^"'\r\n\]}]+`), "${1}${2}" + LeftOut,
@@ -200,7 +205,8 @@ var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5
 
 // Text returns a text without secrets. The time that it takes is proportional to the text's length.
 func (r *Redactor) Text(s string) string {
-	s = r.withoutKnown(s)
+	// Keys come first: a part of a known value may be in the lines around them.
+	s = r.withoutKnown(privateKey.ReplaceAllString(s, LeftOut))
 	lower := lowered(s)
 	for _, rule := range rules {
 		if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {

@@ -19,6 +19,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// TestKeysBesideKnownKeys asserts that what is known of a key does not hide that another one is a
+// key, however long the known one is.
+func TestKeysBesideKnownKeys(t *testing.T) {
+	for length := range 600 {
+		var r Redactor
+		r.Know("-----BEGIN EC PRIVATE KEY-----\n" + strings.Repeat("x", length) + "\n-----END EC PRIVATE KEY-----\n")
+		got := r.Text("a\n-----BEGIN EC PRIVATE KEY-----\nSEEDED\n-----END EC PRIVATE KEY-----\nKEY-----\nb")
+		require.NotContains(t, got, "SEEDED", length)
+		require.Contains(t, got, "KEY-----\nb", "a piece of a known value is not looked for by itself")
+	}
+}
+
 func TestText(t *testing.T) {
 	r := &Redactor{}
 	r.Know("from-the-environment", "two\nlines-of-it", "tiny")
