@@ -318,7 +318,7 @@ func (v *View) rule(p *ServicePort, s *model.Service, kind FrontendKind, anyUsab
 	}
 	others := to(Local, ExternalLocal, false, KeepsClientSource)
 	if !podsTold {
-		// Nothing tells pods from others.
+		// Pods and other sources cannot be told apart.
 		return rulings{others, to(Cluster, ExternalLocalInner, true, MasqueradesNode), others}
 	}
 	// Connections of this node behave as if they had gone to the load balancer and come back to any

@@ -131,7 +131,7 @@ func TestCrowdsInEveryPhase(t *testing.T) {
 }
 
 // TestHandshakesArePaced checks that no handshake is computed beyond the rate, and that what waits
-// for its turn is bounded, whoever connects.
+// for its turn is bounded, from any address.
 func TestHandshakesArePaced(t *testing.T) {
 	limits := Limits{Total: 10, PerAddress: 10, Handshakes: rate.Every(time.Hour)}
 	p := newPort(limits)

@@ -40,7 +40,8 @@ const (
 	// convinced is how many answers in a row of other backends show that a backend is no longer
 	// chosen. If one of two were still chosen at random, that would take 2^40 series.
 	convinced = 40
-	// maxFailures is how many attempts without an answer end a series that should have answers only.
+	// maxFailures is how many attempts without an answer end a series that should have answers
+	// only.
 	maxFailures = 3
 	// parallelScenarios is how many commands run in Pods at the same time.
 	parallelScenarios = 8
@@ -377,7 +378,8 @@ func sameBackend(servers []string) func([]probe.Result) string {
 	}
 }
 
-// keptClient requires answers of the servers to a client with one of these addresses.
+// keptClient requires that the servers answer, and that they see the client by one of these
+// addresses.
 func keptClient(servers, addresses []string) func([]probe.Result) string {
 	return func(results []probe.Result) string {
 		for _, one := range results {

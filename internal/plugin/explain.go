@@ -412,7 +412,7 @@ func describeEndpoint(e *discoveryv1.Endpoint) string {
 		name string
 		is   *bool
 	}{{"ready", e.Conditions.Ready}, {"serving", e.Conditions.Serving}, {"terminating", e.Conditions.Terminating}} {
-		// Kubernetes takes a condition that is not set for true, except terminating.
+		// A condition that is not set counts as true, except terminating.
 		if c.is != nil && *c.is || c.is == nil && c.name != "terminating" {
 			text += " " + c.name
 		} else if c.name != "terminating" {

@@ -44,8 +44,8 @@ type agent struct {
 	running  sync.WaitGroup
 
 	mu sync.Mutex // guards the fields below
-	// told has what each shard's updates said of their Services, oldest first, for positions that are
-	// not acknowledged yet. The first one is the last that was acknowledged.
+	// told has what each shard's updates said of their Services, oldest first, for positions that
+	// are not acknowledged yet. The first one is the last that was acknowledged.
 	told  map[model.ServiceKey][]telling
 	epoch uint64
 	// received has the positions that servers have named to this agent. Of a checkpoint, there are
@@ -54,7 +54,8 @@ type agent struct {
 	// synced means that a server has brought the cache in sync.
 	synced bool
 	// doubted has acknowledged positions that were not received when they were acknowledged. The
-	// client tells of a response after the cache has it, so what is acknowledged may be known later.
+	// client reports a response after the cache has it, so the test may learn of it after its
+	// acknowledgement.
 	doubted []position
 	// nacked has the Services of which something is not programmed, as reported.
 	nacked map[model.ServiceKey]bool
