@@ -35,6 +35,8 @@ const (
 	keysInterval = 5 * time.Second
 	// keysTimeout bounds one read of the keys.
 	keysTimeout = 10 * time.Second
+	// refreshTimeout bounds for how long a caller whose key is known waits for newer keys.
+	refreshTimeout = time.Second
 	// maxDoublings bounds how often the time after failures doubles.
 	maxDoublings = 16
 	// maxIssuers is how many issuers are accepted: the one that the API server names now, and
@@ -153,7 +155,8 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 }
 
 // find returns what the API server has published. It reads it again if the key or the issuer is
-// unknown, or if the last read is older than life.
+// unknown, or if the last read is older than life. For the latter it waits for refreshTimeout only,
+// so that callers whose key is known still have time for what follows.
 func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) {
 	has := func(p *published) bool { return p.keys[id] != nil && slices.Contains(p.issuers, issuer) }
 	p := k.held.Load()
@@ -183,10 +186,16 @@ func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) 
 		k.held.Store(next)
 		return nil, err
 	})
+	var patience <-chan time.Time
+	if has(p) {
+		patience = time.After(refreshTimeout)
+	}
 	var err error
 	select {
 	case a := <-answer:
 		err = a.Err
+	case <-patience:
+		return p, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -485,7 +485,7 @@ func TestBudgets(t *testing.T) {
 			})
 			return n
 		}
-		const most = reviewsOfUnknownBurst + reviewsOfUnknown*int(reviewTimeout/time.Second)
+		const most = reviewsOfUnknownBurst + reviewsOfUnknown*int(budgetTimeout/time.Second)
 		for i := range 10 * most {
 			token := s.token(good(fmt.Sprintf("unknown-%d", i)))
 			all.Go(func() {

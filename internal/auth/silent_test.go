@@ -5,7 +5,9 @@ package auth
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +68,58 @@ func TestSilentAPIServer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSilentKeys checks that tokens are reviewed although newer keys do not come.
+func TestSilentKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		review := func(node string) {
+			t.Helper()
+			v, err := r.review(t.Context(), s.token(good(node)), stream)
+			require.NoError(t, err)
+			require.Empty(t, v.refusal)
+		}
+		review("node-1")
+		<-time.After(keysLife + time.Second) // they are to be read again
+		r.keys.get = func(ctx context.Context, _ string) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		begin := time.Now()
+		review("node-2")
+		require.Equal(t, refreshTimeout, time.Since(begin))
+		<-time.After(keysTimeout) // the read ends
+	})
+}
+
+// TestBusyBudget checks that a review whose turn would come too late to be answered has none.
+func TestBusyBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		slow := reviewTimeout - budgetTimeout - time.Millisecond
+		review := r.options.Review
+		r.options.Review = func(ctx context.Context, tr *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
+			<-time.After(slow)
+			return review(ctx, tr)
+		}
+		var all sync.WaitGroup
+		for i := range 2 * (reviewsOfUnknownBurst + reviewsOfUnknown*int(reviewTimeout/time.Second)) {
+			token := s.token(good(fmt.Sprintf("unknown-%d", i)))
+			all.Go(func() {
+				v, err := r.review(t.Context(), token, stream)
+				if err != nil {
+					t.Error(err)
+				}
+				if v.refusal != "" && v.reason != reasonTooManyReviews {
+					t.Error(v.refusal)
+				}
+			})
+		}
+		all.Wait()
+	})
 }
 
 // TestRefusedReview checks that an API server that answers is not said to be out of reach.

@@ -38,6 +38,9 @@ const (
 	// review, and for the review. It is well below the time for which callers wait for an answer, as
 	// with kubectl slicecast's --timeout, so that they are told what the server waits for.
 	reviewTimeout = 5 * time.Second
+	// budgetTimeout bounds for how long of it a review waits for its turn. What is left is for the
+	// API server's answer, without which the turn is wasted.
+	budgetTimeout = 4 * time.Second
 	// clockSkew is how far this machine's clock may be ahead of the API server's.
 	clockSkew = time.Minute
 )
@@ -361,6 +364,8 @@ func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 			share = before
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, budgetTimeout)
+	defer cancel()
 	if !share.AllowN(r.now(), 1) || budget.Wait(ctx) != nil {
 		return false
 	}
