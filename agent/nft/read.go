@@ -56,11 +56,13 @@ func (c *Conn) Tables(f Family) (map[string]uint32, error) {
 // lacking are the errors of a kernel that lacks nf_tables or an IP family, and so holds nothing.
 var lacking = []unix.Errno{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT}
 
-// HeldChain is what the kernel holds of a chain: its Hook, and the hashes of its rules in their
-// order. The hash of a rule that this package has not made is 0.
+// HeldChain is what the kernel holds of a chain: its Hook, its handle, which is higher than those of
+// the table's older chains, and the hashes of its rules in their order. The hash of a rule that this
+// package has not made is 0.
 type HeldChain struct {
-	Hook  Hook
-	Rules []uint64
+	Hook   Hook
+	Handle uint64
+	Rules  []uint64
 }
 
 // Chains returns the chains of a table, by name.
@@ -69,7 +71,11 @@ func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 	err := c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
 		// The kernel returns the chains of all tables.
 		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME))] = &HeldChain{Hook: hookOf(attributes)}
+			chain := &HeldChain{Hook: hookOf(attributes)}
+			if handle := netlink.Attribute(attributes, unix.NFTA_CHAIN_HANDLE); len(handle) == 8 {
+				chain.Handle = binary.BigEndian.Uint64(handle)
+			}
+			chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME))] = chain
 		}
 	})
 	if err != nil {

@@ -21,10 +21,11 @@ type Held struct {
 	Sets   map[string]*HeldElements
 }
 
-// HeldRules are a chain's Hook and its rules, in their order.
+// HeldRules are a chain's Hook and handle, as in HeldChain, and its rules in their order.
 type HeldRules struct {
-	Hook  Hook
-	Rules []HeldRule
+	Hook   Hook
+	Handle uint64
+	Rules  []HeldRule
 }
 
 // HeldRule is a rule as the kernel holds it.
@@ -130,7 +131,7 @@ func (c *Conn) readTable(h *Held) error {
 		return err
 	}
 	for name, chain := range chains {
-		h.Chains[name] = &HeldRules{Hook: chain.Hook}
+		h.Chains[name] = &HeldRules{Hook: chain.Hook, Handle: chain.Handle}
 	}
 	err = c.read(requestOf(unix.NFT_MSG_GETRULE, h.Table, 0, ""), func() {
 		for _, chain := range h.Chains {

@@ -85,7 +85,7 @@ func (r *Rules) addTable(h *nft.Held) {
 		}
 		if hook := held.Hook; hook.Kind != "" {
 			c.drops = hook.Drops
-			b := &base{chain: c, hook: hook.Number, priority: hook.Priority, nat: hook.Kind == "nat"}
+			b := &base{chain: c, hook: hook.Number, priority: hook.Priority, nat: hook.Kind == "nat", handle: held.Handle}
 			b.firewall = !b.nat && !t.proxys && hook.Kind == "filter"
 			if b.firewall && c.drops {
 				c.policy = policyOf(c)

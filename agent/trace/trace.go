@@ -167,6 +167,9 @@ type base struct {
 	hook     uint32 // unix.NF_INET_*
 	priority int32
 	nat      bool
+	// handle is higher than that of the table's older chains. It is 0 in other tables than those of
+	// nf_tables, which have one chain for a hook and priority.
+	handle uint64
 	// balances means that the chain stands for IPVS.
 	balances bool
 	// firewall means that the chain is of nf_tables, filters, and belongs to no proxy. Only packets
@@ -332,34 +335,67 @@ func (b *base) at() int32 {
 	return 100
 }
 
-// order sets the orders in which the chains may be asked.
+// order sets the orders in which the chains may be asked. Chains of one table are asked newest first
+// (nf_hook_entries_grow in net/netfilter/core.c), also after the table was dormant.
 func (r *Rules) order() {
-	slices.SortStableFunc(r.bases, func(a, b *base) int {
-		return cmp.Or(cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority), strings.Compare(a.table, b.table))
+	slices.SortFunc(r.bases, func(a, b *base) int {
+		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority),
+			strings.Compare(a.table, b.table), -cmp.Compare(a.handle, b.handle), strings.Compare(a.name, b.name))
 	})
-	var tables, ties []string
-	for i, a := range r.bases {
-		for _, b := range r.bases[i+1:] {
-			if a.nat && b.nat && a.hook == b.hook && a.priority == b.priority && a.table != b.table {
-				tables = append(tables, a.table, b.table)
-				ties = append(ties, fmt.Sprintf("chain %s of %s and chain %s of %s", a.name, a.table, b.name, b.table))
+	var ties []string
+	r.orders = [][]*base{r.bases}
+	for i, n := 0, 0; i < len(r.bases); i += n {
+		group := r.bases[i : i+r.tied(i)]
+		n = len(group)
+		if group[0].table == group[n-1].table {
+			continue // the order is known
+		}
+		for j, a := range group {
+			for _, b := range group[j+1:] {
+				if a.table != b.table {
+					ties = append(ties, fmt.Sprintf("chain %s of %s and chain %s of %s", a.name, a.table, b.name, b.table))
+				}
 			}
 		}
-	}
-	slices.Sort(tables)
-	tables = slices.Compact(tables)
-	r.ties, r.orders = strings.Join(ties, "; "), nil
-	for ranks := range permutations(len(tables)) {
-		rank := func(b *base) int {
-			if at, found := slices.BinarySearch(tables, b.table); found {
-				return ranks[at]
+		// Each hook has all of its orders, but not each of them with each of another hook.
+		at := 0
+		for ranks := range permutations(n) {
+			if at == len(r.orders) {
+				r.orders = append(r.orders, slices.Clone(r.orders[0]))
 			}
-			return 0
+			copy(r.orders[at][i:], arranged(group, ranks))
+			at++
 		}
-		r.orders = append(r.orders, slices.SortedStableFunc(slices.Values(r.bases), func(a, b *base) int {
-			return cmp.Or(cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority), cmp.Compare(rank(a), rank(b)))
-		}))
 	}
+	r.ties = strings.Join(ties, "; ")
+}
+
+// tied returns how many of r.bases, from an index on, translate with the same hook and priority. It
+// is 1 for chains that do not translate.
+func (r *Rules) tied(from int) int {
+	first, n := r.bases[from], 1
+	for _, b := range r.bases[from+1:] {
+		if !first.nat || !b.nat || b.hook != first.hook || b.priority != first.priority {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// arranged returns chains in the order of ranks, except that those of one table keep their order
+// among themselves.
+func arranged(chains []*base, ranks []int) []*base {
+	out := make([]*base, len(chains))
+	of := map[string][]*base{}
+	for i, b := range chains {
+		out[ranks[i]] = b
+		of[b.table] = append(of[b.table], b)
+	}
+	for i, b := range out {
+		out[i], of[b.table] = of[b.table][0], of[b.table][1:]
+	}
+	return out
 }
 
 // permutations yields the numbers below n in different orders: rotated, in both directions. These

@@ -3,13 +3,18 @@
 package verify
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/trace"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -120,6 +125,47 @@ func TestOrder(t *testing.T) {
 			require.NotContains(t, d.String(), "from outside")
 		}
 		nft(t, node, "flush chain ip "+name+" pre")
+	}
+}
+
+// TestOrderInOneTable proves that chains of one table with the same hook and priority are followed
+// as the kernel asks them, newest first, whatever their names are.
+func TestOrderInOneTable(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	to := netip.MustParseAddrPort("10.96.0.1:80")
+	nft(t, node, "add table ip some")
+	for i, name := range []string{"m", "a", "z", "k"} {
+		backend := fmt.Sprintf("127.0.0.%d", i+2)
+		nft(t, node, fmt.Sprintf("add chain ip some %s { type nat hook output priority -100; }\n"+
+			"add rule ip some %s ip daddr 10.96.0.1 udp dport 80 dnat to %s:90", name, name, backend))
+		if i == 2 { // registered anew, oldest first
+			nft(t, node, "add table ip some { flags dormant; }")
+			nft(t, node, "add table ip some")
+		}
+		require.NoError(t, node.Do(func() error {
+			server, err := net.ListenPacket("udp4", backend+":90")
+			require.NoError(t, err)
+			defer server.Close()
+			require.NoError(t, server.SetDeadline(time.Now().Add(10*time.Second)))
+			client, err := net.Dial("udp4", to.String())
+			require.NoError(t, err)
+			defer client.Close()
+			_, err = client.Write([]byte("x"))
+			require.NoError(t, err)
+			_, _, err = server.ReadFrom(make([]byte, 1))
+			require.NoError(t, err, "the kernel does not ask chain %s first", name)
+
+			facts, err := trace.ReadFacts()
+			require.NoError(t, err)
+			rules, err := trace.Read(t.Context(), model.IPv4, facts)
+			require.NoError(t, err)
+			out, err := rules.Trace(trace.Packet{Protocol: model.UDP, Source: node.IPv4, Destination: to})
+			require.NoError(t, err)
+			require.Len(t, out, 1)
+			require.Equal(t, backend+":90", out[0].Backend.String())
+			return nil
+		}))
 	}
 }
 
