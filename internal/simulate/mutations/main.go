@@ -76,8 +76,13 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 	for n, i := range chosen {
 		m, began := mutations[i], time.Now()
 		r, err := l.try(ctx, m)
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil { // the others are tried nevertheless
+			fmt.Fprintf(os.Stderr, "mutations: %s: %v\n", m.name, err)
+			missed++
+			continue
 		}
 		if r == nil {
 			r = &result{by: "nothing"}
@@ -92,7 +97,7 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 		}
 	}
 	if missed > 0 {
-		return fmt.Errorf("%d went unnoticed", missed)
+		return fmt.Errorf("%d went unnoticed, or could not be tried as said above", missed)
 	}
 	return nil
 }
