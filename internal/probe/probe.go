@@ -259,37 +259,48 @@ func attempt(ctx context.Context, p Plan, conn net.Conn) (Result, net.Conn) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
-	if _, err := conn.Write(filled(question)); err != nil {
+	server, client, err := Ask(conn)
+	if err != nil {
 		return failure(err), conn
 	}
+	return Result{Outcome: Answered, Server: server, Client: client}, conn
+}
+
+// Ask sends a request on a connection to a server and receives the answer. It returns the name of
+// the server, and the address from which the request came to it.
+func Ask(conn net.Conn) (server, client string, err error) {
+	if _, err := conn.Write(filled(question)); err != nil {
+		return "", "", err
+	}
 	answer := make([]byte, requestSize)
-	var err error
-	if p.Network == "udp" {
+	if conn.LocalAddr().Network() == "udp" {
 		_, err = conn.Read(answer)
 	} else {
 		_, err = io.ReadFull(conn, answer)
 	}
 	if err != nil {
-		return failure(err), conn
+		return "", "", err
 	}
 	fields := strings.Fields(string(answer))
 	if len(fields) != 2 {
-		return failure(fmt.Errorf("something else answers: %.40q", answer)), conn
+		return "", "", fmt.Errorf("something else answers: %.40q", answer)
 	}
-	return Result{Outcome: Answered, Server: fields[0], Client: fields[1]}, conn
+	return fields[0], fields[1], nil
 }
 
 // failure returns the result of an attempt that failed.
-func failure(err error) Result {
-	outcome := Failed
+func failure(err error) Result { return Result{Outcome: OutcomeOf(err), Error: err.Error()} }
+
+// OutcomeOf returns the outcome of an attempt that failed with an error.
+func OutcomeOf(err error) Outcome {
 	var timeout interface{ Timeout() bool }
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		outcome = Refused
+		return Refused
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		outcome = TimedOut
+		return TimedOut
 	}
-	return Result{Outcome: outcome, Error: err.Error()}
+	return Failed
 }
 
 // filled returns a text with blanks up to the length of requests and answers.
