@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +21,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/cluster"
-	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
 var outage = flag.Duration("adopt.outage", time.Minute, "how long servers and the API server are gone")
@@ -89,30 +86,12 @@ func apiServerGone(t *testing.T) {
 	w.requireOnly(w.Nodes[0], slicecasts)
 	w.requireOnly(w.Nodes[1], kubeProxys)
 	l := w.load()
-	w.stopAPIServer()
+	require.NoError(t, w.ControlPlane.StopAPI())
 	w.during(churnInterval, l.requireSome)
-	w.startAPIServer()
+	require.NoError(t, w.ControlPlane.StartAPI(t.Context()))
 	w.requireFollowsSlices()
 	require.NoError(t, w.AwaitNodes(t.Context()))
 	l.requireNoFailure(fmt.Sprintf("API server gone for %s", *outage))
-}
-
-// stopAPIServer kills the API server, and then the controllers and the scheduler. Real clusters run
-// these two with leader election, so they end by themselves when they cannot renew their leases.
-// Controllers that lived through the outage would take all nodes for dead, because no node has
-// renewed its lease meanwhile.
-func (w *walk) stopAPIServer() {
-	w.t.Helper()
-	for _, process := range []*controlplane.Process{w.ControlPlane.APIServer, w.ControlPlane.ControllerManager, w.ControlPlane.Scheduler} {
-		require.NoError(w.t, process.Kill())
-	}
-}
-
-func (w *walk) startAPIServer() {
-	w.t.Helper()
-	for _, process := range []*controlplane.Process{w.ControlPlane.APIServer, w.ControlPlane.ControllerManager, w.ControlPlane.Scheduler} {
-		require.NoError(w.t, process.Start(w.t.Context()))
-	}
 }
 
 // followTime is how soon Slicecast must program a new Service once its slices have endpoints. The
@@ -218,36 +197,16 @@ func (w *walk) scaleServers(replicas int) {
 	}
 }
 
-// etcdRestored restores etcd from a backup, as its documentation says: with the API server and the
-// controllers stopped.
+// etcdRestored restores etcd from a backup, which a Service is newer than.
 func etcdRestored(t *testing.T) {
 	w := start(t, cluster.Options{Nodes: 2, Proxy: cluster.Slicecast}, 2)
-	cp := w.ControlPlane
-	cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", cp.Etcd.PID()))
-	require.NoError(t, err)
-	data, backup := filepath.Join(cwd, "etcd"), filepath.Join(cwd, "backup")
 	l := w.load()
-	processes := []*controlplane.Process{cp.Etcd, cp.APIServer, cp.ControllerManager, cp.Scheduler}
-	stopped := func(f func()) {
-		for _, process := range slices.Backward(processes) {
-			require.NoError(t, process.Kill())
-		}
-		f()
-		for _, process := range processes {
-			require.NoError(t, process.Start(t.Context()))
-		}
-	}
-	stopped(func() {
-		out, err := exec.CommandContext(t.Context(), "cp", "-a", data, backup).CombinedOutput()
-		require.NoError(t, err, string(out))
-	})
+	backup, err := w.ControlPlane.BackUpEtcd(t.Context())
+	require.NoError(t, err)
 	w.apply(fmt.Sprintf(webService, "lost", ""))
 	w.awaitReached("lost")
 	lost := w.clients.ways(t, w.Cluster, "lost")
-	stopped(func() {
-		require.NoError(t, os.RemoveAll(data))
-		require.NoError(t, os.Rename(backup, data))
-	})
+	require.NoError(t, w.ControlPlane.RestoreEtcd(t.Context(), backup))
 	w.requireFollows("")
 	testenv.Eventually(t, patience, func() error {
 		if lost[0].try(t.Context()) == nil {
@@ -370,7 +329,7 @@ func rebootsAlone(t *testing.T) {
 	ways := w.clients.ways(t, w.Cluster, "web")
 	w.kubectl("--namespace=kube-system", "scale", "deployment/coredns", "--replicas=0")
 	w.scaleServers(0)
-	w.stopAPIServer()
+	require.NoError(t, w.ControlPlane.StopAPI())
 	require.NoError(t, node.Stop())
 	require.NoError(t, node.Start(t.Context()))
 	require.Empty(t, w.rules(node, slicecasts))
@@ -391,7 +350,7 @@ func rebootsAlone(t *testing.T) {
 	w.logf("%s serves from its checkpoint after %s", node.Name, time.Since(began).Round(time.Millisecond))
 	l.requireSome()
 
-	w.startAPIServer()
+	require.NoError(t, w.ControlPlane.StartAPI(t.Context()))
 	w.onNode(node, "sh", "-c", "kill $(cat /run/agent.pid)")
 	require.NoError(t, agent.Wait())
 	w.scaleServers(2)

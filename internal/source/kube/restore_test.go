@@ -5,9 +5,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -35,29 +32,14 @@ func TestEtcdRestoredFromABackup(t *testing.T) {
 	r := start(t, config)
 	r.awaitSynced(t)
 
-	cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", cp.Etcd.PID()))
+	backup, err := cp.BackUpEtcd(ctx)
 	require.NoError(t, err)
-	data, backup := filepath.Join(cwd, "etcd"), filepath.Join(cwd, "backup")
-	copyDir := func(from, to string) {
-		out, err := exec.Command("cp", "-a", from, to).CombinedOutput()
-		require.NoError(t, err, string(out))
-	}
-	require.NoError(t, cp.APIServer.Kill())
-	require.NoError(t, cp.Etcd.Kill())
-	copyDir(data, backup)
-	require.NoError(t, cp.Etcd.Start(ctx))
-	require.NoError(t, cp.APIServer.Start(ctx))
 	for i := range 200 {
 		create(fmt.Sprintf("s%d", i))
 	}
 	eventually(t, "all before", func() bool { return r.Get(serviceKey("s199")) != nil })
 
-	require.NoError(t, cp.APIServer.Kill())
-	require.NoError(t, cp.Etcd.Kill())
-	require.NoError(t, os.RemoveAll(data))
-	require.NoError(t, os.Rename(backup, data))
-	require.NoError(t, cp.Etcd.Start(ctx))
-	require.NoError(t, cp.APIServer.Start(ctx))
+	require.NoError(t, cp.RestoreEtcd(ctx, backup))
 	create("after")
 	require.Eventually(t, func() bool { return r.Get(serviceKey("after")) != nil && r.Get(serviceKey("s199")) == nil }, 3*time.Minute, 50*time.Millisecond, "what the backup has, and what came after")
 	require.NotNil(t, r.Get(serviceKey("old")))

@@ -80,7 +80,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 		cp.etcdURL = "http://" + endpoint.String()
 		// The only member never dials its peer URL. A socket in the directory needs no port.
 		cp.Etcd.args = []string{
-			"--data-dir=" + filepath.Join(cp.dir, "etcd"),
+			"--data-dir=" + cp.etcdData(),
 			"--listen-client-urls=" + cp.etcdURL,
 			"--advertise-client-urls=" + cp.etcdURL,
 			"--listen-peer-urls=unix://peer:0",
