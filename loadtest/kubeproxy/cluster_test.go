@@ -4,7 +4,6 @@ package kubeproxy
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -18,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -81,10 +82,14 @@ func newCluster(b *testing.B, s size) *cluster {
 			}
 		}
 	}
-	making, ctx := errgroup.WithContext(b.Context())
-	making.SetLimit(writers)
+	var services []*corev1.Service
+	var all []*discoveryv1.EndpointSlice
 	add := func(name string, endpoints int) *discoveryv1.EndpointSlice {
-		var all []*discoveryv1.EndpointSlice
+		begin := len(all)
+		services = append(services, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		})
 		for first := 0; first < endpoints; first += sliceSize {
 			s := &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{
@@ -103,8 +108,7 @@ func newCluster(b *testing.B, s size) *cluster {
 			}
 			all = append(all, s)
 		}
-		making.Go(func() error { return c.create(ctx, name, all) })
-		return all[0]
+		return all[begin]
 	}
 	for i := range s.services {
 		c.ordinary = add(fmt.Sprintf("service-%05d", i), s.endpoints)
@@ -113,22 +117,77 @@ func newCluster(b *testing.B, s size) *cluster {
 	if s.large > 0 {
 		c.large = add("large", s.large)
 	}
-	require.NoError(b, making.Wait())
+	if c.control.Etcd == nil {
+		c.create(b, services, all)
+	} else {
+		c.create(b, services[:1], all[:1])
+		c.seed(b, services[1:], all[1:], random)
+	}
 	c.startServer(b)
 	return c
 }
 
-func (c *cluster) create(ctx context.Context, name string, all []*discoveryv1.EndpointSlice) error {
-	_, err := c.control.Client().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
-	}, metav1.CreateOptions{})
-	for _, s := range all {
-		if err == nil {
-			_, err = c.control.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{})
-		}
+// create creates Services and slices through the API server, in place.
+func (c *cluster) create(b *testing.B, services []*corev1.Service, all []*discoveryv1.EndpointSlice) {
+	b.Helper()
+	making, ctx := errgroup.WithContext(b.Context())
+	making.SetLimit(writers)
+	for i, s := range services {
+		making.Go(func() (err error) {
+			services[i], err = c.control.Client().CoreV1().Services(namespace).Create(ctx, s, metav1.CreateOptions{})
+			return err
+		})
 	}
-	return err
+	for i, s := range all {
+		making.Go(func() (err error) {
+			all[i], err = c.control.Client().DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{})
+			return err
+		})
+	}
+	require.NoError(b, making.Wait())
+}
+
+// seed writes Services and slices to etcd, as copies of those that the API server has created. With
+// tens of thousands of Services, the API server would take half an hour.
+func (c *cluster) seed(b *testing.B, services []*corev1.Service, all []*discoveryv1.EndpointSlice, random *rand.Rand) {
+	b.Helper()
+	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), c.first.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
+	require.NoError(b, err)
+	slice, err := c.control.Client().DiscoveryV1().EndpointSlices(namespace).Get(b.Context(), c.first.Name, metav1.GetOptions{})
+	require.NoError(b, err)
+	address, err := c.control.Client().NetworkingV1().IPAddresses().Get(b.Context(), service.Spec.ClusterIP, metav1.GetOptions{})
+	require.NoError(b, err)
+
+	// The API server has taken the first addresses, and one for the first Service.
+	free := random.Perm(1<<16 - 1<<8 - 1)
+	next := func() string {
+		n := free[0] + 1<<8
+		free = free[1:]
+		return netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)}).String()
+	}
+	stored := func(m metav1.ObjectMeta, name string) metav1.ObjectMeta {
+		m.Name, m.UID, m.ResourceVersion = name, uuid.NewUUID(), ""
+		return m
+	}
+	var objects []runtime.Object
+	for _, s := range services {
+		ip := next()
+		if ip == service.Spec.ClusterIP {
+			ip = next()
+		}
+		c, a := service.DeepCopy(), address.DeepCopy()
+		c.ObjectMeta = stored(c.ObjectMeta, s.Name)
+		c.Spec.ClusterIP, c.Spec.ClusterIPs = ip, []string{ip}
+		a.ObjectMeta, a.Spec.ParentRef.Name = stored(a.ObjectMeta, ip), s.Name
+		objects = append(objects, c, a)
+	}
+	for _, s := range all {
+		c := slice.DeepCopy()
+		c.ObjectMeta = stored(c.ObjectMeta, s.Name)
+		c.Labels, c.Endpoints = s.Labels, s.Endpoints
+		objects = append(objects, c)
+	}
+	require.NoError(b, c.control.Seed(b.Context(), objects))
 }
 
 // flip changes the readiness of the first endpoint of a slice.
