@@ -41,22 +41,28 @@ func (h *heard) wait(t *testing.T, n int) []any {
 	return out
 }
 
-var errCircle = errors.New("epoch 7 is this relay's own")
+var (
+	errCircle = errors.New("epoch 7 is this relay's own")
+	errShards = errors.New("this relay has one shard")
+)
 
 func (h *heard) relay() *Relay {
 	return &Relay{
 		NodesDigest: func() model.Digest { return model.Digest{99} },
-		Path: func(path []uint64) error {
+		Check: func(path []uint64, shards uint32) error {
 			h.add(path)
-			if path[0] == 7 {
+			switch {
+			case path[0] == 7:
 				return errCircle
+			case shards != 1:
+				return errShards
 			}
 			return nil
 		},
 		Applied: func(a Applied) { h.add(a) },
 		Node:    func(name string, n *model.Node) { h.add([2]any{name, n}) },
 		Reached: func(v model.ResourceVersions) { h.add(v) },
-		InSync:  func(nodes map[string]struct{}) { h.add(nodes) },
+		InSync:  func(path []uint64, nodes map[string]struct{}) { h.add([]any{path, nodes}) },
 		Ended:   func() {},
 	}
 }
@@ -105,10 +111,35 @@ func TestRelay(t *testing.T) {
 		[2]any{"c", (*model.Node)(nil)},
 		Applied{Objects: []model.Object{web, other}},
 		model.ResourceVersions{Services: 5},
-		map[string]struct{}{"a": {}, "b": {}},
+		[]any{[]uint64{4, 5}, map[string]struct{}{"a": {}, "b": {}}},
 		Applied{Objects: []model.Object{named("web", "web", 3)}, Removed: []model.Key{other.Key()},
 			ResourceVersions: model.ResourceVersions{Slices: 6}},
 		[2]any{"a", (*model.Node)(nil)},
-		map[string]struct{}(nil),
+		[]any{[]uint64{4, 5}, map[string]struct{}(nil)},
 	}, events)
+}
+
+// TestARelayChecksProbes checks that a relay whose server is stale does not leave for a server that
+// it must not follow, nor for one whose Welcome makes no sense: either would end its stream.
+func TestARelayChecksProbes(t *testing.T) {
+	for name, other := range map[string]*pb.Welcome{
+		"fed by this relay": {Epoch: 9, ShardCount: 1, Path: []uint64{7, 9}},
+		"other shards":      {Epoch: 9, ShardCount: 2, Path: []uint64{9}},
+		"no epoch":          {ShardCount: 1, Path: []uint64{9}},
+		"a path too long":   {Epoch: 9, ShardCount: 1, Path: make([]uint64, 65)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := newIdentity(t)
+			servers, _, addresses := replicas(t, id, 2)
+			servers[0].play = says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, Path: []uint64{5}, StaleMs: 1}), inSync(1))
+			servers[1].probed, servers[1].play = other, oneShard(9)
+			h := &heard{}
+			o := quiet(id, Options{Servers: Static(addresses...), Relay: h.relay()})
+			run(t, NewCache(), o, hurried)
+			require.Eventually(t, func() bool { return servers[1].probes.Load() >= 3 }, patience, tick)
+			require.Equal(t, 1, servers[0].streams())
+			require.Zero(t, servers[1].streams())
+			require.Contains(t, h.wait(t, 0), []any{[]uint64{5}, map[string]struct{}(nil)}, "the path is that of the stream")
+		})
+	}
 }

@@ -35,6 +35,8 @@ type scripted struct {
 	play func(g pb.DistributionService_StreamServer) error
 	// answer, if set, answers each later request.
 	answer func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error
+	// probed answers probes. nil means a Welcome that all clients accept.
+	probed *pb.Welcome
 	// stale makes the server answer probes as a stale one.
 	stale atomic.Bool
 	// probes counts the probes, which are no streams otherwise.
@@ -55,7 +57,10 @@ func (s *scripted) Stream(g pb.DistributionService_StreamServer) error {
 		}
 		if r.GetHello().GetProbe() {
 			s.probes.Add(1)
-			w := &pb.Welcome{Epoch: 9, ShardCount: 1}
+			w := s.probed
+			if w == nil {
+				w = &pb.Welcome{Epoch: 9, ShardCount: 1}
+			}
 			if s.stale.Load() {
 				w.StaleMs = 1
 			}

@@ -1,4 +1,4 @@
-// This test proves that a relay refuses a stream that has come through itself, and says why.
+// This test proves that a relay refuses a server that it cannot follow, and says why.
 package relay
 
 import (
@@ -10,12 +10,13 @@ import (
 	"github.com/slicecast/slicecast/internal/store"
 )
 
-// TestAPathThroughThisRelay checks that a relay refuses a stream that has come through itself, and
-// says why.
-func TestAPathThroughThisRelay(t *testing.T) {
+// TestServersThatARelayCannotFollow checks that a relay refuses a server which it feeds itself, or
+// which has another number of shards, and says what to do.
+func TestServersThatARelayCannotFollow(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
 	u := New(client.Options{}, s)
-	require.ErrorContains(t, u.begin([]uint64{s.Epoch() + 1, s.Epoch(), s.Epoch() + 2}), "fed by this relay")
-	require.NotContains(t, u.begin([]uint64{s.Epoch() + 1}).Error(), "fed by this relay", "only the shards are wrong here")
+	require.ErrorContains(t, u.check([]uint64{s.Epoch() + 1, s.Epoch(), s.Epoch() + 2}, s.Shards()), "fed by this relay")
+	require.ErrorContains(t, u.check([]uint64{s.Epoch() + 1}, 2*s.Shards()), "start the relay with --shards=128")
+	require.NoError(t, u.check([]uint64{s.Epoch() + 1}, s.Shards()))
 }

@@ -55,7 +55,6 @@ type Source struct {
 	path      []uint64
 	stream    context.Context
 	endStream context.CancelFunc
-	next      []uint64 // path of a stream that is not in sync yet
 	marks     []model.Position
 	epoch     uint64 // epoch of the positions that arrived last
 	// programmed holds the positions that Programmed was last called with, by shard.
@@ -84,7 +83,7 @@ func New(o client.Options, s *store.Store) *Source {
 	}
 	o.Cache = u.cache
 	o.Relay = &client.Relay{
-		NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,
+		NodesDigest: u.nodesDigest, Check: u.check, Applied: u.applied, Node: u.node, Reached: u.reached,
 		InSync: u.inSync, Ended: u.ended,
 	}
 	u.client = client.New(o)
@@ -94,20 +93,17 @@ func New(o client.Options, s *store.Store) *Source {
 // Run implements source.Source. It ignores its sink, since the Source writes to its store.
 func (u *Source) Run(ctx context.Context, _ source.Sink) error { return u.client.Run(ctx) }
 
-// begin checks a new stream. The stream must not come from this relay, and its server must have the
-// same number of shards.
-func (u *Source) begin(path []uint64) error {
+// check returns an error if the relay cannot follow a server with this path and number of shards:
+// the server must not be fed by this relay, and must have as many shards.
+func (u *Source) check(path []uint64, shards uint32) error {
 	if slices.Contains(path, u.store.Epoch()) {
 		return fmt.Errorf("the server is fed by this relay, directly or through others (epoch %016x is in its path): "+
 			"set --upstream-servers to servers that are nearer to the API server", u.store.Epoch())
 	}
-	if sequences, _ := u.cache.Digests(); uint32(len(sequences)) != u.store.Shards() {
+	if shards != u.store.Shards() {
 		return fmt.Errorf("the server has %d shards and this relay %d: start the relay with --shards=%d",
-			len(sequences), u.store.Shards(), len(sequences))
+			shards, u.store.Shards(), shards)
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.next = path
 	return nil
 }
 
@@ -174,9 +170,9 @@ func (u *Source) reached(v model.ResourceVersions) {
 	u.store.Progress(model.KindSlice, v.Slices)
 }
 
-// inSync completes the initial state of a stream: it removes the Nodes that no longer exist and
-// marks the store as synced.
-func (u *Source) inSync(names map[string]struct{}) {
+// inSync completes the initial state of a stream with this path: it removes the Nodes that no
+// longer exist and marks the store as synced.
+func (u *Source) inSync(path []uint64, names map[string]struct{}) {
 	if names != nil {
 		for _, n := range u.store.Nodes() {
 			if _, ok := names[n.Name]; !ok {
@@ -188,7 +184,7 @@ func (u *Source) inSync(names map[string]struct{}) {
 	defer u.mu.Unlock()
 	u.recordMarksLocked()
 	if u.stream == nil {
-		u.path = u.next
+		u.path = path
 		u.stream, u.endStream = context.WithCancel(context.Background())
 	}
 	// A server that the relay returns to does not know what the relay's nodes programmed before.

@@ -43,8 +43,8 @@ func (w *Writer) Resubscribe(s Subscription) {
 // that were missing no longer count as missing: the Hello had no position for their shards, so this
 // stream brings whatever differs.
 func (w *Writer) Welcome(epoch uint64, shards uint32) error {
-	if epoch == 0 || !ValidShards(int(shards)) {
-		return fmt.Errorf("%w: welcome with epoch %d and %d shards", ErrProtocol, epoch, shards)
+	if err := CheckWelcome(epoch, shards); err != nil {
+		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,6 +64,14 @@ func (w *Writer) Welcome(epoch uint64, shards uint32) error {
 	if w.epoch != epoch {
 		w.epoch = epoch
 		w.forgetPositionsLocked()
+	}
+	return nil
+}
+
+// CheckWelcome returns ErrProtocol unless a server may have this epoch and number of shards.
+func CheckWelcome(epoch uint64, shards uint32) error {
+	if epoch == 0 || !ValidShards(int(shards)) {
+		return fmt.Errorf("%w: welcome with epoch %d and %d shards", ErrProtocol, epoch, shards)
 	}
 	return nil
 }

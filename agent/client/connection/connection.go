@@ -203,15 +203,16 @@ func (c *Connection) hello() *pb.Hello {
 }
 
 // Relay holds the callbacks of a client that feeds a relay's store from another server. The client
-// calls them one at a time, in the order of the stream, except for Path, which it may call during
+// calls them one at a time, in the order of the stream, except for Check, which it may call during
 // another callback. All are required.
 type Relay struct {
 	// NodesDigest returns the digest of all Nodes that the relay holds, for the Hello.
 	NodesDigest func() model.Digest
-	// Path is called with Welcome.path at the start of every stream, and before the client leaves a
-	// stream for another server. It returns an error if the relay would be fed by itself. The client
-	// then ends the stream, or does not leave for that server.
-	Path func(path []uint64) error
+	// Check returns an error if the relay must not follow the server of a Welcome with this path and
+	// number of shards. It changes nothing. The client calls it at the start of every stream, before
+	// the cache changes, and before it leaves a stream for another server. If Check returns an error,
+	// the client ends the stream, or does not leave for that server.
+	Check func(path []uint64, shards uint32) error
 	// Applied is called with each Update after the cache has applied it.
 	Applied func(cache.Applied)
 	// Node is called with each Node that arrived or changed, or with nil if the Node no longer
@@ -221,8 +222,8 @@ type Relay struct {
 	Ended func()
 	// Reached is called with the resource versions up to which all shards are complete.
 	Reached func(model.ResourceVersions)
-	// InSync is called when all differences from the relay's state have arrived. nodes holds the
-	// names of all Nodes; the relay must drop all others. nil means that the relay's digest of
-	// Nodes was right and that its Nodes stay.
-	InSync func(nodes map[string]struct{})
+	// InSync is called when all differences from the relay's state have arrived, with the
+	// Welcome.path of the stream. nodes holds the names of all Nodes; the relay must drop all others.
+	// nil means that the relay's digest of Nodes was right and that its Nodes stay.
+	InSync func(path []uint64, nodes map[string]struct{})
 }

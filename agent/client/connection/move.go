@@ -206,18 +206,21 @@ func (s *stream) probe(ctx context.Context, conn *grpc.ClientConn) error {
 	case r.Welcome.GetStaleMs() > 0:
 		return errNotFresh
 	}
-	return checkPath(r.Welcome, s.options.Relay)
+	return s.check(r.Welcome)
 }
 
-// checkPath returns an error if a relay would be fed by itself.
-func checkPath(w *pb.Welcome, relay *Relay) error {
+// check returns an error if the client must not follow the server that has sent this Welcome.
+func (c *Connection) check(w *pb.Welcome) error {
+	if err := cache.CheckWelcome(w.GetEpoch(), w.GetShardCount()); err != nil {
+		return err
+	}
 	if n := len(w.GetPath()); n > maxPath {
 		return fmt.Errorf("%w: a path of %d servers", cache.ErrProtocol, n)
 	}
-	if relay == nil {
+	if c.options.Relay == nil {
 		return nil
 	}
-	return relay.Path(w.GetPath())
+	return c.options.Relay.Check(w.GetPath(), w.GetShardCount())
 }
 
 // setStale records for how many milliseconds the server has been stale; 0 means that it is not.

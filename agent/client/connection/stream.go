@@ -90,8 +90,9 @@ type stream struct {
 	// drained is the time within which a draining server wants the client to reconnect. 0 means
 	// that the server does not drain.
 	drained time.Duration
-	// nodes holds the names of all Nodes received before the stream is in sync. Only a relay uses
-	// it.
+	// path is Welcome.path. nodes holds the names of all Nodes received before the stream is in
+	// sync. Only a relay uses them.
+	path  []uint64
 	nodes map[string]struct{}
 }
 
@@ -266,14 +267,14 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if s.welcomed {
 		return fmt.Errorf("%w: a second welcome", cache.ErrProtocol)
 	}
+	if err := s.check(w); err != nil {
+		return err
+	}
 	if err := s.cache.Welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
 	}
-	if err := checkPath(w, s.options.Relay); err != nil {
-		return err
-	}
 	if s.options.Relay != nil {
-		s.nodes = make(map[string]struct{})
+		s.path, s.nodes = w.GetPath(), make(map[string]struct{})
 	}
 	if w.GetHeartbeatIntervalMs() > 0 {
 		s.silence = silentBeats * min(time.Duration(w.GetHeartbeatIntervalMs())*time.Millisecond, discovery.MaxRetryDelay)
@@ -415,7 +416,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 			nodes = nil
 		}
 		s.nodes = nil
-		s.options.Relay.InSync(nodes)
+		s.options.Relay.InSync(s.path, nodes)
 	}
 	return nil
 }
