@@ -56,28 +56,17 @@ func (c *Conn) Tables(f Family) (map[string]uint32, error) {
 // lacking are the errors of a kernel that lacks nf_tables or an IP family, and so holds nothing.
 var lacking = []unix.Errno{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.EAFNOSUPPORT}
 
-// HeldChain is what the kernel holds of a chain: its Hook, its handle, which is higher than those of
-// the table's older chains, and the hashes of its rules in their order. The hash of a rule that this
-// package has not made is 0.
+// HeldChain is what the kernel holds of a chain: its Hook, and the hashes of its rules in their
+// order. The hash of a rule that this package has not made is 0.
 type HeldChain struct {
-	Hook   Hook
-	Handle uint64
-	Rules  []uint64
+	Hook  Hook
+	Rules []uint64
 }
 
 // Chains returns the chains of a table, by name.
 func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 	chains := map[string]*HeldChain{}
-	err := c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
-		// The kernel returns the chains of all tables.
-		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			chain := &HeldChain{Hook: hookOf(attributes)}
-			if handle := netlink.Attribute(attributes, unix.NFTA_CHAIN_HANDLE); len(handle) == 8 {
-				chain.Handle = binary.BigEndian.Uint64(handle)
-			}
-			chains[netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME))] = chain
-		}
-	})
+	err := c.eachChain(t, func(name string, attributes []byte) { chains[name] = &HeldChain{Hook: hookOf(attributes)} })
 	if err != nil {
 		return nil, err
 	}
@@ -91,6 +80,16 @@ func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 		}
 	})
 	return chains, err
+}
+
+// eachChain calls each with the name and the attributes of every chain of a table.
+func (c *Conn) eachChain(t Table, each func(name string, attributes []byte)) error {
+	return c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
+		// The kernel returns the chains of all tables.
+		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			each(netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME)), attributes)
+		}
+	})
 }
 
 func hookOf(attributes []byte) Hook {

@@ -21,9 +21,10 @@ type Held struct {
 	Sets   map[string]*HeldElements
 }
 
-// HeldRules are a chain's Hook and handle, as in HeldChain, and its rules in their order.
+// HeldRules are a chain's Hook and its rules, in their order.
 type HeldRules struct {
-	Hook   Hook
+	Hook Hook
+	// Handle is higher than those of the table's older chains.
 	Handle uint64
 	Rules  []HeldRule
 }
@@ -126,12 +127,14 @@ func (c *Conn) readTables(families []Family, wanted func(Table) bool) (all []*He
 }
 
 func (c *Conn) readTable(h *Held) error {
-	chains, err := c.Chains(h.Table)
+	err := c.eachChain(h.Table, func(name string, attributes []byte) {
+		h.Chains[name] = &HeldRules{Hook: hookOf(attributes)}
+		if handle := netlink.Attribute(attributes, unix.NFTA_CHAIN_HANDLE); len(handle) == 8 {
+			h.Chains[name].Handle = binary.BigEndian.Uint64(handle)
+		}
+	})
 	if err != nil {
 		return err
-	}
-	for name, chain := range chains {
-		h.Chains[name] = &HeldRules{Hook: chain.Hook, Handle: chain.Handle}
 	}
 	err = c.read(requestOf(unix.NFT_MSG_GETRULE, h.Table, 0, ""), func() {
 		for _, chain := range h.Chains {
