@@ -106,6 +106,9 @@ type Packet struct {
 	RefusedBy []string `json:"refusedBy"`
 	// Difference is what the kernel does differently, as a sentence.
 	Difference string `json:"difference,omitempty"`
+	// Deviation is what kube-proxy's mode does on purpose in another way than decided. It is no
+	// difference.
+	Deviation string `json:"deviation,omitempty"`
 	// Outcomes lists a bounded number of what may happen, of which there are OutcomeCount.
 	Outcomes     []Outcome `json:"outcomes"`
 	OutcomeCount int       `json:"outcomeCount"`
@@ -130,7 +133,7 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &explainer{Answer: a, question: q, options: verify.Options{State: v.State(), Addresses: facts.Addresses}}
+	e := &explainer{Answer: a, question: q, options: verify.Options{State: v.State(), Addresses: facts.Addresses, ServiceAddresses: facts.Services}}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		of := slices.DeleteFunc(slices.Clone(ports), func(p view.PortExplanation) bool {
 			return p.ID.Family != family || q.From.IsValid() && model.FamilyOf(q.From) != family || !q.asks(p)
@@ -251,7 +254,7 @@ func (e *explainer) sources(p view.PortExplanation, f view.Frontend) []verify.So
 	}
 	name := "outside"
 	switch {
-	case slices.Contains(e.options.Addresses, from):
+	case slices.Contains(e.options.Addresses, from), slices.Contains(e.options.ServiceAddresses, from):
 		return []verify.Source{{Name: "the node", Address: from}}
 	case contains(e.options.State.Node.Pods.Prefixes, from), slices.ContainsFunc(p.Endpoints, func(x view.EndpointExplanation) bool {
 		return x.Local && x.Address.Addr() == from
@@ -291,6 +294,9 @@ func (e *explainer) packet(
 	e.Unjudged = append(e.Unjudged, result.Unjudged...)
 	if len(result.Differences) > 0 {
 		out.Difference = result.Differences[0].String()
+	}
+	if len(result.Facts) > 0 {
+		out.Deviation = result.Facts[0]
 	}
 	if out.OutcomeCount = len(outcomes); outcomes != nil {
 		out.Found = found(outcomes)

@@ -106,8 +106,10 @@ func (k *Packet) print(out *show.Page) {
 	for _, r := range k.RefusedBy {
 		out.Row(" ", "a firewall or a network policy: "+r)
 	}
-	if k.Difference != "" {
-		out.Row(" ", k.Difference)
+	for _, text := range []string{k.Deviation, k.Difference} {
+		if text != "" {
+			out.Row(" ", text)
+		}
 	}
 	if !out.Wide && k.Difference == "" {
 		return

@@ -304,7 +304,7 @@ func ct(a *attributes) (step, string, error) {
 		value, text = func(*run, *state) uint32 { return nft.CtStateNew }, "ct state"
 	case unix.NFT_CT_STATUS:
 		value, text = func(_ *run, s *state) uint32 {
-			if s.translated && !s.balanced {
+			if s.translated && !s.balanced() {
 				return nft.CtStatusDNAT
 			}
 			return 0

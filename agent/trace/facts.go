@@ -16,8 +16,11 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
+// kubeProxyDevice is the device of kube-proxy's mode ipvs.
+const kubeProxyDevice = "kube-ipvs0"
+
 // serviceDevices are the devices whose addresses are those of Services, in the modes for IPVS.
-var serviceDevices = []string{"slicecast-ipvs0", "kube-ipvs0"}
+var serviceDevices = []string{"slicecast-ipvs0", kubeProxyDevice}
 
 // ReadFacts reads the addresses of the node in the network namespace of the calling thread.
 func ReadFacts() (Facts, error) {
@@ -29,6 +32,7 @@ func ReadFacts() (Facts, error) {
 	ofServices := map[int]bool{}
 	for _, l := range links {
 		ofServices[l.Attrs().Index] = slices.Contains(serviceDevices, l.Attrs().Name)
+		f.KubeProxyIPVS = f.KubeProxyIPVS || l.Attrs().Name == kubeProxyDevice
 		f.IPVS = f.IPVS || ofServices[l.Attrs().Index]
 	}
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)

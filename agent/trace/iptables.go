@@ -328,9 +328,17 @@ func (p *ruleParser) parse() error {
 	return nil
 }
 
+// protocolNumbers are the protocols by the names that iptables-save prints, and by the numbers that
+// it prints for the match ipvs.
+var protocolNumbers = map[string]byte{
+	"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": 1, "ipv6-icmp": 58,
+	"6": unix.IPPROTO_TCP, "17": unix.IPPROTO_UDP, "132": unix.IPPROTO_SCTP,
+}
+
 // known are the matches whose options option knows.
 var known = []string{
-	"tcp", "udp", "sctp", "comment", "conntrack", "state", "set", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport",
+	"tcp", "udp", "sctp", "comment", "conntrack", "state", "set", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport", "physdev",
+	"ipvs",
 }
 
 func (p *ruleParser) option(option string, not bool) error {
@@ -338,7 +346,7 @@ func (p *ruleParser) option(option string, not bool) error {
 	case "-s", "-d":
 		return p.address(option, not)
 	case "-p":
-		number, ok := map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": 1, "ipv6-icmp": 58}[p.next()]
+		number, ok := protocolNumbers[p.next()]
 		if !ok {
 			return errors.New("the protocol is not known")
 		}
@@ -360,7 +368,7 @@ func (p *ruleParser) option(option string, not bool) error {
 	case "--ctstate", "--state":
 		states := strings.Split(p.next(), ",")
 		p.match(not, func(_ *run, s *state) bool {
-			return slices.Contains(states, "NEW") || s.translated && !s.balanced && slices.Contains(states, "DNAT") ||
+			return slices.Contains(states, "NEW") || s.translated && !s.balanced() && slices.Contains(states, "DNAT") ||
 				s.masqueraded && slices.Contains(states, "SNAT")
 		})
 	case "--match-set":
@@ -374,6 +382,11 @@ func (p *ruleParser) option(option string, not bool) error {
 		p.match(not, func(_ *run, s *state) bool { return s.mark&mask == value })
 	case "--src-type", "--dst-type":
 		return p.addressType(option, p.next(), not)
+	case "--physdev-is-in":
+		p.bridges = true
+		p.match(not, func(x *run, _ *state) bool { return x.bridged })
+	case "--vaddr", "--vport", "--vproto":
+		return p.virtual(option, p.next(), not)
 	case "--mode":
 		if mode := p.next(); mode != "random" {
 			return fmt.Errorf("the mode %q is not known", mode)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -137,7 +138,7 @@ func (x *run) schedule(s state) (out []state, ok bool) {
 	if s.mark == 0 || v == nil {
 		v = b.services[virtualKey{Frontend: Frontend{x.packet.Protocol, s.to.Addr(), s.to.Port()}}]
 	}
-	if v == nil || s.balanced {
+	if v == nil || s.balanced() {
 		return nil, false
 	}
 	s.path, s.by = &path{v.rule, s.path}, v.rule
@@ -163,7 +164,7 @@ func (x *run) schedule(s state) (out []state, ok bool) {
 			one.probability *= float64(d.weight) / float64(v.weights)
 		}
 		port := cmp.Or(d.to.Port(), s.to.Port())
-		one.to, one.translated, one.balanced = netip.AddrPortFrom(d.to.Addr(), port), true, true
+		one.to, one.translated, one.virtual = netip.AddrPortFrom(d.to.Addr(), port), true, s.to
 		if v.affinity > 0 {
 			one.memory = one.memory.put(remembered{set: set, key: client, data: d.to.String(), timeout: v.affinity})
 		}
@@ -180,6 +181,8 @@ type ipset struct {
 	// exact are the entries without ranges, and others those with ranges.
 	exact  map[string]struct{}
 	others []ipsetEntry
+	// frontends are the entries that are an address and a port, or a port without a protocol.
+	frontends []Frontend
 }
 
 type ipsetEntry struct {
@@ -211,6 +214,7 @@ func (r *Rules) readIPSets() error {
 			r.ipsets[name] = s
 		}
 		for _, e := range entries {
+			s.addFrontend(e)
 			if e.First.IsSingleIP() && (!e.Second.IsValid() || e.Second.IsSingleIP()) || !e.First.IsValid() {
 				s.exact[s.key([2]netip.Addr{e.First.Addr(), e.Second.Addr()}, e.Protocol, e.Port)] = struct{}{}
 			} else {
@@ -219,6 +223,17 @@ func (r *Rules) readIPSets() error {
 		}
 	})
 	return err
+}
+
+// addFrontend records an entry if it may be a frontend.
+func (s *ipset) addFrontend(e anetlink.IPSetEntry) {
+	protocol, known := protocolOf(e.Protocol)
+	switch isPort := s.bitmap && slices.Equal(s.fields, []string{"port"}); {
+	case isPort:
+		s.frontends = append(s.frontends, Frontend{Port: e.Port})
+	case known && e.First.IsSingleIP() && slices.Equal(s.fields, []string{"ip", "port"}):
+		s.frontends = append(s.frontends, Frontend{protocol, e.First.Addr(), e.Port})
+	}
 }
 
 // has reports whether the set has an entry for these fields.
@@ -253,6 +268,16 @@ func (p *ruleParser) matchSet(name, flags string, not bool) error {
 			return fmt.Errorf("the ipset %q has a field %q of the %s, which is not known", name, field, of[i])
 		}
 	}
+	if c := p.chains[p.rule.Chain]; c.proxys && !not && !strings.Contains(flags, "src") {
+		for _, f := range s.frontends {
+			if !f.Address.IsValid() {
+				if f.Protocol = p.frontend.Protocol; f.Protocol == 0 {
+					continue // the port of a health check
+				}
+			}
+			p.addFrontend(f, "ipset "+name, c.slicecasts)
+		}
+	}
 	p.match(not, func(x *run, st *state) bool {
 		var addresses [2]netip.Addr
 		at := 0
@@ -268,6 +293,37 @@ func (p *ruleParser) matchSet(name, flags string, not bool) error {
 		}
 		return s.has(addresses, protocolNumber(x.packet.Protocol), st.to.Port())
 	})
+	return nil
+}
+
+// virtual compiles the options of the match ipvs: what a packet was for before IPVS chose a backend
+// for it. They match no other packets (net/netfilter/xt_ipvs.c).
+func (p *ruleParser) virtual(option, text string, not bool) error {
+	var is func(x *run, s *state) bool
+	switch option {
+	case "--vaddr":
+		prefix, err := netip.ParsePrefix(text)
+		if a, single := netip.ParseAddr(text); single == nil {
+			prefix, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			return errOption
+		}
+		is = func(_ *run, s *state) bool { return prefix.Contains(s.virtual.Addr()) }
+	case "--vport":
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return errOption
+		}
+		is = func(_ *run, s *state) bool { return uint64(s.virtual.Port()) == port }
+	default:
+		number, ok := protocolNumbers[text]
+		if !ok {
+			return errOption
+		}
+		is = func(x *run, _ *state) bool { return protocolNumber(x.packet.Protocol) == number }
+	}
+	p.match(false, func(x *run, s *state) bool { return s.balanced() && is(x, s) != not })
 	return nil
 }
 

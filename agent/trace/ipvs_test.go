@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	anetlink "github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -132,4 +133,99 @@ func TestIPSets(t *testing.T) {
 	require.Len(t, r.Unjudged, 2)
 	require.Contains(t, r.Unjudged[0], `the ipset "KUBE-X" has a field "mac"`)
 	require.Contains(t, r.Unjudged[1], `the ipset "KUBE-Y" does not exist`)
+}
+
+// TestVirtual proves that a rule sees what a packet was for before IPVS chose a backend. kube-proxy
+// drops by it what the node sends to a load balancer's address that is not open to the node.
+func TestVirtual(t *testing.T) {
+	t.Parallel()
+	for rule, drops := range map[string]bool{
+		"-s 10.96.0.1/32 -m ipvs --vaddr 10.96.0.1 --vproto 6 --vport 80 -j DROP": true,
+		"-m ipvs --vaddr 10.96.0.0/24 -j DROP":                                    true,
+		"-m ipvs ! --vport 81 -j DROP":                                            true,
+		"-m ipvs --vproto tcp ! --vaddr 10.96.0.1 -j DROP":                        false,
+		"-m ipvs --vaddr 10.96.0.1 --vproto 17 --vport 80 -j DROP":                false,
+		"-m ipvs --vaddr 10.96.0.1 --vport 81 -j DROP":                            false,
+		"-m ipvs --vaddr 10.180.0.1 -j DROP":                                      false,
+		"-s 10.96.0.2/32 -m ipvs --vaddr 10.96.0.1 -j DROP":                       false,
+	} {
+		r := balanced(0, 1)
+		r.addSaved("*filter\n:OUTPUT ACCEPT [0:0]\n:KUBE-IPVS-OUT-FILTER - [0:0]\n-A OUTPUT -j KUBE-IPVS-OUT-FILTER\n"+
+			"-A KUBE-IPVS-OUT-FILTER "+rule+"\nCOMMIT\n", "nft")
+		r.finish()
+		require.Empty(t, r.Unjudged, rule)
+		out := follow(t, r, "10.96.0.1", "", Memory{})
+		require.Len(t, out, 1)
+		require.Equal(t, drops, out[0].Verdict == Drop, rule)
+	}
+	r := balanced(0, 1)
+	r.addSaved("*filter\n:OUTPUT ACCEPT [0:0]\n:KUBE-IPVS-OUT-FILTER - [0:0]\n-A KUBE-IPVS-OUT-FILTER -m ipvs --vdir REPLY -j DROP\n"+
+		"-A KUBE-IPVS-OUT-FILTER -m ipvs --vaddr x -j DROP\nCOMMIT\n", "nft")
+	r.finish()
+	require.Len(t, r.Unjudged, 2)
+}
+
+// TestBridge proves that a rule which asks for a bridge's port is judged as long as the answer
+// makes no difference. kube-proxy's rules for external IPs are such rules.
+func TestBridge(t *testing.T) {
+	t.Parallel()
+	for rules, differs := range map[string]bool{
+		"-A KUBE-SERVICES -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT\n": false,
+		"-A KUBE-SERVICES -m physdev --physdev-is-in -j MARK --set-xmark 0x4000/0x4000\n":          true,
+	} {
+		r := balanced(0, 1)
+		r.addSaved("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n"+rules+"COMMIT\n", "nft")
+		r.finish()
+		require.Empty(t, r.Unjudged)
+		from := func(source, over string) error {
+			_, err := r.Trace(Packet{
+				Protocol: model.TCP, Source: netip.MustParseAddr(source), Destination: netip.MustParseAddrPort("10.96.0.1:80"), Interface: over,
+			})
+			return err
+		}
+		require.NoError(t, from("192.168.0.2", ""), "what the node sends comes through no port")
+		if err := from("10.180.0.9", "pod"); differs {
+			require.ErrorIs(t, err, ErrBridge)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+}
+
+// TestEntriesAreFrontends proves that entries of the ipsets that kube-proxy's rules ask for
+// destinations count as frontends, so that stale ones are found.
+func TestEntriesAreFrontends(t *testing.T) {
+	t.Parallel()
+	r := newRules(model.IPv4, Facts{IPVS: true, KubeProxyIPVS: true})
+	vip, pod := netip.MustParsePrefix("198.51.100.9/32"), netip.MustParsePrefix("10.180.0.1/32")
+	entry := anetlink.IPSetEntry{First: vip, Protocol: unix.IPPROTO_TCP, Port: 80}
+	for name, s := range map[string]*ipset{
+		"KUBE-EXTERNAL-IP": {fields: []string{"ip", "port"}}, "KUBE-LOOP-BACK": {fields: []string{"ip", "port", "ip"}},
+		"KUBE-NODE-PORT-UDP": {fields: []string{"port"}, bitmap: true}, "KUBE-HEALTH-CHECK-NODE-PORT": {fields: []string{"port"}, bitmap: true},
+		"OTHERS": {fields: []string{"ip", "port"}},
+	} {
+		e := entry
+		if name == "KUBE-LOOP-BACK" {
+			e.First, e.Second = pod, pod
+		}
+		s.exact = map[string]struct{}{}
+		s.addFrontend(e)
+		if r.ipsets == nil {
+			r.ipsets = map[string]*ipset{}
+		}
+		r.ipsets[name] = s
+	}
+	r.addSaved("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-POSTROUTING - [0:0]\n"+
+		"-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j ACCEPT\n"+
+		"-A KUBE-SERVICES -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT\n"+
+		"-A KUBE-NODE-PORT -p udp -m set --match-set KUBE-NODE-PORT-UDP dst -j RETURN\n"+
+		"-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE\n"+
+		"-A PREROUTING -m set --match-set OTHERS dst,dst -j ACCEPT\nCOMMIT\n", "nft")
+	r.finish()
+	require.Empty(t, r.Unjudged)
+	require.Equal(t, map[Frontend]string{
+		{model.TCP, vip.Addr(), 80}: "ipset KUBE-EXTERNAL-IP", {Protocol: model.UDP, Port: 80}: "ipset KUBE-NODE-PORT-UDP",
+	}, r.Frontends())
+	require.True(t, r.KubeProxyIPVS)
+	require.Empty(t, r.OwnFrontends())
 }

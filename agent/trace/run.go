@@ -36,9 +36,9 @@ type state struct {
 	path        *path
 	// by is the rule that has translated the destination.
 	by *Rule
-	// balanced means that IPVS has chosen the backend. Conntrack does not take that for a
-	// translation.
-	balanced bool
+	// virtual is what the packet was for when IPVS chose the backend. It is not valid if IPVS did
+	// not. Conntrack does not take that for a translation.
+	virtual netip.AddrPort
 	// doubt is a firewall's rule that may have accepted the packet, but cannot be judged.
 	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
@@ -52,6 +52,9 @@ type state struct {
 
 	regs [registers]byte
 }
+
+// balanced reports whether IPVS has chosen the backend.
+func (s *state) balanced() bool { return s.virtual.IsValid() }
 
 // like reports whether two states will have the same future, apart from registers, which no rule
 // reads before it has written them.
@@ -148,6 +151,8 @@ type run struct {
 	// node sends it.
 	over string
 	sent bool
+	// bridged means that the packet has come to the node through a port of a bridge.
+	bridged bool
 	// looped means that the packet comes to the node for the second time, over lo.
 	looped bool
 	// firewall means that the chain belongs to a base with that field.
@@ -236,7 +241,7 @@ func (x *run) hook(hook uint32, in []state) []state {
 				continue
 			}
 			// The kernel translates a connection once in each direction.
-			if b.nat && (s.balanced && x.rules.balancer.untracked || x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
+			if b.nat && (s.balanced() && x.rules.balancer.untracked || x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
 				out = append(out, s)
 				continue
 			}

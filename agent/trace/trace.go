@@ -183,8 +183,8 @@ type Facts struct {
 	Local map[netip.Addr]bool
 	// Addresses are the node's own addresses without those that only Services have, ascending.
 	Addresses []netip.Addr
-	// IPVS means that a proxy serves Services with IPVS.
-	IPVS bool
+	// IPVS means that a proxy serves Services with IPVS, and KubeProxyIPVS that kube-proxy does.
+	IPVS, KubeProxyIPVS bool
 	// Services are the addresses on the devices that only have addresses of Services.
 	Services []netip.Addr
 }
@@ -200,20 +200,22 @@ type Rules struct {
 	// orders are the orders in which the kernel may ask bases. Of chains that translate and have
 	// the same hook and priority, the kernel asks first the one that was registered last.
 	orders [][]*base
+	// ties says which chains these are.
+	ties string
+	// bridges means that a rule asks whether a packet comes through a port of a bridge.
+	bridges bool
 	// balancer is IPVS, or nil.
 	balancer *balancer
 	// ipsets are read if a proxy uses IPVS.
 	ipsets map[string]*ipset
-	// ties says which chains these are.
-	ties string
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
 	frontends map[Frontend]string
 	// own are those of frontends that Slicecast's rules and maps mention.
 	own map[Frontend]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
-	// other proxy has written any.
-	KubeProxyIPTables bool
+	// other proxy has written any. KubeProxyIPVS means the same of its mode ipvs.
+	KubeProxyIPTables, KubeProxyIPVS bool
 	// slicecasts means that Slicecast has written rules, and kubeProxys that kube-proxy has.
 	slicecasts, kubeProxys bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
@@ -303,11 +305,12 @@ func newRules(family model.Family, facts Facts) *Rules {
 // finish prepares the chains for packets.
 func (r *Rules) finish() {
 	r.order()
+	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
+	r.KubeProxyIPVS = r.facts.KubeProxyIPVS && !r.slicecasts
+	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables || r.KubeProxyIPVS
 	if r.balancer != nil {
 		r.addVirtualFrontends()
 	}
-	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
-	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables
 	for _, b := range r.bases {
 		b.reached = true
 	}
@@ -335,8 +338,8 @@ func (b *base) at() int32 {
 	return 100
 }
 
-// order sets the orders in which the chains may be asked. Chains of one table are asked newest first
-// (nf_hook_entries_grow in net/netfilter/core.c), also after the table was dormant.
+// order sets the orders in which the chains may be asked. Chains of one table are asked newest
+// first (nf_hook_entries_grow in net/netfilter/core.c), also after the table was dormant.
 func (r *Rules) order() {
 	slices.SortFunc(r.bases, func(a, b *base) int {
 		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority),
@@ -428,13 +431,17 @@ func permutations(n int) iter.Seq[[]int] {
 // which the kernel does not say.
 var ErrOrder = errors.New("it depends on which of these chains was made last, and the kernel does not say")
 
+// ErrBridge reports that what happens to a packet depends on whether it comes through a port of a
+// bridge, which is not known.
+var ErrBridge = errors.New("it depends on whether the packet comes through a port of a bridge, which is not known")
+
 // ErrTooComplex reports that a packet takes more steps through the rules than are followed.
 var ErrTooComplex = errors.New("the rules have too many branches to follow them all")
 
 // Trace returns everything that may happen to a packet. The probabilities add up to 1.
 func (r *Rules) Trace(p Packet) (first []Outcome, err error) {
 	for i, order := range r.orders {
-		out, err := r.trace(p, order)
+		out, err := r.trace(p, order, false)
 		switch {
 		case err != nil:
 			return nil, err
@@ -442,6 +449,15 @@ func (r *Rules) Trace(p Packet) (first []Outcome, err error) {
 			first = out
 		case !same(first, out):
 			return nil, fmt.Errorf("%w: %s", ErrOrder, r.ties)
+		}
+		if !r.bridges || p.Interface == "" {
+			continue
+		}
+		if out, err = r.trace(p, order, true); err != nil {
+			return nil, err
+		}
+		if !same(first, out) {
+			return nil, ErrBridge
 		}
 	}
 	return first, nil
@@ -470,9 +486,10 @@ func same(a, b []Outcome) bool {
 	return true
 }
 
-// trace follows a packet through the base chains in an order.
-func (r *Rules) trace(p Packet, order []*base) ([]Outcome, error) {
-	x := &run{rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == ""}
+// trace follows a packet through the base chains in an order. If bridged is true, the packet has
+// come through a port of a bridge.
+func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) {
+	x := &run{rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == "", bridged: bridged}
 	x.setHeaders()
 	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
 	// What IPVS has led to a backend begins anew as a packet that the node sends.

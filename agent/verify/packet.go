@@ -20,8 +20,12 @@ type Source struct {
 // String returns the name and the address.
 func (s Source) String() string { return source{s.Name, s.Address, s.Over}.String() }
 
+// of returns a comparison without a result.
 func of(o Options, rules *trace.Rules, family model.Family) *comparison {
-	return &comparison{Options: o, Result: Result{Differences: []Difference{}}, rules: rules, family: family, backends: map[netip.Addr]struct{}{}}
+	return &comparison{
+		Options: o, Result: Result{Differences: []Difference{}}, rules: rules, family: family, backends: map[netip.Addr]struct{}{},
+		masquerades: map[masquerading]int{}, deviations: map[deviation]int{},
+	}
 }
 
 // Sources returns the sources from which Compare sends packets to a frontend.
@@ -35,13 +39,16 @@ func Sources(o Options, family model.Family, f view.Frontend) (all []Source) {
 }
 
 // Packet compares what happens to one packet to a frontend, as Compare does. It also returns what
-// may happen to the packet.
+// may happen to the packet. Facts say if a mode of kube-proxy treats it in its own way.
 func Packet(
 	o Options, rules *trace.Rules, p *view.ServicePort, f view.Frontend, from Source, to netip.AddrPort,
 ) (Result, []trace.Outcome) {
 	c, s := of(o, rules, p.ID.Family), source{from.Name, from.Address, from.Over}
 	c.Frontends = 1
 	c.packet(p, f, s, to)
+	for d := range c.deviations {
+		c.Facts = append(c.Facts, string(d))
+	}
 	out, err := rules.Trace(question{p, f, s, to}.packet())
 	if err != nil {
 		return c.Result, nil // the error is in Result.Unjudged

@@ -80,7 +80,7 @@ func (r *Report) Print(out *show.Page) {
 	out.Row("Compared", show.Plural("frontend", r.Frontends)+", "+show.Plural("packet", r.Packets))
 	out.Row("Differences", strconv.Itoa(len(r.Differences)))
 	if r.Tolerated > 0 {
-		out.Row("Tolerated", show.Plural("packet", r.Tolerated)+" that kube-proxy's mode iptables refuses in its own way")
+		out.Row("Tolerated", show.Plural("packet", r.Tolerated)+" that kube-proxy's mode treats in its own way; see the facts")
 	}
 	if len(r.Differences) > 0 {
 		out.Title("Differences:")

@@ -68,10 +68,11 @@ type Result struct {
 	// Unjudged are what could not be judged, each with the reason. There are at most maxShown of
 	// them.
 	Unjudged []string `json:"unjudged,omitempty"`
-	// Facts are what rules of others do to packets of Services that is no difference.
+	// Facts are what rules of others and modes of kube-proxy do to packets of Services that is no
+	// difference.
 	Facts []string `json:"facts,omitempty"`
-	// Tolerated counts packets that kube-proxy refuses in another way than the view, or does not
-	// refuse.
+	// Tolerated counts packets that a mode of kube-proxy treats in another way than the view, on
+	// purpose. Facts say in which.
 	Tolerated int `json:"tolerated"`
 	// Frontends and Packets count what was compared.
 	Frontends int `json:"frontends"`
@@ -137,9 +138,11 @@ type Options struct {
 	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is
 	// not compared.
 	Scheduler string
-	// Addresses are the node's own addresses. Those on which only Services are, as with IPVS, are
-	// not among them.
+	// Addresses are the node's own addresses, without ServiceAddresses.
 	Addresses []netip.Addr
+	// ServiceAddresses are the node's addresses that only Services have, as with IPVS. What the node
+	// itself sends to one of them has the same address as its source.
+	ServiceAddresses []netip.Addr
 }
 
 // maxBackendsShown is how many backends a difference names.
@@ -156,8 +159,10 @@ type comparison struct {
 	pods     []netip.Addr
 	node     netip.Addr
 	outside  netip.Addr
-	// masquerades counts the packets that rules of others masquerade although the proxy does not.
+	// masquerades counts the packets that rules of others masquerade although the proxy does not, and
+	// deviations those that a mode of kube-proxy treats in another way than the view.
 	masquerades map[masquerading]int
+	deviations  map[deviation]int
 }
 
 // masquerading is what a rule of others does to packets from a kind of source.
@@ -166,8 +171,7 @@ type masquerading struct{ source, rule string }
 // Compare compares the rules of one IP family with what they should do. It returns an error only if
 // ctx ends.
 func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error) {
-	c := &comparison{Options: o, rules: rules, family: rules.Family, backends: map[netip.Addr]struct{}{}, masquerades: map[masquerading]int{}}
-	c.Differences = []Difference{}
+	c := of(o, rules, rules.Family)
 	ports := slices.DeleteFunc(slices.Collect(maps.Values(o.State.Ports)), func(p *view.ServicePort) bool {
 		return p.ID.Family != c.family
 	})
@@ -193,12 +197,8 @@ func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error)
 		c.hairpins(p)
 	}
 	c.unwanted(wanted)
-	for _, m := range slices.SortedFunc(maps.Keys(c.masquerades), func(a, b masquerading) int {
-		return cmp.Or(strings.Compare(a.source, b.source), strings.Compare(a.rule, b.rule))
-	}) {
-		c.Facts = append(c.Facts, fmt.Sprintf("connections from %s keep their source as far as the proxy is concerned, but another "+
-			"program masquerades them (%s to Services); see %s", m.source, count(c.masquerades[m], "packet"), m.rule))
-	}
+	c.addMasquerades()
+	c.addDeviations()
 	return c.Result, nil
 }
 
@@ -220,11 +220,8 @@ func (s source) String() string { return fmt.Sprintf("%s (%v)", s.name, s.addres
 
 // route returns which of a frontend's routes is that of a source.
 func (c *comparison) route(f view.Frontend, s source) view.Route {
-	pods := c.State.Node.Pods
-	byInterface := pods.Interface != "" && s.over == pods.Interface ||
-		pods.InterfacePrefix != "" && s.over != "" && strings.HasPrefix(s.over, pods.InterfacePrefix)
 	switch {
-	case byInterface, contains(pods.Prefixes, s.address):
+	case c.State.Node.Pods.Recognizes(s.address, s.over):
 		return f.Pods
 	case s.over == "":
 		return f.Node
@@ -331,7 +328,11 @@ func (c *comparison) sources(f view.Frontend) (all []source) {
 	for _, a := range c.pods {
 		add("a pod", a, podInterface)
 	}
-	add("the node", c.node, "")
+	if slices.Contains(c.ServiceAddresses, f.Address) {
+		add("the node", f.Address, "")
+	} else {
+		add("the node", c.node, "")
+	}
 	add("outside", c.outside, over)
 	for _, p := range f.Sources {
 		if model.FamilyOf(p.Addr()) != c.family || p.Bits() == 0 {
@@ -453,11 +454,9 @@ func (c *comparison) untouched(p *view.ServicePort, f view.Frontend, s source, t
 	if !ok {
 		return
 	}
-	for _, o := range out {
-		if (o.Backend.IsValid() || o.Verdict != trace.Pass) && !c.tolerates(q, trace.Pass, out) {
-			c.differ(q, "be left alone, because the address has no NodePorts", describe(out), o.Path)
-			return
-		}
+	at := slices.IndexFunc(out, func(o trace.Outcome) bool { return o.Backend.IsValid() || o.Verdict != trace.Pass })
+	if at >= 0 && !c.tolerates(q, trace.Pass, out) {
+		c.differ(q, "be left alone, because the address has no NodePorts", describe(out), out[at].Path)
 	}
 }
 
@@ -468,28 +467,32 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	if !ok {
 		return
 	}
-	route := c.route(f, s)
-	if len(f.Sources) > 0 && !contains(f.Sources, s.address) {
-		route = view.Route{To: view.Drop}
+	route, d := c.wanted(q)
+	before := len(c.Differences)
+	c.compare(q, route, out)
+	if d != asDecided && len(c.Differences) == before {
+		c.deviates(d)
 	}
+}
+
+// compare compares what may happen to a packet with a route.
+func (c *comparison) compare(q question, route view.Route, out []trace.Outcome) {
 	wanted := map[view.Target]trace.Verdict{view.Drop: trace.Drop, view.Reject: trace.Reject}
 	if verdict, ends := wanted[route.To]; ends {
-		for _, o := range out {
-			if o.Verdict != verdict && !c.tolerates(q, verdict, out) {
-				text := "be rejected"
-				if verdict == trace.Drop {
-					text = "be dropped"
-				}
-				c.differ(q, text, describe(out), o.Path)
-				return
+		at := slices.IndexFunc(out, func(o trace.Outcome) bool { return o.Verdict != verdict })
+		if at >= 0 && !c.tolerates(q, verdict, out) {
+			text := "be rejected"
+			if verdict == trace.Drop {
+				text = "be dropped"
 			}
+			c.differ(q, text, describe(out), out[at].Path)
 		}
 		return
 	}
-	if c.backendsDiffer(q, p.Backends(route.To), route, out) {
+	if c.backendsDiffer(q, q.port.Backends(route.To), route, out) {
 		return
 	}
-	if scheduler := cmp.Or(p.Scheduler, c.Scheduler); scheduler != "" {
+	if scheduler := cmp.Or(q.port.Scheduler, c.Scheduler); scheduler != "" {
 		for _, o := range out {
 			if o.Scheduler != "" && o.Scheduler != scheduler {
 				c.differ(q, "be scheduled by "+scheduler, "is scheduled by "+o.Scheduler, o.Path)
@@ -497,40 +500,7 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 			}
 		}
 	}
-	c.affinity(q, p, out)
-}
-
-// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
-// the view follows another mode of kube-proxy. wanted is the verdict that the view wants. No packet
-// is led to a backend by that. Such packets are counted.
-func (c *comparison) tolerates(q question, wanted trace.Verdict, out []trace.Outcome) bool {
-	if !c.rules.KubeProxyIPTables {
-		return false
-	}
-	for _, o := range out {
-		if o.Backend.IsValid() || !tolerated(q, wanted, o.Verdict) {
-			return false
-		}
-	}
-	c.Tolerated++
-	return true
-}
-
-// tolerated reports whether a verdict of kube-proxy's mode iptables may differ from the wanted one.
-// For a port without endpoints, that mode rejects before it looks at source ranges, on all of the
-// node's addresses. If a policy leaves none, it drops there. It refuses neither what the node sends
-// to other addresses than cluster IPs.
-func tolerated(q question, wanted, found trace.Verdict) bool {
-	none := q.port.Cluster.Len() == 0
-	noneLocal := q.frontend.Others.To == view.Drop || q.frontend.Others.To == view.Reject
-	external := q.frontend.Kind != view.ClusterIP
-	switch found {
-	case trace.Reject:
-		return none
-	case trace.Drop:
-		return external && noneLocal && (wanted == trace.Reject || q.frontend.Kind == view.NodePort && wanted == trace.Pass)
-	}
-	return external && q.source.over == "" && none
+	c.affinity(q, q.port, out)
 }
 
 // tolerance is how much the probability of a backend may differ from what it should be. The
@@ -661,7 +631,7 @@ func (c *comparison) hairpins(p *view.ServicePort) {
 			over = ""
 		}
 		q.source = source{"the backend itself", a, over}
-		if to := c.route(f, q.source).To; to != view.Cluster && to != view.Local {
+		if route, _ := c.wanted(q); !route.To.Leads() {
 			continue
 		}
 		out, ok := c.trace(q, q.packet())
@@ -761,7 +731,7 @@ func count(n int, word string) string {
 }
 
 // Kernel compares the kernel of the calling thread's network namespace with a state. It reads the
-// Addresses of the options itself.
+// addresses of the options itself.
 func Kernel(ctx context.Context, o Options) (Result, error) {
 	all := Result{Differences: []Difference{}}
 	facts, err := trace.ReadFacts()
@@ -780,7 +750,7 @@ func Kernel(ctx context.Context, o Options) (Result, error) {
 		if err != nil {
 			return all, err
 		}
-		o.Addresses = facts.Addresses
+		o.Addresses, o.ServiceAddresses = facts.Addresses, facts.Services
 		r, err := Compare(ctx, o, rules)
 		if err != nil {
 			return all, err

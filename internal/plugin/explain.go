@@ -583,6 +583,7 @@ type nodeAnswer struct {
 			Backends   int    `json:"backends"`
 			Found      string `json:"found"`
 			Difference string `json:"difference"`
+			Deviation  string `json:"deviation"`
 			// RefusedBy is as in explain.Packet.
 			RefusedBy []string `json:"refusedBy"`
 		} `json:"packets"`
@@ -705,6 +706,8 @@ func (r *explainReport) judge(s *step, a *nodeAnswer) {
 				if why := "all rules of Slicecast are as they should be, and what comes there " + text; !slices.Contains(s.Why, why) {
 					s.Why = append(s.Why, why) // although the step agrees
 				}
+			case k.Deviation != "" && strings.Contains(k.Found, "reaches"):
+				text = "what comes there " + k.Found + ": " + k.Deviation
 			case k.Found == "":
 				text = "what the kernel does is not known; decided is " + k.Wanted + ": " + k.Because
 			case k.Wanted == "drop" || k.Wanted == "reject":

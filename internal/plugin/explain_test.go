@@ -138,6 +138,18 @@ func TestExplainVerdict(t *testing.T) {
 				{"frontend": "nodePort 10.0.0.1:30080", "source": "outside (192.0.2.1)", "wanted": "drop", "because": "no local endpoint", "found": "is dropped"}]}]}`,
 			wrong, "node-x, a/b:/TCP/IPv4 at nodePort 10.0.0.1:30080 from outside (192.0.2.1): dropped: no local endpoint",
 		},
+		"kube-proxy's mode leads elsewhere": {
+			`{"served": true, "ports": [{"id": "a/b:/TCP/IPv4", "endpointCount": 2, "packets": [
+				{"frontend": "nodePort 10.0.0.1:30080", "source": "outside (192.0.2.1)", "wanted": "drop", "because": "no local endpoint", "found": "reaches 2 backends",
+				 "deviation": "kube-proxy leads to all"}]}]}`,
+			fine, "node-x, a/b:/TCP/IPv4: what comes there reaches 2 backends: kube-proxy leads to all",
+		},
+		"kube-proxy's mode refuses otherwise": {
+			`{"served": true, "ports": [{"id": "a/b:/TCP/IPv4", "packets": [
+				{"frontend": "nodePort 10.0.0.1:30080", "source": "outside (192.0.2.1)", "wanted": "reject", "because": "no endpoint", "found": "is dropped",
+				 "deviation": "kube-proxy refuses otherwise"}]}]}`,
+			wrong, "node-x, a/b:/TCP/IPv4: rejected: no endpoint",
+		},
 		"stale flows": {
 			`{"served": true, "ports": [{"id": "a/b:/UDP/IPv4", "packets": [], "flows": {"total": 3, "stale": 1}}]}`,
 			wrong, "Look at step 2 (the kernel, compared with the decision): 1 of 3 flows of a/b:/UDP/IPv4 in conntrack lead to no backend",

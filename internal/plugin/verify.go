@@ -98,9 +98,9 @@ type verification struct {
 	Total       int          `json:"total"`
 	Differences []difference `json:"differences"`
 	Unjudged    []string     `json:"unjudged"`
-	// Tolerated counts packets that kube-proxy's mode iptables refuses in its own way.
+	// Tolerated counts packets that kube-proxy's mode treats in its own way, which Facts name.
 	Tolerated int `json:"tolerated"`
-	// Facts are what rules of others do to packets of Services.
+	// Facts are what is no difference: what rules of others and kube-proxy's mode do to packets.
 	Facts []string `json:"facts"`
 }
 
@@ -395,7 +395,7 @@ func (r *verifyReport) Print(out *show.Page) {
 			out.Row(fmt.Sprintf("… and %d more (-o wide)", more))
 		}
 		if out.Wide && len(n.Facts) > 0 {
-			out.Title("%s, rules of others:", n.Node)
+			out.Title("%s, facts:", n.Node)
 			for _, f := range n.Facts {
 				out.Row(f)
 			}

@@ -1,0 +1,146 @@
+package verify
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/slicecast/slicecast/agent/trace"
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// deviation is something that a mode of kube-proxy does on purpose, although the view decides
+// otherwise. Such packets are no difference, but are counted, and the deviation is a fact.
+type deviation string
+
+// These are the deviations. Those of mode ipvs follow pkg/proxy/ipvs/proxier.go of kube-proxy. It
+// has one virtual service for an address and port, whose backends are the same for all sources.
+const (
+	asDecided        deviation = ""
+	refusesOtherwise deviation = "kube-proxy's mode iptables refuses in its own way, or not at all, what leads to no backend"
+	localForAll      deviation = "kube-proxy's mode ipvs binds connections of pods and of the node, too, to externalTrafficPolicy " +
+		"Local, and does not masquerade them"
+	anyForLocal deviation = "kube-proxy's mode ipvs leads to the backends of all nodes if a policy is Local and the node has no backend"
+	masquerades deviation = "kube-proxy's mode ipvs masquerades the node's connections to cluster IPs even if pods are not told " +
+		"from other sources"
+)
+
+// deviates counts a packet that a mode of kube-proxy treats in another way than the view.
+func (c *comparison) deviates(d deviation) {
+	c.Tolerated++
+	c.deviations[d]++
+}
+
+// addDeviations adds the deviations to the facts.
+func (c *comparison) addDeviations() {
+	for _, d := range slices.Sorted(maps.Keys(c.deviations)) {
+		c.Facts = append(c.Facts, fmt.Sprintf("%s (%s)", d, count(c.deviations[d], "packet")))
+	}
+}
+
+// addMasquerades adds to the facts what rules of others masquerade.
+func (c *comparison) addMasquerades() {
+	for _, m := range slices.SortedFunc(maps.Keys(c.masquerades), func(a, b masquerading) int {
+		return cmp.Or(strings.Compare(a.source, b.source), strings.Compare(a.rule, b.rule))
+	}) {
+		c.Facts = append(c.Facts, fmt.Sprintf("connections from %s keep their source as far as the proxy is concerned, but another "+
+			"program masquerades them (%s to Services); see %s", m.source, count(c.masquerades[m], "packet"), m.rule))
+	}
+}
+
+// wanted returns what should happen to a packet, and the deviation if that is not what the view has
+// decided.
+func (c *comparison) wanted(q question) (view.Route, deviation) {
+	if len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.address) {
+		return view.Route{To: view.Drop}, asDecided
+	}
+	route := c.route(q.frontend, q.source)
+	if !c.rules.KubeProxyIPVS {
+		return route, asDecided
+	}
+	return c.ofIPVS(q, route)
+}
+
+// ofIPVS returns what kube-proxy's mode ipvs does instead of a route of the view.
+func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation) {
+	isClusterIP, pods := q.frontend.Kind == view.ClusterIP, c.State.Node.Pods
+	// The route of sources that are neither pods nor the node says what the policy is.
+	policy := q.frontend.Others.To
+	out := view.Route{To: policy}
+	if policy == view.Drop { // the policy is Local, and the node has no backend
+		if out.To = view.Cluster; q.port.Cluster.Len() == 0 {
+			out.To = view.Reject
+		}
+	}
+	switch {
+	case !out.To.Leads():
+	case !isClusterIP:
+		out.Masquerade = policy == view.Cluster
+	case c.masqueradesAll(q.frontend):
+		out.Masquerade = true
+	case pods.Of(c.family):
+		out.Masquerade = !pods.Recognizes(q.source.address, q.source.over)
+	default: // kube-proxy masquerades what comes from addresses of Services
+		out.Masquerade = q.source.over == ""
+	}
+	switch {
+	case out == route:
+		return route, asDecided
+	case policy == view.Drop:
+		return out, anyForLocal
+	case isClusterIP:
+		return out, masquerades
+	}
+	return out, localForAll
+}
+
+// masqueradesAll reports whether connections of pods to a cluster IP are masqueraded. If this one
+// leads nowhere, others say it.
+func (c *comparison) masqueradesAll(f view.Frontend) bool {
+	if f.Pods.To.Leads() {
+		return f.Pods.Masquerade
+	}
+	for _, p := range c.State.Ports {
+		for _, f := range p.Frontends {
+			if f.Kind == view.ClusterIP && f.Pods.To.Leads() {
+				return f.Pods.Masquerade
+			}
+		}
+	}
+	return false
+}
+
+// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
+// the view follows another mode of kube-proxy. wanted is the verdict that the view wants. No packet
+// is led to a backend by that.
+func (c *comparison) tolerates(q question, wanted trace.Verdict, out []trace.Outcome) bool {
+	if !c.rules.KubeProxyIPTables {
+		return false
+	}
+	for _, o := range out {
+		if o.Backend.IsValid() || !tolerated(q, wanted, o.Verdict) {
+			return false
+		}
+	}
+	c.deviates(refusesOtherwise)
+	return true
+}
+
+// tolerated reports whether a verdict of kube-proxy's mode iptables may differ from the wanted one.
+// For a port without endpoints, that mode rejects before it looks at source ranges, on all of the
+// node's addresses. If a policy leaves none, it drops there. It refuses neither what the node sends
+// to other addresses than cluster IPs.
+func tolerated(q question, wanted, found trace.Verdict) bool {
+	none := q.port.Cluster.Len() == 0
+	noneLocal := q.frontend.Others.To == view.Drop || q.frontend.Others.To == view.Reject
+	external := q.frontend.Kind != view.ClusterIP
+	switch found {
+	case trace.Reject:
+		return none
+	case trace.Drop:
+		return external && noneLocal && (wanted == trace.Reject || q.frontend.Kind == view.NodePort && wanted == trace.Pass)
+	}
+	return external && q.source.over == "" && none
+}

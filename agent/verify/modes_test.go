@@ -1,0 +1,106 @@
+// These tests prove what kube-proxy's mode ipvs is held to where it deviates from the view on
+// purpose, without a kernel that has IPVS. The conformance cases prove it with packets in the
+// virtual machine.
+package verify
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/trace"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+func TestModeIPVS(t *testing.T) {
+	t.Parallel()
+	var (
+		reject, drop = view.Route{To: view.Reject}, view.Route{To: view.Drop}
+		toLocalMasq  = view.Route{To: view.Local, Masquerade: true}
+		vip          = address(model.IPv4, "97", 4)
+		pod          = source{"a pod", netip.MustParseAddr("10.180.0.9"), anyPodInterface}
+		node         = source{"the node", vip, ""}
+		outside      = source{"outside", netip.MustParseAddr("203.0.113.2"), "outside"}
+		policyLocal  = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, toLocal)
+		noneLocal    = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, drop)
+		ranged       = policyLocal
+	)
+	ranged.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/30"), netip.MustParsePrefix("10.180.0.0/16")}
+	type route struct {
+		from source
+		to   view.Route
+		d    deviation
+	}
+	for name, c := range map[string]struct {
+		frontend    view.Frontend
+		pods        view.PodDetector
+		noCluster   bool
+		masqueraded bool
+		want        []route
+	}{
+		"policy Cluster": {frontend: clusterIP(model.IPv4, 1), want: []route{{pod, toCluster, asDecided}, {node, toClusterMasq, asDecided}, {outside, toClusterMasq, asDecided}}},
+		"nothing to lead to": {
+			frontend: frontend(view.NodePort, netip.Addr{}, 30001, reject, reject, reject),
+			want:     []route{{pod, reject, asDecided}, {node, reject, asDecided}, {outside, reject, asDecided}},
+		},
+		"external policy Local": {frontend: policyLocal, want: []route{{pod, toLocal, localForAll}, {node, toLocal, localForAll}, {outside, toLocal, asDecided}}},
+		"source ranges":         {frontend: ranged, want: []route{{pod, toLocal, localForAll}, {node, drop, asDecided}, {outside, toLocal, asDecided}}},
+		"external policy Local without local backends": {
+			frontend: noneLocal, want: []route{{pod, toCluster, asDecided}, {node, toCluster, anyForLocal}, {outside, toCluster, anyForLocal}},
+		},
+		"internal policy Local": {
+			frontend: frontend(view.ClusterIP, vip, 80, toLocal, toLocalMasq, toLocalMasq),
+			want:     []route{{pod, toLocal, asDecided}, {node, toLocalMasq, asDecided}, {outside, toLocalMasq, asDecided}},
+		},
+		"internal policy Local without local backends": {
+			frontend: frontend(view.ClusterIP, vip, 80, drop, drop, drop),
+			want:     []route{{pod, toCluster, anyForLocal}, {node, toClusterMasq, anyForLocal}, {outside, toClusterMasq, anyForLocal}},
+		},
+		"internal policy Local without local backends, all masqueraded": {
+			frontend: frontend(view.ClusterIP, vip, 80, drop, drop, drop), masqueraded: true, want: []route{{pod, toClusterMasq, anyForLocal}},
+		},
+		"internal policy Local of a Service that is reached in no other way": {
+			frontend: frontend(view.ClusterIP, vip, 80, drop, drop, drop), noCluster: true, want: []route{{pod, reject, anyForLocal}},
+		},
+		"pods are not told": {
+			frontend: frontend(view.ClusterIP, vip, 80, toCluster, toCluster, toCluster), pods: view.PodDetector{Prefixes: podCIDRs[1:]},
+			want: []route{{pod, toCluster, asDecided}, {node, toClusterMasq, masquerades}, {outside, toCluster, asDecided}},
+		},
+	} {
+		p := &view.ServicePort{ID: id("web", model.TCP, model.IPv4), Cluster: pods(model.IPv4, 1, 3), Local: pods(model.IPv4, 1, 1)}
+		if c.noCluster {
+			p.Cluster = view.Backends{}
+		}
+		p.Frontends = []view.Frontend{c.frontend}
+		other := &view.ServicePort{ID: id("other", model.TCP, model.IPv4), Frontends: []view.Frontend{clusterIP(model.IPv4, 2)}}
+		if c.masqueraded {
+			other.Frontends[0].Pods.Masquerade = true
+		}
+		state := view.State{Node: view.Node{Pods: c.pods}, Ports: map[view.ServicePortID]*view.ServicePort{p.ID: p, other.ID: other}}
+		if len(c.pods.Prefixes) == 0 {
+			state.Node.Pods.Prefixes = podCIDRs
+		}
+		for _, r := range c.want {
+			q := question{p, c.frontend, r.from, netip.AddrPortFrom(vip, 80)}
+			got, d := of(Options{State: state}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4).wanted(q)
+			require.Equal(t, r.to, got, "%s, %v", name, r.from)
+			require.Equal(t, r.d, d, "%s, %v", name, r.from)
+			_, d = of(Options{State: state}, &trace.Rules{}, model.IPv4).wanted(q)
+			require.Equal(t, asDecided, d, "%s with rules of Slicecast", name)
+		}
+	}
+}
+
+// TestNodesSource proves that what the node sends to an address on a device for Services has this
+// address as its source, as the kernel chooses it.
+func TestNodesSource(t *testing.T) {
+	t.Parallel()
+	f := clusterIP(model.IPv4, 1)
+	o := Options{Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}
+	of := func() Source { return Sources(o, model.IPv4, f)[0] }
+	require.Equal(t, "the node (192.168.0.2)", of().String())
+	o.ServiceAddresses = []netip.Addr{f.Address}
+	require.Equal(t, "the node (10.96.0.1)", of().String())
+}
