@@ -23,6 +23,8 @@ const (
 	localForAll      deviation = "kube-proxy's mode ipvs binds connections of pods and of the node, too, to externalTrafficPolicy " +
 		"Local, and does not masquerade them"
 	anyForLocal deviation = "kube-proxy's mode ipvs leads to the backends of all nodes if a policy is Local and the node has no backend"
+	ownAddress  deviation = "kube-proxy's mode ipvs lets a load balancer's address be the source of connections to this address only, " +
+		"not to the Service's others"
 	masquerades deviation = "kube-proxy's mode ipvs masquerades the node's connections to cluster IPs even if pods are not told " +
 		"from other sources"
 )
@@ -94,6 +96,18 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 		return out, masquerades
 	}
 	return out, localForAll
+}
+
+// onlyOwnAddress reports whether kube-proxy's mode ipvs drops a packet because it comes from another
+// load balancer's address of the Service. The view has such addresses among the sources, because a
+// node may use them. With IPVS it uses the address that the connection goes to.
+func (c *comparison) onlyOwnAddress(q question, out []trace.Outcome) bool {
+	if !c.rules.KubeProxyIPVS || len(q.frontend.Sources) == 0 || q.source.address == q.to.Addr() {
+		return false
+	}
+	isAnother := func(f view.Frontend) bool { return f.Kind == view.LoadBalancer && f.Address == q.source.address }
+	passes := func(o trace.Outcome) bool { return o.Verdict != trace.Drop }
+	return slices.ContainsFunc(q.port.Frontends, isAnother) && !slices.ContainsFunc(out, passes)
 }
 
 // masqueradesAll reports whether connections of pods to a cluster IP are masqueraded. If this one

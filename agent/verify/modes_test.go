@@ -93,6 +93,29 @@ func TestModeIPVS(t *testing.T) {
 	}
 }
 
+// TestAnotherAddressAsSource proves that kube-proxy's mode ipvs may drop what comes to a load
+// balancer's address from another one of the Service, and nothing else that the view lets pass.
+func TestAnotherAddressAsSource(t *testing.T) {
+	t.Parallel()
+	first, second := address(model.IPv4, "97", 4), address(model.IPv4, "97", 5)
+	p := &view.ServicePort{ID: id("web", model.TCP, model.IPv4), Cluster: pods(model.IPv4, 1, 3)}
+	for _, a := range []netip.Addr{first, second} {
+		f := frontend(view.LoadBalancer, a, 80, toClusterMasq, toClusterMasq, toClusterMasq)
+		f.Sources = []netip.Prefix{netip.PrefixFrom(first, 32), netip.PrefixFrom(second, 32), netip.MustParsePrefix("203.0.113.0/24")}
+		p.Frontends = append(p.Frontends, f)
+	}
+	dropped, passed := []trace.Outcome{{Probability: 1, Verdict: trace.Drop}}, []trace.Outcome{{Probability: 0.5, Verdict: trace.Drop}, {Probability: 0.5}}
+	question := func(from netip.Addr) question {
+		return question{p, p.Frontends[0], source{"outside", from, "outside"}, netip.AddrPortFrom(first, 80)}
+	}
+	ofIPVS := of(Options{}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4)
+	require.True(t, ofIPVS.onlyOwnAddress(question(second), dropped))
+	require.False(t, ofIPVS.onlyOwnAddress(question(second), passed))
+	require.False(t, ofIPVS.onlyOwnAddress(question(first), dropped))
+	require.False(t, ofIPVS.onlyOwnAddress(question(netip.MustParseAddr("203.0.113.2")), dropped))
+	require.False(t, of(Options{}, &trace.Rules{}, model.IPv4).onlyOwnAddress(question(second), dropped))
+}
+
 // TestNodesSource proves that what the node sends to an address on a device for Services has this
 // address as its source, as the kernel chooses it.
 func TestNodesSource(t *testing.T) {

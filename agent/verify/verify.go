@@ -343,11 +343,11 @@ func (c *comparison) sources(f view.Frontend) (all []source) {
 		if before := first.Prev(); !contains(f.Sources, before) {
 			add("outside, just before "+p.String(), before, over)
 		}
-		end := last(p)
+		end := first
 		if !p.IsSingleIP() {
-			end = end.Next()
+			end = last(p).Next()
+			add("outside, in "+p.String(), end, over)
 		}
-		add("outside, in "+p.String(), end, over)
 		if after := end.Next(); !contains(f.Sources, after) {
 			add("outside, just after "+p.String(), after, over)
 		}
@@ -465,6 +465,10 @@ func (c *comparison) packet(p *view.ServicePort, f view.Frontend, s source, to n
 	q := question{p, f, s, to}
 	out, ok := c.trace(q, q.packet())
 	if !ok {
+		return
+	}
+	if c.onlyOwnAddress(q, out) {
+		c.deviates(ownAddress)
 		return
 	}
 	route, d := c.wanted(q)
