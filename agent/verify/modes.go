@@ -25,6 +25,8 @@ const (
 	anyForLocal deviation = "kube-proxy's mode ipvs leads to the backends of all nodes if a policy is Local and the node has no backend"
 	ownAddress  deviation = "kube-proxy's mode ipvs lets a load balancer's address be the source of connections to this address only, " +
 		"not to the Service's others"
+	rejectsFirst deviation = "kube-proxy's mode ipvs rejects what the node sends to a load balancer's address without backends, even if " +
+		"loadBalancerSourceRanges do not contain the node"
 	masquerades deviation = "kube-proxy's mode ipvs masquerades the node's connections to cluster IPs even if pods are not told " +
 		"from other sources"
 )
@@ -55,14 +57,22 @@ func (c *comparison) addMasquerades() {
 // wanted returns what should happen to a packet, and the deviation if that is not what the view has
 // decided.
 func (c *comparison) wanted(q question) (view.Route, deviation) {
-	if len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.address) {
-		return view.Route{To: view.Drop}, asDecided
-	}
 	route := c.route(q.frontend, q.source)
-	if !c.rules.KubeProxyIPVS {
+	isFiltered := len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.address)
+	if isFiltered {
+		route = view.Route{To: view.Drop}
+	}
+	if !c.rules.KubeProxyIPVS || isFiltered && q.source.over != "" {
 		return route, asDecided
 	}
-	return c.ofIPVS(q, route)
+	of, d := c.ofIPVS(q, route)
+	switch {
+	case isFiltered && of.To == view.Reject:
+		return of, rejectsFirst
+	case isFiltered:
+		return route, asDecided
+	}
+	return of, d
 }
 
 // ofIPVS returns what kube-proxy's mode ipvs does instead of a route of the view.
@@ -98,8 +108,8 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 	return out, localForAll
 }
 
-// onlyOwnAddress reports whether kube-proxy's mode ipvs drops a packet because it comes from another
-// load balancer's address of the Service. The view has such addresses among the sources, because a
+// onlyOwnAddress reports whether kube-proxy's mode ipvs drops a packet because it comes from
+// another load balancer's address of the Service. The view has such addresses among the sources, because a
 // node may use them. With IPVS it uses the address that the connection goes to.
 func (c *comparison) onlyOwnAddress(q question, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPVS || len(q.frontend.Sources) == 0 || q.source.address == q.to.Addr() {

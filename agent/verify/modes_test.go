@@ -26,8 +26,11 @@ func TestModeIPVS(t *testing.T) {
 		policyLocal  = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, toLocal)
 		noneLocal    = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, drop)
 		ranged       = policyLocal
+		rangedReject = frontend(view.LoadBalancer, vip, 80, reject, reject, reject)
+		beyond       = source{"outside", netip.MustParseAddr("203.0.113.9"), "outside"}
 	)
 	ranged.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/30"), netip.MustParsePrefix("10.180.0.0/16")}
+	rangedReject.Sources = ranged.Sources
 	type route struct {
 		from source
 		to   view.Route
@@ -45,8 +48,9 @@ func TestModeIPVS(t *testing.T) {
 			frontend: frontend(view.NodePort, netip.Addr{}, 30001, reject, reject, reject),
 			want:     []route{{pod, reject, asDecided}, {node, reject, asDecided}, {outside, reject, asDecided}},
 		},
-		"external policy Local": {frontend: policyLocal, want: []route{{pod, toLocal, localForAll}, {node, toLocal, localForAll}, {outside, toLocal, asDecided}}},
-		"source ranges":         {frontend: ranged, want: []route{{pod, toLocal, localForAll}, {node, drop, asDecided}, {outside, toLocal, asDecided}}},
+		"external policy Local":                 {frontend: policyLocal, want: []route{{pod, toLocal, localForAll}, {node, toLocal, localForAll}, {outside, toLocal, asDecided}}},
+		"source ranges":                         {frontend: ranged, want: []route{{pod, toLocal, localForAll}, {node, drop, asDecided}, {outside, toLocal, asDecided}}},
+		"source ranges, and nothing to lead to": {frontend: rangedReject, want: []route{{pod, reject, asDecided}, {node, reject, rejectsFirst}, {beyond, drop, asDecided}}},
 		"external policy Local without local backends": {
 			frontend: noneLocal, want: []route{{pod, toCluster, asDecided}, {node, toCluster, anyForLocal}, {outside, toCluster, anyForLocal}},
 		},
@@ -126,4 +130,9 @@ func TestNodesSource(t *testing.T) {
 	require.Equal(t, "the node (192.168.0.2)", of().String())
 	o.ServiceAddresses = []netip.Addr{f.Address}
 	require.Equal(t, "the node (10.96.0.1)", of().String())
+
+	f.Sources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1")}
+	for _, s := range Sources(o, model.IPv4, f) {
+		require.False(t, s.Address.IsLoopback(), "no such packet arrives from outside")
+	}
 }

@@ -311,7 +311,8 @@ func (c *comparison) sources(f view.Frontend) (all []source) {
 		over = outsideInterfaces[1]
 	}
 	add := func(name string, a netip.Addr, over string) {
-		if a.IsValid() {
+		// Kernels drop what arrives from a loopback address.
+		if a.IsValid() && (over == "" || !a.IsLoopback()) {
 			all = append(all, source{name, a, over})
 		}
 	}
