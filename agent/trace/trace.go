@@ -347,9 +347,10 @@ func (r *Rules) order() {
 	})
 	var ties []string
 	r.orders = [][]*base{r.bases}
-	for i, n := 0, 0; i < len(r.bases); i += n {
-		group := r.bases[i : i+r.tied(i)]
-		n = len(group)
+	for i := 0; i < len(r.bases); {
+		from, n := i, r.tied(i)
+		group := r.bases[from : from+n]
+		i += n
 		if group[0].table == group[n-1].table {
 			continue // the order is known
 		}
@@ -366,7 +367,7 @@ func (r *Rules) order() {
 			if at == len(r.orders) {
 				r.orders = append(r.orders, slices.Clone(r.orders[0]))
 			}
-			copy(r.orders[at][i:], arranged(group, ranks))
+			copy(r.orders[at][from:], arranged(group, ranks))
 			at++
 		}
 	}

@@ -109,8 +109,8 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 }
 
 // onlyOwnAddress reports whether kube-proxy's mode ipvs drops a packet because it comes from
-// another load balancer's address of the Service. The view has such addresses among the sources, because a
-// node may use them. With IPVS it uses the address that the connection goes to.
+// another load balancer's address of the Service. The view has such addresses among the sources,
+// because a node may use them. With IPVS it uses the address that the connection goes to.
 func (c *comparison) onlyOwnAddress(q question, out []trace.Outcome) bool {
 	if !c.rules.KubeProxyIPVS || len(q.frontend.Sources) == 0 || q.source.address == q.to.Addr() {
 		return false

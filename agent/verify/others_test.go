@@ -146,11 +146,11 @@ func TestOrderInOneTable(t *testing.T) {
 		require.NoError(t, node.Do(func() error {
 			server, err := net.ListenPacket("udp4", backend+":90")
 			require.NoError(t, err)
-			defer server.Close()
+			defer func() { require.NoError(t, server.Close()) }()
 			require.NoError(t, server.SetDeadline(time.Now().Add(10*time.Second)))
 			client, err := net.Dial("udp4", to.String())
 			require.NoError(t, err)
-			defer client.Close()
+			defer func() { require.NoError(t, client.Close()) }()
 			_, err = client.Write([]byte("x"))
 			require.NoError(t, err)
 			_, _, err = server.ReadFrom(make([]byte, 1))

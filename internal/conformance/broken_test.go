@@ -1,5 +1,5 @@
-// This test proves that verify finds what is broken in the rules of a real kube-proxy, in its modes
-// nftables and iptables, and names it. A breakage is made with the tools of the kernel in a network
+// This test proves that verify finds what is broken in what a real kube-proxy has programmed, in
+// its three modes, and names it. A breakage is made with the tools of the kernel in a network
 // namespace whose kube-proxy has stopped, so nobody repairs it.
 package conformance
 
@@ -90,6 +90,7 @@ var brokenRulesets = map[Mode]ruleset{
 		brokenNFTables,
 	},
 	IPTables: {[]string{"iptables-nft-save"}, []string{"iptables-nft-restore"}, "", brokenIPTables},
+	IPVS:     {[]string{"iptables-nft-save"}, []string{"iptables-nft-restore"}, "", brokenIPVSRules},
 }
 
 // TestBrokenKubeProxy breaks the rules of kube-proxy in many ways.
@@ -104,12 +105,13 @@ func TestBrokenKubeProxy(t *testing.T) {
 	require.NoError(t, err)
 	at := slices.IndexFunc(cases, func(c *Case) bool { return c.ID == "etp-local" })
 	c := &Case{ID: "broken", Config: cases[at].Config, Node: cases[at].Node, Objects: objects}
-	if *kubeProxies == "" || *record != "" {
-		return // there is no kube-proxy, or only outcomes are recorded
+	if *record != "" {
+		return // only outcomes are recorded
 	}
-	// The rules of iptables are the same in both variants.
-	eachVariant(t, "nftables,iptables-nft", func(t *testing.T, mode Mode, iptables string) {
+	eachVariant(t, *broken, func(t *testing.T, mode Mode, _ string) {
 		rules := brokenRulesets[mode]
+		// The rules of iptables are the same in both variants.
+		iptables := map[Mode]string{IPTables: "nft", IPVS: "nft"}[mode]
 		s := newStage(t)
 		s.subject = newKubeProxy(t, s, mode, iptables)
 		s.setUp(t, c)
@@ -125,7 +127,7 @@ func TestBrokenKubeProxy(t *testing.T) {
 		compare := func() string {
 			var lines []string
 			require.NoError(t, s.node.Do(func() error {
-				r, err := verify.Kernel(t.Context(), verify.Options{State: state})
+				r, err := verify.Kernel(t.Context(), verify.Options{State: state, Scheduler: "rr"})
 				for _, d := range r.Differences {
 					lines = append(lines, d.String())
 				}
@@ -157,6 +159,23 @@ func TestBrokenKubeProxy(t *testing.T) {
 			})
 		}
 		load(t, good)
+		require.Empty(t, compare())
+		if mode != IPVS {
+			return
+		}
+		b := newIPVSBreaker(t, s)
+		for _, e := range brokenIPVS {
+			t.Run(e.name, func(t *testing.T) {
+				b.T = t
+				defer b.restore()
+				e.make(b)
+				found := compare()
+				for _, text := range e.found {
+					require.Contains(t, found, text)
+				}
+				require.NotContains(t, found, "IPv6")
+			})
+		}
 		require.Empty(t, compare())
 	})
 }

@@ -20,6 +20,7 @@
 //
 //	-conformance.dir          folder of the cases; may be another folder in the same format
 //	-conformance.kube-proxy   variants of kube-proxy: ipvs, nftables, iptables-nft, iptables-legacy
+//	-conformance.broken       variants of kube-proxy whose rules are broken
 //	-conformance.slicecast    variants of Slicecast; default: all but ipvs, which most kernels lack
 //	-conformance.record       folder for kube-proxy's outcomes with known bugs; see the package bugs
 //	-conformance.exceptions   where Slicecast's programmers may deviate; empty for nowhere

@@ -23,6 +23,7 @@ var (
 	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of allowed deviations of Slicecast's programmers; empty means none")
 	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "comma-separated variants of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 	record         = flag.String("conformance.record", "", "folder for the outcomes of kube-proxy with the cases of known bugs, each held to what Slicecast is held to; no other cases are played")
+	broken         = flag.String("conformance.broken", "nftables,iptables-nft", "comma-separated variants of kube-proxy whose rules are broken; see -conformance.kube-proxy")
 	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "comma-separated variants of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 )
 
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 // prepare provides the binaries for the tests while there still is a network.
 func prepare() error {
 	errs := []error{controlplane.Prepare()}
-	if *kubeProxies != "" {
+	if *kubeProxies+*broken != "" {
 		_, err := controlplane.KubernetesBinary(context.Background(), "kube-proxy")
 		errs = append(errs, err)
 	}

@@ -108,14 +108,18 @@ func (s *stage) viewOptions() view.Options {
 		}
 	}
 	o.LocalhostNodePorts = s.running.LocalhostNodePorts
-	if s.subject.Reference() && s.subject.Mode() == IPTables && o.LocalhostNodePorts == nil {
+	switch {
+	case !s.subject.Reference():
+	case s.subject.Mode() == IPTables && o.LocalhostNodePorts == nil:
 		o.LocalhostNodePorts = new(true) // kube-proxy's default
+	case s.subject.Mode() == IPVS:
+		o.LocalhostNodePorts = new(false) // all addresses by default, and never those of loopback
 	}
 	return o
 }
 
 // servesObjects reports whether a step leaves an agent that follows the objects, with rules that
-// the cases compare. Those of IPVS are compared by agent/programmer/ipvs.
+// the cases compare. Those of Slicecast's IPVS are compared by agent/programmer/ipvs.
 func (s *stage) servesObjects(step *Step) bool {
-	return s.subject.Mode() != IPVS && !slices.Contains(step.Delete, node(s.running.Node))
+	return (s.subject.Mode() != IPVS || s.subject.Reference()) && !slices.Contains(step.Delete, node(s.running.Node))
 }

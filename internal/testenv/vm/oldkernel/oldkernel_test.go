@@ -22,6 +22,7 @@ import (
 var (
 	slicecasts  = flag.String("oldkernel.slicecast", "ipvs,nftables,iptables-legacy", "the variants of Slicecast to run the conformance cases against; see -conformance.slicecast")
 	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the variants of kube-proxy to run the conformance cases against; see -conformance.kube-proxy")
+	broken      = flag.String("oldkernel.broken", "", "the variants of kube-proxy whose rules are broken; see -conformance.broken")
 	cases       = flag.String("oldkernel.cases", "", "a regular expression for the names of the cases; empty means all cases")
 	programmers = flag.Bool("oldkernel.programmers", true, "also run the tests of the programmers")
 	changes     = flag.Int("oldkernel.changes", 6, "the number of changes; see -kubeproxy.changes")
@@ -54,10 +55,10 @@ func TestOldKernel(t *testing.T) {
 			vm.Suite{Dir: "agent/programmer/iptables", Flags: []string{"-test.run=^(TestPackets|TestCleanupOfBothVariants|TestKernelRefuses|TestSCTP)$"}},
 		)
 	}
-	if *slicecasts+*kubeProxies != "" {
+	if *slicecasts+*kubeProxies+*broken != "" {
 		suites = append(suites, lent(t, vm.Suite{Dir: "internal/conformance", Flags: []string{
-			"-test.run=^(TestSlicecast|TestKubeProxy)$//" + *cases,
-			"-conformance.slicecast=" + *slicecasts, "-conformance.kube-proxy=" + *kubeProxies,
+			"-test.run=^(TestSlicecast|TestKubeProxy|TestBrokenKubeProxy)$//" + *cases,
+			"-conformance.slicecast=" + *slicecasts, "-conformance.kube-proxy=" + *kubeProxies, "-conformance.broken=" + *broken,
 		}}, atATime))
 	}
 	vm.Test(t, suites...)
