@@ -44,6 +44,8 @@ type Options struct {
 	Tokens *TokenOptions
 	// KnownNode reports whether a Node of that name exists. It is required if Tokens has agents.
 	KnownNode func(name string) bool
+	// Now returns the time by which tokens expire. nil means time.Now.
+	Now func() time.Time
 	// Logger receives refusals. It is required.
 	Logger *slog.Logger
 	// Registerer registers the metrics. It is required.
@@ -63,6 +65,9 @@ func New(o Options) *Auth {
 	reviews := newReviewsCounter(o.Registerer, o.Program)
 	if o.Tokens != nil {
 		a.tokens = newTokenReviewer(*o.Tokens, o.KnownNode, reviews)
+		if o.Now != nil {
+			a.tokens.now = o.Now
+		}
 	}
 	return a
 }

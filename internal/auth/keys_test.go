@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -113,11 +115,15 @@ func (s *signer) allow(
 	return &authorizationv1.SubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
 }
 
-func (s *signer) reviewer() *tokenReviewer {
-	return newTokenReviewer(TokenOptions{
+func (s *signer) options() TokenOptions {
+	return TokenOptions{
 		Review: s.answer, Access: s.allow, Get: s.get, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: "ns", Name: "relay"}}, Namespace: "ns",
-	}, func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil, "server"))
+	}
+}
+
+func (s *signer) reviewer() *tokenReviewer {
+	return newTokenReviewer(s.options(), func(name string) bool { return strings.HasPrefix(name, "node-") }, newReviewsCounter(nil, "server"))
 }
 
 // good returns the claims of a valid token of a node's agent.
@@ -256,6 +262,23 @@ func TestAlgorithms(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reasonToken, v.reason)
 	require.NotContains(t, r.keys.held.Load().keys, "shared")
+}
+
+// TestTokensExpireByTheServersClock checks that a token is not judged by the machine's clock if the
+// server has another one.
+func TestTokensExpireByTheServersClock(t *testing.T) {
+	s := newSigner(t)
+	options := s.options()
+	token := s.token(changed(good("node-1"), map[string]any{"exp": time.Now().Add(-24 * time.Hour).Unix()}))
+	for ahead, expired := range map[time.Duration]bool{-48 * time.Hour: false, 0: true} {
+		a := New(Options{
+			Program: "server", Tokens: &options, KnownNode: func(string) bool { return true },
+			Now: func() time.Time { return time.Now().Add(ahead) }, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
+		})
+		v, err := a.tokens.review(t.Context(), token, stream)
+		require.NoError(t, err)
+		require.Equal(t, expired, v.refusal != "", "%s", v.refusal)
+	}
 }
 
 // TestKeysAreReadAgain checks when keys are read: when a token names an unknown key or issuer, at

@@ -39,6 +39,10 @@ type Config struct {
 	// Tokens requires TLS.
 	Tokens *auth.TokenOptions
 
+	// Now returns the time by which credentials of clients expire; with Certificates it should be
+	// their clock. nil means time.Now.
+	Now func() time.Time
+
 	// Events writes Events about warnings of nodes. nil means that none are written.
 	Events *kube.Events
 

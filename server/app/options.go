@@ -336,6 +336,7 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 		if c.Certificates, err = o.certificates(api, c); err != nil {
 			return Config{}, err
 		}
+		c.Now = c.Certificates.Now
 	}
 	if o.takesTokens() {
 		c.Tokens, err = o.tokens(api, c.ServerService.Namespace)

@@ -166,6 +166,7 @@ func TestCertificates(t *testing.T) {
 	require.Equal(t, []types.NamespacedName{{Namespace: "a", Name: "c"}, {Namespace: "d", Name: "e"}}, c.Certificates.ConfigMaps)
 	require.Equal(t, []string{"g.f.svc"}, c.Certificates.Names)
 	require.WithinDuration(t, time.Now(), c.Certificates.Now(), time.Minute)
+	require.WithinDuration(t, time.Now(), c.Now(), time.Minute) // nil without certificates of its own
 
 	c.Source, c.BindAddress, c.HealthzBindAddress, c.DrainWindow = nil, "127.0.0.1:0", "127.0.0.1:0", time.Millisecond
 	r := start(t, c)

@@ -89,11 +89,11 @@ func New(c Config) (_ *Server, err error) {
 	authentication := auth.New(auth.Options{
 		Program: "server", ClientCAFlag: "--client-ca-file",
 		TokenFlags: "--agent-service-account or --relay-service-account", Diagnosis: c.diagnosis(hostname),
-		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil },
+		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil }, Now: c.Now,
 		Logger: c.Logger, Registerer: c.Registry,
 	})
 	options := fanout.Options{
-		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
+		Store: s.store, Authorize: authentication.Authorize, Now: c.Now, ServerName: hostname, ServerVersion: daemon.Version(),
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,
 		Servers: c.Servers, ServerService: c.ServerService, Logger: c.Logger, Registerer: c.Registry,
 	}
@@ -210,6 +210,7 @@ func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
 		if follower, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
 			return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
 		}
+		follower.Now = c.Now
 	default:
 		return nil, nil
 	}

@@ -74,6 +74,8 @@ type Options struct {
 	// the client has to present new ones. A zero time means that the credentials never expire. The
 	// client receives the error unchanged, so it must be a gRPC status. Authorize is required.
 	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error)
+	// Now returns the time by which credentials expire. nil means time.Now.
+	Now func() time.Time
 	// ServerName and ServerVersion are sent to clients in Welcome.
 	ServerName, ServerVersion string
 	// Heartbeat is the interval between heartbeats; 0 means DefaultHeartbeat.
@@ -154,6 +156,9 @@ func New(o Options) *Hub {
 	o.MaxBehindWait = cmp.Or(o.MaxBehindWait, DefaultMaxBehindWait)
 	o.ColdBytes = cmp.Or(o.ColdBytes, DefaultColdBytes)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	h := &Hub{
 		options: o, log: o.Logger, store: o.Store, started: time.Now(), metrics: newMetrics(o.Registerer),
 		frames: newFrameCache(frameCacheBytes), turns: newTurns(o.ColdBytes),

@@ -84,7 +84,7 @@ func (s *Session) Serve() error {
 		return err
 	}
 	if !until.IsZero() {
-		defer time.AfterFunc(time.Until(until), func() {
+		defer time.AfterFunc(until.Sub(h.options.Now()), func() {
 			s.end(status.Error(codes.Unauthenticated, "the credentials of this stream have expired: open a new stream"))
 		}).Stop()
 	}

@@ -215,6 +215,28 @@ func TestStreamEndsWithItsCredentials(t *testing.T) {
 	_ = lasting.close()
 }
 
+// TestCredentialsExpireByTheServersClock checks that a stream goes on if its credentials have ended
+// by the machine's clock only, and ends if they have ended by the hub's.
+func TestCredentialsExpireByTheServersClock(t *testing.T) {
+	for _, ahead := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
+		until := time.Now().Add(ahead / 2)
+		h := running(t, Options{
+			Store: filled(t, 1), Now: func() time.Time { return time.Now().Add(ahead) },
+			Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
+				return node, until, nil
+			},
+		})
+		c := connect(t, h, &pb.Hello{NodeName: "a"})
+		if ahead > 0 {
+			require.Equal(t, codes.Unauthenticated, status.Code(<-c.done))
+			continue
+		}
+		eventually(t, c.session.synced.Load)
+		require.Len(t, h.Agents(nil), 1)
+		_ = c.close()
+	}
+}
+
 // TestStreamsOfOneIdentityAreBounded checks that one observer or relay cannot use up the streams of
 // others.
 func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
