@@ -19,6 +19,21 @@ type contact struct {
 	// latest failure.
 	failing time.Time
 	why     string
+	// asked is when a list or watch was requested that is not answered yet; zero if there is none.
+	asked time.Time
+}
+
+// ask records that a list or watch is requested, and returns what to call when the request has
+// ended.
+func (c *contact) ask(at time.Time) (ended func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = at
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.asked = time.Time{}
+	}
 }
 
 // hear records that something came from the API server.
@@ -55,6 +70,8 @@ func (c *contact) stale(now time.Time) (since time.Time, why string) {
 		return time.Time{}, ""
 	case !c.failing.IsZero():
 		return c.failing, c.why
+	case !c.asked.IsZero() && now.Sub(c.asked) > askOnce:
+		return c.asked, fmt.Sprintf("the API server has not answered a request for %v", askOnce)
 	case now.Sub(c.heard) > silence:
 		return c.heard, fmt.Sprintf("neither an event nor an answer has come from the API server for %v", silence)
 	}

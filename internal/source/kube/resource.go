@@ -133,8 +133,10 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 		// seen newer state, so request the present state.
 		o.ResourceVersion = ""
 	}
+	ended := r.contact.ask(time.Now())
 	list, err := r.server.ListWithContextFunc(ctx, o)
 	r.report(ctx, "list", o, err)
+	ended()
 	if err == nil {
 		r.listed = resourceVersion(list)
 	}
@@ -145,8 +147,9 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 // error.
 const askInterval = time.Second
 
-// askOnce bounds one request for the API server's resourceVersion, so that the source soon knows if
-// packets to the API server are dropped.
+// askOnce bounds one request for the API server's resourceVersion, and how long a list or watch may
+// be unanswered until the source counts as stale. So it soon knows if packets to the API server are
+// dropped.
 const askOnce = 5 * time.Second
 
 // askTime bounds how long the API server is asked for its resourceVersion. Tests change it.
@@ -220,6 +223,8 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	}
 	r.listed = ""
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
+	ended := r.contact.ask(time.Now())
+	defer ended() // after what it has ended with is reported
 	w, err := r.server.WatchFuncWithContext(ctx, o)
 	if err == nil && isEmpty(w) {
 		r.report(ctx, "watch", o, errNoWatch)
