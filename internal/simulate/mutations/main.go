@@ -1,7 +1,7 @@
 // Command mutations puts bugs into a copy of the tree, one at a time, and reports which of the
-// simulation and the tests notices each. It fails if one goes unnoticed, or if the seed that the
-// simulation names does not violate the same invariant again in another process. The copy is
-// removed at the end.
+// simulation and the tests notices each. It fails if one goes unnoticed, if the seed that the
+// simulation names does not violate the same invariant again in another process, or if the test
+// that fails does so without the bug. The copy is removed at the end.
 //
 // A bug is a scripted edit of list.go. The results go to the table of docs/design/simulation.md,
 // where bugs that were not tried keep their rows.
@@ -18,13 +18,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 )
 
-// timeout bounds one command.
-const timeout = 10 * time.Minute
+// timeout bounds one command, and testTimeout the tests of one package.
+const timeout, testTimeout = 25 * time.Minute, 20 * time.Minute
 
 func main() {
 	only := flag.String("only", "", "try only mutations whose name contains this text")
@@ -63,15 +62,17 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 	if out, err := command(ctx, l.copied, "go", "run", "./internal/simulate/deterministic", l.overlay).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
 	}
-	// A test that fails without a bug would seem to catch all of them.
+	// A simulation that fails without a bug would seem to catch all of them.
 	begin := time.Now()
-	switch by, err := l.notices(ctx, packages(chosen)); {
-	case err != nil:
-		return fmt.Errorf("without a bug: %w", err)
-	case by != nil:
-		return fmt.Errorf("without a bug: %s, seed %s", by.by, by.seed)
+	if l.simulation {
+		switch by, err := l.simulate(ctx); {
+		case err != nil:
+			return fmt.Errorf("without a bug: %w", err)
+		case by != nil:
+			return fmt.Errorf("without a bug: %s, seed %s", by.by, by.seed)
+		}
 	}
-	fmt.Fprintf(os.Stderr, "mutations: nothing fails without a bug, after %v\n", time.Since(begin).Round(time.Second))
+	fmt.Fprintf(os.Stderr, "mutations: the simulation does not fail without a bug, after %v\n", time.Since(begin).Round(time.Second))
 	results, missed := make(map[string]result), 0
 	for n, i := range chosen {
 		m, began := mutations[i], time.Now()
@@ -188,7 +189,8 @@ type lab struct {
 	simulation              bool // whether the simulation runs before the tests
 }
 
-// try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before.
+// try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before, and
+// a test that has noticed the bug passes.
 func (l lab) try(ctx context.Context, m mutation) (by *result, err error) {
 	path := filepath.Join(l.copied, m.file)
 	before, err := os.ReadFile(path)
@@ -202,35 +204,45 @@ func (l lab) try(ctx context.Context, m mutation) (by *result, err error) {
 	if err := os.WriteFile(path, []byte(after), 0o644); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.WriteFile(path, before, 0o644)) }()
-	return l.notices(ctx, m.tests)
-}
-
-// packages returns the packages with tests for some mutations.
-func packages(chosen []int) (all []string) {
-	for _, i := range chosen {
-		all = append(all, mutations[i].tests...)
+	by, again, err := l.notices(ctx, m.tests)
+	if err := errors.Join(err, os.WriteFile(path, before, 0o644)); err != nil || again == nil {
+		return by, err
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	if out, failed := output(ctx, l.copied, "go", again...); failed {
+		return nil, fmt.Errorf("%s, but it fails without the bug, too:\n%s", by.by, out)
+	}
+	return by, ctx.Err()
 }
 
 // notices returns what fails in the copy: the simulation or a test. It returns nil if nothing does.
-func (l lab) notices(ctx context.Context, tests []string) (by *result, err error) {
+// again has the arguments of the command go that runs the test again; nil if the simulation fails.
+// Races are looked for if nothing else fails, because that takes some times longer.
+func (l lab) notices(ctx context.Context, tests []string) (by *result, again []string, err error) {
 	if l.simulation {
 		if by, err = l.simulate(ctx); by != nil || err != nil {
-			return by, err
+			return by, nil, err
 		}
 	}
-	for _, p := range tests {
-		if out, failed := output(ctx, l.copied, "go", "test", "-vet=off", "-count=1", "-timeout=8m", "-race", p); failed {
-			if strings.Contains(out, "[build failed]") {
-				return nil, fmt.Errorf("it does not compile:\n%s", out)
+	for _, race := range []string{"-race=false", "-race"} {
+		for _, p := range tests {
+			out, failed := output(ctx, l.copied, "go", "test", "-vet=off", "-count=1", "-timeout="+testTimeout.String(), race, p)
+			switch {
+			case ctx.Err() != nil:
+				return nil, nil, ctx.Err()
+			case !failed:
+				continue
+			case strings.Contains(out, "[build failed]"):
+				return nil, nil, fmt.Errorf("it does not compile:\n%s", out)
 			}
-			return &result{by: fmt.Sprintf("`%s`, %s", reason(out), p)}, ctx.Err()
+			name := reason(out)
+			again = []string{"test", "-vet=off", "-timeout=" + testTimeout.String(), race, p}
+			if isTest.MatchString(name) {
+				again = append(again, "-run=^"+name+"$")
+			}
+			return &result{by: fmt.Sprintf("`%s`, %s", shorten(name), p)}, again, nil
 		}
 	}
-	return nil, ctx.Err()
+	return nil, nil, ctx.Err()
 }
 
 // simulate runs the simulation with a deterministic runtime. If it fails, it runs the seed again.
@@ -258,6 +270,9 @@ func (l lab) simulate(ctx context.Context) (by *result, err error) {
 	return &result{by: "simulation: " + shorten(first[2]), seed: first[1]}, ctx.Err()
 }
 
+// isTest matches names of test functions.
+var isTest = regexp.MustCompile(`^(Test|Fuzz|Example)\w*$`)
+
 // violation finds the seed and the invariant in the output of the simulation.
 var violation = regexp.MustCompile(`(?m)_test\.go:\d+: seed (\d+): (.*)$`)
 
@@ -282,7 +297,7 @@ func reason(out string) string {
 		for _, prefix := range []string{"--- FAIL: ", "panic: ", "fatal error: ", "WARNING: DATA RACE"} {
 			if strings.HasPrefix(line, prefix) {
 				name, _, _ := strings.Cut(strings.TrimPrefix(line, "--- FAIL: "), " (")
-				return shorten(name)
+				return name
 			}
 		}
 	}
