@@ -3,9 +3,11 @@
 package simulate
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -198,8 +200,29 @@ func (a *apiServer) start() {
 	a.changed, a.broken, a.closed = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	a.held, a.stale = 0, nil
 	a.mu.Unlock()
-	l, server := a.process.listen(a.address), &http.Server{Handler: a}
+	l, server := a.process.listen(a.address), &http.Server{Handler: a, Protocols: overHTTP2()}
 	a.serving.Go(func() { _ = server.Serve(l) })
+}
+
+// overHTTP2 returns the protocols of API servers and their clients.
+func overHTTP2() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+// newTransport returns what a process reaches API servers with. Like client-go's own transport, it
+// finds within 45 s that a connection is dead, and tries for 30 s to connect.
+func newTransport(p *process) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			return p.dial(ctx, network, address)
+		},
+		Protocols: overHTTP2(),
+		HTTP2:     &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+	}
 }
 
 // kill ends the process. Its clients see resets.

@@ -103,16 +103,22 @@ type process struct {
 	network *network
 	host    string
 	ended   bool
+	end     chan struct{} // closed when ended is set
 }
 
-func (n *network) process(host string) *process { return &process{network: n, host: host} }
+func (n *network) process(host string) *process {
+	return &process{network: n, host: host, end: make(chan struct{})}
+}
 
 // kill ends the connections and listeners of a process. Peers see resets.
 func (p *process) kill() {
 	n := p.network
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p.ended = true
+	if !p.ended {
+		p.ended = true
+		close(p.end)
+	}
 	for address, l := range n.listeners {
 		if l.process == p {
 			delete(n.listeners, address)
@@ -226,7 +232,7 @@ func (p *process) dial(ctx context.Context, _, to string) (net.Conn, error) {
 		delay := n.ways[there].delay + n.ways[back].delay
 		n.mu.Unlock()
 		if !blocked {
-			if err := pause(ctx, delay); err != nil {
+			if err := p.pause(ctx, delay); err != nil {
 				return nil, p.failed(to, err)
 			}
 			return p.connect(address)
@@ -234,6 +240,8 @@ func (p *process) dial(ctx context.Context, _, to string) (net.Conn, error) {
 		select {
 		case <-ctx.Done():
 			return nil, p.failed(to, ctx.Err())
+		case <-p.end:
+			return nil, p.failed(to, errEnded)
 		case <-changed:
 		}
 	}
@@ -247,8 +255,8 @@ func (p *process) failed(to string, err error) error {
 	return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("%s to %s: %w", p.host, to, err)}
 }
 
-// pause waits, unless the context ends.
-func pause(ctx context.Context, d time.Duration) error {
+// pause waits, unless the context or the process ends.
+func (p *process) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
@@ -257,6 +265,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-t.C:
 		return nil
+	case <-p.end:
+		return errEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/slicecast/slicecast/agent/client/discovery"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -76,6 +77,7 @@ func init() {
 		{"set a clock", 2, (*world).setClock},
 		{"set all clocks right", 1, func(w *world, _ step) string { w.setClocks(); return "" }},
 		{"ask for the convergence", 3, (*world).askConvergence},
+		{"cut a server off", 1, (*world).cutOff},
 		{"quiet", 1, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
 	}
 }
@@ -554,6 +556,60 @@ func (w *world) restore(s step) string {
 		synctest.Wait()
 	}
 	return fmt.Sprintf("etcd is restored, its version goes on: %v", bump)
+}
+
+// cutOffTime is the stated time within which all nodes follow another server if one is cut off from
+// its API server.
+const cutOffTime = 2 * time.Minute
+
+// cutOff takes a server's API server away from it while everything else is well, and checks that
+// every node has what is written then in time.
+func (w *world) cutOff(s step) string {
+	var roots []*server
+	for _, o := range w.servers {
+		if !o.relayed {
+			roots = append(roots, o)
+		}
+	}
+	if len(roots) < 2 {
+		return ""
+	}
+	w.quiet()
+	// Until everybody has forgotten the faults before: servers rest for 5 minutes at most.
+	<-time.After(discovery.MaxRetryDelay)
+	synctest.Wait()
+	o := pick(roots, s.a)
+	how := o.name + " is cut off from its API server"
+	there := way{o.host(), o.api.address.Addr().String()}
+	switch ways := there.both(); {
+	case s.b%3 == 0 && len(w.apis) > 1:
+		o.api.kill()
+		how = o.api.address.String() + " is killed while everything else is well"
+	case s.b%3 == 1:
+		how += ", in one direction"
+		ways = ways[s.b>>2&1:][:1]
+		fallthrough
+	default:
+		for _, way := range ways {
+			w.network.set(way, func(x *weather) { x.cut = true })
+		}
+	}
+	w.observed("%s", how)
+	begin := time.Now()
+	w.observed("%s", w.writeSlice(step{a: s.c, b: s.c >> 16, c: 1}))
+	w.observed("%s", w.moveEndpoint(step{a: s.b, b: s.c}))
+	for w.failed() == "" {
+		err, took := w.differs(), time.Since(begin)
+		if err == nil {
+			return fmt.Sprintf("%s; all nodes have the next change after %v", how, took)
+		}
+		if took > cutOffTime {
+			w.violated("%v after a server was cut off, %v", took, err)
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+	}
+	return how
 }
 
 func (w *world) askConvergence(s step) string {

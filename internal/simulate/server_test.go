@@ -68,7 +68,7 @@ func (s *server) start() {
 	}
 	var err error
 	if w.pki != nil {
-		c.TLS = w.pki.renewServer(s, lifetime)
+		c.TLS, c.Now = w.pki.renewServer(s, lifetime), w.pki.clockOf(s.name)
 	}
 	if s.relayed {
 		c.Upstream = &client.Options{
@@ -76,7 +76,7 @@ func (s *server) start() {
 			DialOptions: append(w.credentials(relayName), grpc.WithContextDialer(l.process.dialGRPC)),
 		}
 	} else {
-		l.transport = &http.Transport{DialContext: l.process.dial}
+		l.transport = newTransport(l.process)
 		c.Source, err = kube.New(kube.Options{
 			Config: &rest.Config{Host: "http://" + s.api.address.String(), Transport: l.transport, QPS: -1},
 			Log:    c.Logger, Metrics: l.registry,

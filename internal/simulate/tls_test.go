@@ -33,12 +33,13 @@ type pki struct {
 
 	mu      sync.Mutex // guards the fields below
 	clients map[string]tlsfiles.PEM
-	clocks  map[string]clock // of clients whose clocks are wrong
+	clocks  map[string]clock // of clients and servers whose clocks are wrong
 }
 
-// clock is a clock that was set wrongly, and that may run too fast or too slowly. Clients verify
-// servers' certificates by theirs. Nothing else between a client and a server depends on the time
-// of day: times on the wire are durations, or those of the server that sent them.
+// clock is a clock that was set wrongly, and that may run too fast or too slowly. Clients and
+// servers verify each other's certificates by theirs, and a server ends a stream when the client's
+// certificate ends by its own. Nothing else between them depends on the time of day: times on the
+// wire are durations, or those of the server that sent them.
 type clock struct {
 	set   time.Time     // when it was set
 	ahead time.Duration // by how much it was ahead then
@@ -48,6 +49,15 @@ type clock struct {
 func (c clock) now() time.Time {
 	now := time.Now()
 	return now.Add(c.ahead + time.Duration(c.drift*float64(now.Sub(c.set))))
+}
+
+// clockOf returns the clock of a client or a server. It follows the clock's changes.
+func (p *pki) clockOf(name string) func() time.Time {
+	return func() time.Time {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.clocks[name].now()
+	}
 }
 
 func must[T any](v T, err error) T {
@@ -124,11 +134,7 @@ func (p *pki) credentials(name string) credentials.TransportCredentials {
 		return p.clients[name], nil
 	}
 	follower := tlsfiles.FollowFunc("certificate of "+name, read, slog.New(slog.DiscardHandler))
-	follower.Now = func() time.Time {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.clocks[name].now()
-	}
+	follower.Now = p.clockOf(name)
 	return follower.ClientCredentials(wire.Protocol)
 }
 
@@ -167,14 +173,18 @@ func (w *world) setClocks() {
 	clear(w.pki.clocks)
 }
 
-// setClock makes the clock of a node or of the relays wrong: by minutes, by more than a certificate
-// lasts, or more and more.
+// setClock makes the clock of a node, of the relays' clients or of a server wrong: by minutes, by
+// more than a certificate lasts, or more and more.
 func (w *world) setClock(s step) string {
 	if w.pki == nil {
 		return ""
 	}
 	name := relayName
-	if s.b&3 != 0 {
+	switch s.b & 3 {
+	case 0:
+	case 1:
+		name = pick(w.servers, s.a).name
+	default:
 		name = pick(w.nodes, s.a).name
 	}
 	c := clock{
