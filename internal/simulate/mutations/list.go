@@ -88,7 +88,7 @@ var mutations = []mutation{
 		"a lock is missed when changes are taken", "agent/client/cache/cache.go",
 		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
 		"\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
-		[]string{"./agent/client", "./internal/fabric"},
+		[]string{"./agent/client", "./agent/client/cache"},
 	},
 	{
 		"positions of a checkpoint that nobody has confirmed are acknowledged", "agent/client/cache/cache.go",
@@ -202,7 +202,7 @@ var mutations = []mutation{
 	// Relays.
 	{
 		"a relay does not pass on removals", "server/relay/relay.go",
-		"\t\tu.store.Remove(key, rv(key.Kind))\n", "\t\t_ = rv\n",
+		"\t\tu.store.Remove(key, rv(key.Kind))\n", "\t\t_, _ = key, rv\n",
 		[]string{"./server/relay"},
 	},
 	{
