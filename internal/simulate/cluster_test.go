@@ -39,6 +39,8 @@ type serviceState struct {
 	local    bool // externalTrafficPolicy
 	nodePort bool
 	affinity bool
+	// scheduler is that of IPVS, which older agents do not know.
+	scheduler string
 }
 
 // sliceState is a state of a slice: the endpoints by number, and whether each is ready.
@@ -267,6 +269,9 @@ func (o *object) serviceObject(e *entry, version uint64) *corev1.Service {
 	if e.service.nodePort {
 		s.Spec.Type = corev1.ServiceTypeNodePort
 	}
+	if e.service.scheduler != "" {
+		s.Annotations = map[string]string{source.AnnotationIPVSScheduler: e.service.scheduler}
+	}
 	if e.service.local {
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	}
@@ -317,8 +322,8 @@ func sortedKeys[V any](m map[int]V) []int {
 	return out
 }
 
-// want returns the state that a node should program.
-func (c *cluster) want(node string, o view.Options) view.State {
+// want returns the state that a node should program whose agent is of a form.
+func (c *cluster) want(node string, o view.Options, f form) view.State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v := view.New(o)
@@ -332,6 +337,7 @@ func (c *cluster) want(node string, o view.Options) view.State {
 			continue
 		}
 		object, _ := convert.FromService(s.serviceObject(s.now(), 1))
+		object = f.known(object)
 		var list []*model.Slice
 		for _, o := range c.slices[i] {
 			if o.now().number > 0 {

@@ -29,6 +29,7 @@ type node struct {
 	name   string // of its Node
 	kernel *kernel
 	disk   *disk
+	form   form   // of the agent that runs, or ran last
 	agent  *agent // nil while none runs
 }
 
@@ -79,7 +80,9 @@ func (t telling) same(o telling) bool {
 	return t.service == o.service && maps.Equal(t.slices, o.slices)
 }
 
-func (n *node) viewOptions() view.Options { return view.Options{NodeName: n.name} }
+func (n *node) viewOptions() view.Options {
+	return view.Options{NodeName: n.name, Schedulers: schedulers[1:]}
+}
 
 // start starts an agent.
 func (n *node) start() {
@@ -88,7 +91,7 @@ func (n *node) start() {
 		node: n, name: n.name, process: w.network.process(n.host), cache: client.NewCache(),
 		told: make(map[model.ServiceKey][]telling), nacked: make(map[model.ServiceKey]bool), received: make(map[position]bool),
 	}
-	registry := prometheus.NewRegistry()
+	registry, is := prometheus.NewRegistry(), n.form
 	logger := w.logger(n.name)
 	kept, err := checkpoint.Open(checkpoint.Options{
 		Path: checkpointPath, NodeName: n.name, Cache: a.cache, Disk: mounted{n.disk, a.process}, Logger: logger, Registerer: registry,
@@ -99,8 +102,8 @@ func (n *node) start() {
 	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(w.addressesFor(n)...), NodeName: n.name, Version: "simulated", Programmer: "simulated",
-		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC)),
-		Cache:       a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
+		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC), w.skewed(func() form { return is })),
+		Decode:      is.decode(), Cache: a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
 	})
 	n.kernel.mu.Lock()
 	n.kernel.loose = true

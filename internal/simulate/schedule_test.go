@@ -60,6 +60,7 @@ func init() {
 		{"power off a server", 1, (*world).failServer},
 		{"start a server", 8, (*world).startServer},
 		{"cut a way", 6, (*world).cutWay},
+		{"change a version", 2, (*world).changeForm},
 		{"slow a way", 4, (*world).slowWay},
 		{"heal a way", 8, (*world).healWay},
 		{"reset connections", 4, (*world).resetConnections},
@@ -133,7 +134,7 @@ func (w *world) take(s step) string {
 func pick[T any](all []T, n uint32) T { return all[int(n)%len(all)] }
 
 func (w *world) drawService(n uint32) *serviceState {
-	s := &serviceState{local: n&1 != 0 && n&2 != 0, nodePort: n&2 != 0, affinity: n&4 != 0}
+	s := &serviceState{local: n&1 != 0 && n&2 != 0, nodePort: n&2 != 0, affinity: n&4 != 0, scheduler: pick(schedulers, n>>8)}
 	s.families = [][]model.Family{{model.IPv4}, {model.IPv4, model.IPv6}, {model.IPv6}, {model.IPv4}}[n>>3&3]
 	for i, name := range portNames {
 		if n>>(5+i)&1 != 0 || i == 0 && n>>5&7 == 0 {
@@ -571,7 +572,7 @@ func (w *world) cutOff(s step) string {
 			roots = append(roots, o)
 		}
 	}
-	if len(roots) < 2 {
+	if len(roots) < 2 || w.hasOlder() {
 		return ""
 	}
 	w.quiet()

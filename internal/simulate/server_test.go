@@ -73,7 +73,8 @@ func (s *server) start() {
 	if s.relayed {
 		c.Upstream = &client.Options{
 			Servers: client.Static(w.addresses(false)...), Logger: c.Logger, Registerer: l.registry,
-			DialOptions: append(w.credentials(relayName), grpc.WithContextDialer(l.process.dialGRPC)),
+			DialOptions: append(w.credentials(relayName), grpc.WithContextDialer(l.process.dialGRPC),
+				w.skewed(func() form { return w.formOf(s.host()) })),
 		}
 	} else {
 		l.transport = newTransport(l.process)

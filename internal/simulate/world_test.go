@@ -50,6 +50,7 @@ type world struct {
 	excused bool
 
 	mu           sync.Mutex             // guards the fields below
+	forms        map[string]form        // of servers and relays, by host
 	registries   []*prometheus.Registry // of all servers that have run
 	observations []string
 	digest       uint64 // a hash of all observations
@@ -107,7 +108,7 @@ func (w *world) addressesFor(n *node) []string {
 }
 
 func newWorld(r *rand.Rand, directory string) *world {
-	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), digest: 14695981039346656037}
+	w := &world{rand: r, begin: time.Now(), network: newNetwork(), cluster: newCluster(), digest: 14695981039346656037, forms: make(map[string]form)}
 	w.convergence.nodes = make(map[nodeShard][]acknowledged)
 	w.operator = w.network.process("10.0.4.1")
 	if r.IntN(4) == 0 {
@@ -139,6 +140,7 @@ func newWorld(r *rand.Rand, directory string) *world {
 		w.cluster.set(w.cluster.services[i], w.drawService(r.Uint32()), nil)
 		w.cluster.set(w.cluster.slices[i][0], nil, &sliceState{endpoints: map[int]bool{0: true, 1: true}})
 	}
+	w.drawForms(r.Uint32())
 	for _, a := range w.apis {
 		a.start()
 	}
@@ -266,7 +268,7 @@ func (w *world) mostGoroutines() int {
 func (w *world) differs() error {
 	var errs []error
 	for _, n := range w.nodes {
-		if err := n.kernel.differs(w.cluster.want(n.name, n.viewOptions())); err != nil {
+		if err := n.kernel.differs(w.cluster.want(n.name, n.viewOptions(), n.form), n.form); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", n.name, err))
 		}
 	}
