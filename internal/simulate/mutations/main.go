@@ -71,8 +71,8 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 		case by != nil:
 			return fmt.Errorf("without a bug: %s, seed %s", by.by, by.seed)
 		}
+		fmt.Fprintf(os.Stderr, "mutations: the simulation does not fail without a bug, after %v\n", time.Since(begin).Round(time.Second))
 	}
-	fmt.Fprintf(os.Stderr, "mutations: the simulation does not fail without a bug, after %v\n", time.Since(begin).Round(time.Second))
 	results, missed := make(map[string]result), 0
 	for n, i := range chosen {
 		m, began := mutations[i], time.Now()
