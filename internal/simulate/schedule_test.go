@@ -563,8 +563,8 @@ func (w *world) restore(s step) string {
 // its API server.
 const cutOffTime = 2 * time.Minute
 
-// cutOff takes a server's API server away from it while everything else is well, and checks that
-// every node has what is written then in time.
+// cutOff cuts a server off from its API server while everything else is well, and checks that every
+// node has what is written then in time.
 func (w *world) cutOff(s step) string {
 	var roots []*server
 	for _, o := range w.servers {

@@ -350,7 +350,8 @@ func shrink(t *testing.T, o order, out outcome) (order, outcome) {
 		removed := false
 		for from := 0; from < len(o.Steps) && time.Now().Before(deadline); {
 			to := min(from+size, len(o.Steps))
-			shorter := order{o.Seed, append(append([]int{}, o.Steps[:from]...), o.Steps[to:]...)} // nil would mean all
+			// Steps must not be nil, which means all steps.
+			shorter := order{o.Seed, append(append([]int{}, o.Steps[:from]...), o.Steps[to:]...)}
 			if again := run(t, shorter); again.Kind == out.Kind {
 				shorter.Steps = shorter.Steps[:len(again.Did)]
 				o, out, removed = shorter, again, true

@@ -1,7 +1,8 @@
-// This file is version skew: agents, relays and servers of one form of the wire API before this one,
-// and of one after it. Between a client and a server, fields and capabilities that one of the two
-// does not know are left out, or others are added. An older agent also keeps less of the objects than
-// it is sent. An older relay keeps all of it: what it would drop, its agents could not have.
+// This file is version skew: agents, relays and servers of one form of the wire API before this
+// one, and of one after it. Between a client and a server, fields and capabilities that one of the
+// two does not know are left out, or others are added. An older agent also keeps less of the
+// objects than it is sent. An older relay keeps all of it: what it would drop, its agents could not
+// have.
 package simulate
 
 import (
@@ -36,7 +37,7 @@ func (f form) String() string {
 // schedulers are the IPVS schedulers that Services may ask for.
 var schedulers = []string{"", "sh", "wrr"}
 
-// drawForms gives the parts of half of the clusters other forms.
+// drawForms sets the forms of all parts, at random in half of the clusters.
 func (w *world) drawForms(n uint32) {
 	if n&1 == 0 {
 		return

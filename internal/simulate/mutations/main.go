@@ -189,8 +189,8 @@ type lab struct {
 	simulation              bool // whether the simulation runs before the tests
 }
 
-// try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before, and
-// a test that has noticed the bug passes.
+// try puts the bug into the copy, and returns what notices it. Afterwards the copy is as before,
+// and a test that has noticed the bug passes.
 func (l lab) try(ctx context.Context, m mutation) (by *result, err error) {
 	path := filepath.Join(l.copied, m.file)
 	before, err := os.ReadFile(path)
