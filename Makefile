@@ -202,6 +202,15 @@ simulate: ## everything from an API server to the nodes' kernels in virtual time
 	nice -n 10 go test -overlay $(SIMULATE)/overlay.json -vet=off -count 1 -timeout 3h -v ./internal/simulate \
 		-run '$(if $(SEED),TestSimulate,TestSeed|TestSimulate)' -simulate.steps=$(STEPS) $(if $(SEED),-simulate.seed=$(SEED) -simulate.verbose)
 
+DURATION ?= 1h
+FAULTS ?=
+
+.PHONY: chaos
+chaos: ## a cluster with traffic and churn under one fault after the other, and a report in bin/chaos; DURATION=15m SEED=7 PROXY=slicecast|kube-proxy PROGRAMMER=nftables|iptables FAULTS=cut,flush
+	mkdir -p bin
+	go build -o bin/slicecast-chaos ./internal/chaos/run
+	@bin/slicecast-chaos --duration=$(DURATION) --seed=$(or $(SEED),0) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --faults=$(FAULTS)
+
 ONLY ?=
 
 .PHONY: mutations

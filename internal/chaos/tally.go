@@ -1,0 +1,138 @@
+package chaos
+
+import (
+	"sync"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/probe"
+)
+
+// Counts are numbers of requests, by what became of them.
+type Counts struct {
+	Requests int `json:"requests"`
+	// Answered requests were answered by a Pod of the Service. They include the misrouted ones.
+	Answered int `json:"answered"`
+	Refused  int `json:"refused"`
+	TimedOut int `json:"timedOut"`
+	Failed   int `json:"failed"` // for another reason
+	// Misrouted requests were answered by a Pod of another Service, or by one that had ended or had
+	// not been ready for longer than [Grace] when the request began.
+	Misrouted int `json:"misrouted"`
+	// Broken is the number of open TCP connections that ended although their Pod should have stayed.
+	// Their requests are in no other count.
+	Broken int `json:"broken"`
+}
+
+// Lost returns the number of requests without an answer.
+func (c Counts) Lost() int { return c.Refused + c.TimedOut + c.Failed }
+
+// Plus returns the sum of both.
+func (c Counts) Plus(d Counts) Counts {
+	return Counts{
+		Requests: c.Requests + d.Requests, Answered: c.Answered + d.Answered, Refused: c.Refused + d.Refused,
+		TimedOut: c.TimedOut + d.TimedOut, Failed: c.Failed + d.Failed, Misrouted: c.Misrouted + d.Misrouted,
+		Broken: c.Broken + d.Broken,
+	}
+}
+
+// tally counts requests in one window of time after the other.
+type tally struct {
+	mu     sync.Mutex // guards all fields, and what they point to
+	counts *Counts
+	// firsts are the first errors of the window.
+	firsts *[]string
+}
+
+// maxFirsts bounds the errors that a report shows of a window.
+const maxFirsts = 3
+
+// window begins a window. Requests count for the window in which they began.
+func (t *tally) window(counts *Counts, firsts *[]string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.counts, t.firsts = counts, firsts
+}
+
+// begin returns the function that counts a request that begins now. Its arguments are the outcome:
+// an error, or nil and whether the answer came from a Pod that should not have answered.
+func (t *tally) begin() func(err error, misrouted bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	counts, firsts := t.counts, t.firsts
+	return func(err error, misrouted bool) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		counts.Requests++
+		if err == nil {
+			counts.Answered++
+			if misrouted {
+				counts.Misrouted++
+			}
+			return
+		}
+		switch probe.OutcomeOf(err) {
+		case probe.Refused:
+			counts.Refused++
+		case probe.TimedOut:
+			counts.TimedOut++
+		default:
+			counts.Failed++
+		}
+		remember(firsts, err)
+	}
+}
+
+// broken counts an open connection that has ended.
+func (t *tally) broken(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.counts.Broken++
+	remember(t.firsts, err)
+}
+
+// remember adds an error to the first ones.
+func remember(firsts *[]string, err error) {
+	if len(*firsts) < maxFirsts {
+		*firsts = append(*firsts, err.Error())
+	}
+}
+
+// read returns the counts of a window, which may still grow.
+func (t *tally) read(counts *Counts) Counts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return *counts
+}
+
+// Grace is the time in which all nodes have to follow a Pod that is not ready any more, while nothing
+// is broken. The Pods of the traffic serve for longer than that after their end has begun.
+const Grace = 10 * time.Second
+
+// ledger knows since when which Pods should not receive requests.
+type ledger struct {
+	mu   sync.Mutex           // guards gone
+	gone map[string]time.Time // by the Pod's name
+}
+
+// set records whether a Pod should receive requests, as seen at a time.
+func (l *ledger) set(pod string, serves bool, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.gone[pod]; serves {
+		delete(l.gone, pod)
+	} else if !ok {
+		l.gone[pod] = now
+	}
+}
+
+// misrouted reports whether a request that began at a time should not have reached a Pod. The Pods
+// of a Service have names that begin with the Service's.
+func (l *ledger) misrouted(service, pod string, began time.Time) bool {
+	if len(pod) <= len(service) || pod[:len(service)+1] != service+"-" {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	gone, ok := l.gone[pod]
+	return ok && began.Sub(gone) > Grace
+}
