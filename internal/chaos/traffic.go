@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -121,10 +120,13 @@ func (t *traffic) renew(ctx context.Context, w way) {
 	})
 }
 
-// keep sends requests over one TCP connection, or from one UDP port. A UDP flow may stay with a Pod
-// that still serves, so only its answers count.
+// keep sends requests over one TCP connection, or from one UDP port. A UDP flow stays with its Pod
+// while that serves, so only answers of other Services count as misrouted. When the Pod ends, its
+// addresses go before the API says so, and the flow loses a request with any proxy. So a request of
+// a flow counts as lost only if the one before had no answer either.
 func (t *traffic) keep(ctx context.Context, w way) {
 	var open net.Conn
+	var failed bool
 	t.every(ctx, keepInterval, func() {
 		if open == nil {
 			limited, cancel := context.WithTimeout(ctx, answerTimeout)
@@ -139,15 +141,12 @@ func (t *traffic) keep(ctx context.Context, w way) {
 		switch {
 		case ctx.Err() != nil:
 		case w.network == "udp":
-			count(err, err == nil && t.ledger.misrouted(w.service, pod, time.Time{}))
-			var late net.Error
-			if err == nil || errors.As(err, &late) && late.Timeout() {
-				return // a client has no reason to use another port
+			if err == nil || failed {
+				count(err, err == nil && t.ledger.misrouted(w.service, pod, time.Time{}))
 			}
+			failed = err != nil // an error leaves the socket as it is
 		case err != nil:
 			t.tally.broken(fmt.Errorf("open connection: %w", err))
-		}
-		if err != nil {
 			_ = open.Close()
 			open = nil
 		}
@@ -172,7 +171,7 @@ func (t *traffic) every(ctx context.Context, interval time.Duration, f func()) {
 }
 
 // start sends requests until ctx ends. Ways to the Deployment that never changes have an open TCP
-// connection, too, and those to one that does an UDP flow. spread divides the starts.
+// connection, too, and those to one that does an UDP flow.
 func (t *traffic) start(ctx context.Context, ways []way) {
 	for i, w := range ways {
 		wait := requestInterval * time.Duration(i) / time.Duration(len(ways))
