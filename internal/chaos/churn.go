@@ -139,7 +139,7 @@ func (c *churn) deploy(i int) {
 // set sets what an object should be.
 func (c *churn) set(o object, manifest string) { c.want[o], c.dirty[o] = manifest, true }
 
-// do takes a change into account.
+// do changes what should exist.
 func (c *churn) do(change Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -178,8 +178,8 @@ func fullDisk(ctx context.Context, r *run, target int) (string, func() error, er
 
 // The chains of filters, by the way of the packets.
 const (
-	incoming = "chain in { type filter hook prerouting priority -350; %s; }"
-	outgoing = "chain out { type filter hook postrouting priority 350; %s; }"
+	incoming = "chain in { type filter hook prerouting priority -350; %s; };"
+	outgoing = "chain out { type filter hook postrouting priority 350; %s; };"
 	bothWays = incoming + " " + outgoing
 )
 
@@ -221,7 +221,7 @@ func deafServer(ctx context.Context, r *run, target int) (string, func() error, 
 		return "", nil, fmt.Errorf("address of Pod %s: %w", pod.Name, err)
 	}
 	end, err := r.addFilter(ctx, r.Cluster.Node(pod.Spec.NodeName), fmt.Sprintf(
-		"chain forward { type filter hook forward priority 10; ip daddr %s tcp sport %d drop; }", address, r.ControlPlane.Port()))
+		"chain forward { type filter hook forward priority 10; ip daddr %s tcp sport %d drop; };", address, r.ControlPlane.Port()))
 	return "the server on " + pod.Spec.NodeName, end, err
 }
 

@@ -52,9 +52,9 @@ type run struct {
 	report  *Report
 }
 
-// Run starts a cluster, carries out a plan in it, and stops the cluster. The report says in Failures
-// what went wrong in the cluster. An error means that the plan could not be carried out; the report
-// has what happened before.
+// Run starts a cluster, carries out a plan in it, and stops the cluster. Failures of the report say
+// what went wrong in the cluster. An error means that the plan could not be carried out. The report
+// then has what happened before.
 func Run(ctx context.Context, options Options) (*Report, error) {
 	options.Programmer = cmp.Or(options.Programmer, "nftables")
 	c, err := cluster.Start(ctx, cluster.Options{Nodes: nodes, Programmer: options.Programmer, Logf: options.Logf})
@@ -188,8 +188,8 @@ func (r *run) change(ctx context.Context) {
 	}
 }
 
-// steps carries out all faults. A fault waits for its time, and until the nodes have converged after
-// the one before.
+// steps carries out all faults. A fault waits for its time, and until the nodes have converged
+// after the one before.
 func (r *run) steps(ctx context.Context) error {
 	began := time.Now()
 	quiet := &r.report.Quiet
@@ -219,12 +219,13 @@ func (r *run) step(ctx context.Context, step Step, result *StepResult) error {
 	hit, end, err := fault.begin(ctx, r, step.Target)
 	result.Hit = hit
 	if err != nil {
-		return err
+		r.report.fail("%s on %s: the fault could not be caused: %v", step.Fault, hit, err)
+		r.options.Logf("%s: the fault could not be caused: %v", step.Fault, err)
 	}
 	if err := pause(ctx, step.Lasts); err != nil {
 		return err
 	}
-	if end != nil {
+	if end != nil && err == nil {
 		if err := end(); err != nil {
 			return err
 		}
@@ -240,7 +241,8 @@ func (r *run) step(ctx context.Context, step Step, result *StepResult) error {
 	return r.mend(ctx)
 }
 
-// mend does what an operator would do for nodes that do not converge: it starts their proxies again.
+// mend does what an operator would do for nodes that do not converge: it starts their proxies
+// again.
 func (r *run) mend(ctx context.Context) error {
 	found, err := r.processes(r.Nodes, r.proxyCommand())
 	for _, p := range found {

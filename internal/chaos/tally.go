@@ -104,8 +104,8 @@ func (t *tally) read(counts *Counts) Counts {
 	return *counts
 }
 
-// Grace is the time in which all nodes have to follow a Pod that is not ready any more, while nothing
-// is broken. The Pods of the traffic serve for longer than that after their end has begun.
+// Grace is the time in which all nodes have to follow a Pod that is not ready any more, while
+// nothing is broken. The Pods of the traffic serve for longer than that after their end has begun.
 const Grace = 10 * time.Second
 
 // ledger knows since when which Pods should not receive requests.
