@@ -15,8 +15,8 @@ type Counts struct {
 	Refused  int `json:"refused"`
 	TimedOut int `json:"timedOut"`
 	Failed   int `json:"failed"` // for another reason
-	// Misrouted requests were answered by a Pod of another Service, or by one that had ended or had
-	// not been ready for longer than [Grace] when the request began.
+	// Misrouted requests were answered by a Pod of another Service, or by one that had not
+	// been a ready endpoint for longer than [Grace] when the request began.
 	Misrouted int `json:"misrouted"`
 	// Broken is the number of open TCP connections that ended although their Pod should have stayed.
 	// Their requests are in no other count.
@@ -104,24 +104,29 @@ func (t *tally) read(counts *Counts) Counts {
 	return *counts
 }
 
-// Grace is the time in which all nodes have to follow a Pod that is not ready any more, while
+// Grace is the time in which all nodes have to follow an endpoint that is not ready any more, while
 // nothing is broken. The Pods of the traffic serve for longer than that after their end has begun.
 const Grace = 10 * time.Second
 
 // ledger knows since when which Pods should not receive requests.
 type ledger struct {
-	mu   sync.Mutex           // guards gone
-	gone map[string]time.Time // by the Pod's name
+	mu sync.Mutex // guards gone
+	// gone has all Pods that were ready endpoints, with the time since when they are not. It is the
+	// zero time while they are.
+	gone map[string]time.Time
 }
 
-// set records whether a Pod should receive requests, as seen at a time.
-func (l *ledger) set(pod string, serves bool, now time.Time) {
+// update records which Pods are ready endpoints at a time.
+func (l *ledger) update(ready map[string]bool, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.gone[pod]; serves {
-		delete(l.gone, pod)
-	} else if !ok {
-		l.gone[pod] = now
+	for pod, since := range l.gone {
+		if !ready[pod] && since.IsZero() {
+			l.gone[pod] = now
+		}
+	}
+	for pod := range ready {
+		l.gone[pod] = time.Time{}
 	}
 }
 
@@ -133,6 +138,6 @@ func (l *ledger) misrouted(service, pod string, began time.Time) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	gone, ok := l.gone[pod]
-	return ok && began.Sub(gone) > Grace
+	gone := l.gone[pod]
+	return !gone.IsZero() && began.Sub(gone) > Grace
 }

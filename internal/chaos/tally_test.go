@@ -44,14 +44,16 @@ func TestMisrouted(t *testing.T) {
 	l := &ledger{gone: map[string]time.Time{}}
 	now := time.Now()
 	late := now.Add(Grace + time.Millisecond)
-	require.False(t, l.misrouted("web-1", "web-1-abc", late), "a Pod that has never been seen not ready")
+	require.False(t, l.misrouted("web-1", "web-1-abc", late), "a Pod that no slice has named yet")
 	require.True(t, l.misrouted("web-1", "web-10-abc", now), "a Pod of another Service")
 	require.True(t, l.misrouted("web-1", "anchor-x", now), "a Pod of another Service")
-	l.set("web-1-abc", false, now)
-	l.set("web-1-abc", false, now.Add(time.Hour)) // it is seen again, as the end of a Pod is in steps
+	l.update(map[string]bool{"web-1-abc": true}, now.Add(-time.Hour))
+	require.False(t, l.misrouted("web-1", "web-1-abc", late))
+	l.update(nil, now)
+	l.update(nil, now.Add(time.Hour)) // other endpoints change
 	require.False(t, l.misrouted("web-1", "web-1-abc", now.Add(Grace)))
 	require.True(t, l.misrouted("web-1", "web-1-abc", late))
-	l.set("web-1-abc", true, late)
+	l.update(map[string]bool{"web-1-abc": true}, late)
 	require.False(t, l.misrouted("web-1", "web-1-abc", late), "a Pod that is ready again")
 }
 

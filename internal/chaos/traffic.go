@@ -9,7 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -188,44 +189,43 @@ func (t *traffic) start(ctx context.Context, ways []way) {
 	}
 }
 
-// follow feeds the ledger from the Pods of a namespace until ctx ends. It returns once it has seen
-// all that exist.
+// follow feeds the ledger from the EndpointSlices of a namespace until ctx ends. They are what
+// proxies are told; how soon controllers write them is not up to the proxies. It returns once it has
+// seen all that exist.
 func (l *ledger) follow(ctx context.Context, c *cluster.Cluster, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(namespace))
-	pods := factory.Core().V1().Pods().Informer()
-	record := func(object any) {
-		if pod, ok := object.(*corev1.Pod); ok {
-			l.set(pod.Name, serves(pod), time.Now())
+	slices := factory.Discovery().V1().EndpointSlices()
+	record := func() {
+		all, err := slices.Lister().List(labels.Everything())
+		if err == nil { // a lister reads memory
+			l.update(readyPods(all), time.Now())
 		}
 	}
-	_, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    record,
-		UpdateFunc: func(_, object any) { record(object) },
-		DeleteFunc: func(object any) {
-			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = last.Obj
-			}
-			if pod, ok := object.(metav1.Object); ok {
-				l.set(pod.GetName(), false, time.Now())
-			}
-		},
+	_, err := slices.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { record() },
+		UpdateFunc: func(any, any) { record() },
+		DeleteFunc: func(any) { record() },
 	})
 	if err != nil {
 		return err
 	}
 	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced) {
+	if !cache.WaitForCacheSync(ctx.Done(), slices.Informer().HasSynced) {
 		return ctx.Err()
 	}
 	return nil
 }
 
-// serves reports whether a Pod should receive requests.
-func serves(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
+// readyPods returns the names of the Pods that are ready endpoints.
+func readyPods(slices []*discoveryv1.EndpointSlice) map[string]bool {
+	ready := map[string]bool{}
+	for _, slice := range slices {
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			if e.TargetRef != nil && e.Conditions.Ready != nil && *e.Conditions.Ready {
+				ready[e.TargetRef.Name] = true
+			}
 		}
 	}
-	return false
+	return ready
 }
