@@ -135,22 +135,20 @@ func (w *Watcher) Forget() {
 // makes a notification for each object that changes, even if all listeners leave it out. For a
 // large change, that takes several times as long as the change itself, and gigabytes of memory.
 // generation returns a number that each change by anybody increases by one. It shows whether others
-// changed something meanwhile.
-func (w *Watcher) Deaf(generation func() (uint32, error), change func() error) error {
+// changed something meanwhile. change returns by how much it has increased the number.
+func (w *Watcher) Deaf(generation func() (uint32, error), change func() (by uint32, err error)) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.file == nil {
-		return change()
+		_, err := change()
+		return err
 	}
 	before, err := generation()
 	failed := err != nil || w.member(unix.NETLINK_DROP_MEMBERSHIP) != nil
-	err = change()
-	if err == nil {
-		before++
-	}
+	by, err := change()
 	failed = w.member(unix.NETLINK_ADD_MEMBERSHIP) != nil || failed
 	after, errAfter := generation()
-	if failed || errAfter != nil || after != before {
+	if failed || errAfter != nil || after != before+by {
 		w.miss()
 	}
 	return err

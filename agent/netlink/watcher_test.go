@@ -162,21 +162,21 @@ func TestDeaf(t *testing.T) {
 	w.start()
 	generation := uint32(7)
 	read := func() (uint32, error) { return generation, nil }
-	require.NoError(t, w.Deaf(read, func() error {
+	require.NoError(t, w.Deaf(read, func() (uint32, error) {
 		w.nft("add table ip own")
-		generation++
-		return nil
+		generation += 3
+		return 3, nil
 	}))
 	w.hearsNothing()
-	require.NoError(t, w.Deaf(read, func() error {
+	require.NoError(t, w.Deaf(read, func() (uint32, error) {
 		w.nft("add table ip own2")
 		generation += 2
-		return nil
+		return 1, nil
 	}))
 	w.hears("may have been missed")
-	require.ErrorIs(t, w.Deaf(read, func() error { return unix.EPERM }), unix.EPERM)
+	require.ErrorIs(t, w.Deaf(read, func() (uint32, error) { return 0, unix.EPERM }), unix.EPERM)
 	w.hearsNothing()
-	require.ErrorIs(t, w.Deaf(read, func() error { generation++; return unix.EPERM }), unix.EPERM)
+	require.ErrorIs(t, w.Deaf(read, func() (uint32, error) { generation++; return 0, unix.EPERM }), unix.EPERM)
 	w.hears("may have been missed")
 	w.nft("add table ip two")
 	w.hears("something changed")

@@ -78,34 +78,60 @@ func (b *Batch) header(kind uint16) (at int) {
 // Fits reports whether the kernel accepts a transaction of this length.
 func (c *Conn) Fits(b *Batch) bool { return len(b.Buf)+headerLen <= c.Limit }
 
-// CommitParts commits messages that need not take effect at once, in as few transactions as the
-// kernel accepts.
-func (c *Conn) CommitParts(m *Messages) error {
-	b, rest := NewBatch(m.Table), m.Buf
-	for len(rest) > 0 {
-		length := int(binary.NativeEndian.Uint32(rest))
-		if len(b.Buf) > headerLen && len(b.Buf)+length+headerLen > c.Limit {
-			if err := c.Commit(b); err != nil {
-				return err
+// PartLength is the length in bytes of transactions that do not hold up anything else on the
+// machine, about two hundred elements. A kernel without preemption runs nothing else on the CPU, not
+// even what handles packets, until a transaction is complete. That takes about a millisecond for
+// this length, and more than a second for the largest clusters as a whole.
+const PartLength = 1 << 13
+
+// CommitParts commits messages that need not take effect at once, in transactions of up to the
+// given length. A longer message has a transaction of its own.
+func (c *Conn) CommitParts(m *Messages, length int) error {
+	length = min(length, c.Limit)
+	all := func() (done uint32, err error) {
+		b, rest := NewBatch(m.Table), m.Buf
+		for len(rest) > 0 {
+			next := int(binary.NativeEndian.Uint32(rest))
+			if len(b.Buf) > headerLen && len(b.Buf)+next+headerLen > length {
+				if err := c.transact(b, true); err != nil {
+					return done, err
+				}
+				done++
+				b.Reset(m.Table)
 			}
-			b.Reset(m.Table)
+			b.Buf = append(b.Buf, rest[:next]...)
+			rest = rest[next:]
 		}
-		b.Buf = append(b.Buf, rest[:length]...)
-		rest = rest[length:]
+		if len(b.Buf) == headerLen {
+			return done, nil
+		}
+		if err = c.transact(b, true); err == nil {
+			done++
+		}
+		return done, err
 	}
-	return c.Commit(b)
+	if len(m.Buf) > largeChange {
+		return c.Watcher.Deaf(c.Generation, all)
+	}
+	_, err := all()
+	return err
 }
 
-// largeTransaction is the length in bytes, about two thousand elements, above which a transaction
-// is better committed without notifications.
-const largeTransaction = 1 << 17
+// largeChange is the length in bytes, about two thousand elements, above which a change is better
+// committed without notifications.
+const largeChange = 1 << 17
 
 // Commit commits a transaction, unless it is empty. A netlink.Error means that it had no effect.
 func (c *Conn) Commit(b *Batch) error {
-	if len(b.Buf) > largeTransaction {
-		return c.Watcher.Deaf(c.Generation, func() error { return c.transact(b, true) })
+	if len(b.Buf) <= largeChange {
+		return c.transact(b, true)
 	}
-	return c.transact(b, true)
+	return c.Watcher.Deaf(c.Generation, func() (uint32, error) {
+		if err := c.transact(b, true); err != nil {
+			return 0, err
+		}
+		return 1, nil
+	})
 }
 
 // Check lets the kernel validate a transaction without committing it.

@@ -121,7 +121,7 @@ func TestTransactions(t *testing.T) {
 	require.ErrorIs(t, c.Commit(m.Batch()), unix.EMSGSIZE)
 	before, err := c.Generation()
 	require.NoError(t, err)
-	require.NoError(t, c.CommitParts(m))
+	require.NoError(t, c.CommitParts(m, c.Limit))
 	after, err := c.Generation()
 	require.NoError(t, err)
 	require.Greater(t, after, before+1)
@@ -279,7 +279,7 @@ func TestWatch(t *testing.T) {
 		e.Add(Integer(uint32(i)), nil, "")
 	}
 	m.AddElements("s", e)
-	require.Greater(t, len(m.Buf), largeTransaction)
+	require.Greater(t, len(m.Buf), largeChange)
 	require.NoError(t, c.Commit(m.Batch()))
 	run(t, host, "nft add table ip other", "nft add chain ip other t", "nft add table ip6 other", "nft delete table ip other")
 	for _, test := range []struct{ command, want string }{
@@ -298,9 +298,9 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	// Others change something while the Conn commits a large transaction.
-	require.NoError(t, c.Watcher.Deaf(c.Generation, func() error {
+	require.NoError(t, c.Watcher.Deaf(c.Generation, func() (uint32, error) {
 		run(t, host, "nft add table ip own", "nft delete table ip t")
-		return nil
+		return 1, nil
 	}))
 	require.Contains(t, <-lost, "may have been missed")
 	require.Empty(t, lost)

@@ -166,17 +166,18 @@ func (m *Messages) elements(kind, flags uint16, set string, e *Elements) {
 // Elements are elements of one set, to be added or removed, encoded as attributes of messages.
 type Elements struct {
 	netlink.Writer
-	// cuts are the positions in Buf at which a new message begins, because an attribute cannot be
-	// longer than netlink.MaxAttribute.
+	// cuts are the positions in Buf at which a new message begins, so that CommitParts can divide the
+	// elements.
 	cuts []int
 	open int // where the last message begins in Buf
 }
 
-// maxElement is an upper bound for the length of an element in bytes.
-const maxElement = 512
+// maxList is the length in bytes from which on a list of elements gets no more of them. Its message,
+// with the last element of up to 512 bytes, is no longer than PartLength.
+const maxList = PartLength - 1<<10
 
 func (e *Elements) begin() (at int) {
-	if len(e.Buf)-e.open > netlink.MaxAttribute-maxElement {
+	if len(e.Buf)-e.open > maxList {
 		e.cuts = append(e.cuts, len(e.Buf))
 		e.open = len(e.Buf)
 	}

@@ -44,6 +44,9 @@ type family struct {
 	lastID, lastNumber uint32
 	// partSize is the number of backends that a part may hold as long as another one has room.
 	partSize int
+	// atOnce makes long transactions as long as the kernel accepts them. Then it refuses all of a
+	// change or nothing.
+	atOnce bool
 
 	// prefix holds what the next transaction has to do before everything else.
 	prefix      nft.Messages
@@ -137,6 +140,23 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 
 // replaceFrom makes the table hold a state, given what it holds now.
 func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) error {
+	err := f.replaceOnce(ctx, c, state)
+	if !errors.Is(err, errPartly) {
+		return err
+	}
+	// Single Service ports may be at fault. Only a transaction that the kernel refuses as a whole shows
+	// which.
+	c, errRead := f.read()
+	if errRead != nil || c.foreign {
+		return err
+	}
+	f.lastNumber = max(f.lastNumber, c.lastNumber)
+	f.atOnce = true
+	defer func() { f.atOnce = false }()
+	return f.replaceOnce(ctx, c, state)
+}
+
+func (f *family) replaceOnce(ctx context.Context, c *content, state view.State) error {
 	f.adopt(c)
 	steps := make([]change, 0, len(state.Ports))
 	byName := map[string]*port{}

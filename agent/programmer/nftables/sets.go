@@ -129,6 +129,26 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 	return 0, false
 }
 
+// ranks is the number of ranks.
+const ranks = 5
+
+// rank returns the position of a set in the order in which elements can be added one after the
+// other: whatever an element leads to, or a packet needs once it has found the element, has a lower
+// rank. A cluster IP comes last, because it refuses the ports that frontends do not have.
+func (s setID) rank() int {
+	switch {
+	case s == clusterIPs:
+		return 4
+	case s == frontends, s == nodePorts:
+		return 3
+	case s == sizes+cluster, s == sizes+local:
+		return 2
+	case s < backends: // endpoints and numbers
+		return 1
+	}
+	return 0
+}
+
 // always reports whether the table has the set even if nothing needs it.
 func (s setID) always() bool {
 	return s < backendSets || s >= sizes && s < sources && s != affinity

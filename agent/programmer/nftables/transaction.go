@@ -349,8 +349,8 @@ func (x *transaction) discard(r ref) {
 	}
 }
 
-// whole returns the transaction as one batch, which is valid until end.
-func (x *transaction) whole() *nft.Batch {
+// length returns about how many bytes the transaction has as one batch.
+func (x *transaction) length() int {
 	length := 64 // the messages that delimit a batch
 	for _, m := range []*nft.Messages{&x.prefix, &x.sets, &x.define, &x.undefine} {
 		length += len(m.Buf)
@@ -358,8 +358,13 @@ func (x *transaction) whole() *nft.Batch {
 	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
 		length += c.length()
 	}
+	return length
+}
+
+// whole returns the transaction as one batch, which is valid until end.
+func (x *transaction) whole() *nft.Batch {
 	b := &x.batch
-	b.Buf = slices.Grow(b.Buf[:0], length)
+	b.Buf = slices.Grow(b.Buf[:0], x.length())
 	b.Reset(x.Table)
 	b.Append(&x.prefix, &x.sets, &x.define)
 	x.early.add(&b.Messages)
@@ -368,10 +373,13 @@ func (x *transaction) whole() *nft.Batch {
 	return b
 }
 
-// commit commits the transaction. After a netlink.Error without errPartly, the table is as it was.
+// commit commits the transaction, in parts if it is long or if the kernel accepts no transaction of
+// that length. After a netlink.Error without errPartly, the table is as it was.
 func (x *transaction) commit() error {
-	if all := x.whole(); x.conn.Fits(all) {
-		return x.conn.Commit(all)
+	if x.atOnce || x.length() <= shortTransaction {
+		if all := x.whole(); x.conn.Fits(all) {
+			return x.conn.Commit(all)
+		}
 	}
 	return x.commitParts(x.conn, &x.prefix)
 }

@@ -104,29 +104,70 @@ func (s *script) steps(m *nft.Messages) {
 	m.Append(&s.undefine)
 }
 
-// commitParts commits the prefix and the script in several transactions. Only what packets see at
-// once is committed at once: see invariant 4 of family. If that alone is too long, nothing is
-// committed.
+// commitParts commits the prefix and the script in several transactions, most of which are short.
+// Only what packets see at once is committed at once: see invariant 4 of family. If that alone is
+// too long, nothing is committed.
+//
+// A script that only adds, or only removes, leaves no Service port without its elements in between
+// if its sets are committed in order. So even that is committed in parts.
 func (s *script) commitParts(conn *nft.Conn, prefix *nft.Messages) error {
-	var first, early, main, late nft.Messages
-	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
-		m.Table = prefix.Table
-	}
+	messages := func() *nft.Messages { return &nft.Messages{Table: prefix.Table} }
+	first, early, main, late := messages(), messages(), messages(), messages()
 	first.Append(prefix, &s.sets)
-	s.early.add(&early)
-	main.Append(&s.define)
-	s.steps(&main)
-	s.late.remove(&late)
+	s.early.add(early)
+	s.late.remove(late)
+	parts := []*nft.Messages{early}
+	switch adds, removes := len(s.added.touched) > 0, len(s.removed.touched) > 0; {
+	case !removes && len(s.undefine.Buf) == 0:
+		first.Append(&s.define)
+		for rank := range ranks {
+			m := messages()
+			s.added.ranked(rank, m.AddElements)
+			parts = append(parts, m)
+		}
+	case !adds && len(s.define.Buf) == 0:
+		for rank := range ranks {
+			m := messages()
+			s.removed.ranked(ranks-1-rank, m.RemoveElements)
+			parts = append(parts, m)
+		}
+		main.Append(&s.undefine)
+	default:
+		main.Append(&s.define)
+		s.steps(main)
+	}
 	if !conn.Fits(main.Batch()) {
 		return &netlink.Error{Errno: unix.EMSGSIZE}
 	}
-	for _, m := range []*nft.Messages{&first, &early, &main, &late} {
-		if err := conn.CommitParts(m); err != nil {
-			return fmt.Errorf("%w: %w", errPartly, err)
+	err := conn.CommitParts(first, conn.Limit)
+	for _, m := range parts {
+		if err == nil {
+			err = conn.CommitParts(m, nft.PartLength)
 		}
+	}
+	if err == nil {
+		err = conn.Commit(main.Batch())
+	}
+	if err == nil {
+		err = conn.CommitParts(late, nft.PartLength)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errPartly, err)
 	}
 	return nil
 }
+
+// ranked calls write with the elements of each set of a rank.
+func (c *changes) ranked(rank int, write func(set string, e *nft.Elements)) {
+	for _, s := range c.touched {
+		if s.rank() == rank {
+			write(s.String(), c.sets[s])
+		}
+	}
+}
+
+// shortTransaction is the length in bytes up to which a script is one transaction.
+const shortTransaction = 2 * nft.PartLength
 
 // errPartly reports that some transactions of a large change were committed and others were not.
 var errPartly = errors.New("a large change was committed in part")
