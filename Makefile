@@ -217,6 +217,12 @@ ONLY ?=
 mutations: ## put each bug of internal/simulate/mutations into a copy of the tree, and list what catches it, in about an hour; ONLY=tombstone chooses by name
 	nice -n 10 go run ./internal/simulate/mutations -only='$(ONLY)'
 
+PACKAGES ?= internal/model
+
+.PHONY: mutation-testing
+mutation-testing: ## change PACKAGES="internal/model ..." in one place at a time, and fail if their tests do not notice; ONLY=delta.go chooses changes
+	nice -n 10 go run ./internal/tools/mutationtesting -only='$(ONLY)' internal/tools/mutationtesting/explained.yaml $(PACKAGES)
+
 .PHONY: clean
 clean: ## remove what build made
 	rm -rf bin
