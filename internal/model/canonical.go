@@ -210,10 +210,7 @@ type families [2]int
 
 // add counts an address and fails if its family has more than most entries.
 func (f *families) add(c *checker, field string, a netip.Addr, most int) {
-	n := &f[0]
-	if !a.Is4() {
-		n = &f[1]
-	}
+	n := &f[FamilyOf(a)-IPv4]
 	if *n++; *n > most {
 		c.fail("%s: has more than %d entries of one IP family", field, most)
 	}
@@ -415,7 +412,7 @@ func (d *SliceDelta) Check() error {
 	if len(d.Endpoints) > 0 {
 		c.endpoints(d.Endpoints, FamilyOf(d.Endpoints[0].Address))
 	}
-	c.count("conditions", len(d.Conditions), MaxEndpoints)
+	// Their indexes ascend below MaxEndpoints, so there are at most MaxEndpoints.
 	for i, e := range d.Conditions {
 		if e.Index >= MaxEndpoints {
 			c.fail("conditions: index %d exceeds the maximum of %d endpoints", e.Index, MaxEndpoints)

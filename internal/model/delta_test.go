@@ -95,6 +95,67 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, base.LastChangeTriggerTimeMS+1, got.LastChangeTriggerTimeMS)
 }
 
+// TestWorse checks which changes take an endpoint out of use. Nodes receive these before the others.
+func TestWorse(t *testing.T) {
+	at := func(ready, serving bool) model.Endpoint {
+		return model.Endpoint{Address: addr("10.0.0.2"), Conditions: model.Conditions{Ready: ready, Serving: serving}}
+	}
+	other := model.Endpoint{Address: addr("10.0.0.1"), Conditions: model.Conditions{Ready: true, Serving: true}}
+	for name, c := range map[string]struct {
+		before, after []model.Endpoint
+		worse         bool
+	}{
+		"nothing changes":    {[]model.Endpoint{other, at(true, true)}, []model.Endpoint{other, at(true, true)}, false},
+		"one joins":          {[]model.Endpoint{at(true, true)}, []model.Endpoint{other, at(true, true)}, false},
+		"one leaves":         {[]model.Endpoint{other, at(true, true)}, []model.Endpoint{at(true, true)}, true},
+		"one is replaced":    {[]model.Endpoint{at(true, true)}, []model.Endpoint{other}, true},
+		"no longer ready":    {[]model.Endpoint{other, at(true, true)}, []model.Endpoint{other, at(false, true)}, true},
+		"no longer serving":  {[]model.Endpoint{other, at(false, true)}, []model.Endpoint{other, at(false, false)}, true},
+		"ready":              {[]model.Endpoint{at(false, true)}, []model.Endpoint{at(true, true)}, false},
+		"serving":            {[]model.Endpoint{at(false, false)}, []model.Endpoint{at(false, true)}, false},
+		"never in use":       {[]model.Endpoint{at(false, false)}, []model.Endpoint{at(false, false)}, false},
+		"ready, not serving": {[]model.Endpoint{at(true, false)}, []model.Endpoint{at(true, false)}, false},
+	} {
+		slice := func(endpoints []model.Endpoint) *model.Slice {
+			return model.NewSlice(model.Slice{Endpoints: endpoints})
+		}
+		require.Equal(t, c.worse, model.Worse(slice(c.before), slice(c.after)), name)
+	}
+}
+
+// TestApplyToLargeSlices checks deltas that fill a slice up to the maximum of endpoints, and that
+// add endpoints beyond those that the last leaf of the base holds.
+func TestApplyToLargeSlices(t *testing.T) {
+	for _, size := range [][2]int{{model.MaxEndpoints - 1, model.MaxEndpoints}, {20, 39}} {
+		base, target := model.NewSlice(modeltest.WebSlice(size[0])), model.NewSlice(modeltest.WebSlice(size[1]))
+		d := model.Diff(base, target)
+		got, err := d.Apply(base)
+		require.NoError(t, err)
+		require.Empty(t, modeltest.Diff(target, got))
+	}
+}
+
+// TestLenOfAnUpdate checks that each object that an update names counts, whichever list it is in.
+// Servers send nothing if the number is 0.
+func TestLenOfAnUpdate(t *testing.T) {
+	require.Zero(t, (&model.Update{Full: true, Left: make([]model.Departure, 9)}).Len())
+	u := &model.Update{
+		Services: make([]*model.Service, 1), Slices: make([]*model.Slice, 2), Deltas: make([]*model.SliceDelta, 4), Removed: make([]model.Key, 8),
+	}
+	require.Equal(t, 15, u.Len())
+}
+
+// TestResourceVersions checks that the version of one kind never stands for that of another.
+func TestResourceVersions(t *testing.T) {
+	r := model.ResourceVersions{Services: 5, Slices: 7}
+	require.Equal(t, model.ResourceVersions{Services: 9, Slices: 7}, r.With(model.KindService, 9))
+	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 9}, r.With(model.KindSlice, 9))
+	require.Equal(t, r, r.With(model.KindNode, 9))
+	o := model.ResourceVersions{Services: 4, Slices: 8}
+	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 8}, r.Max(o))
+	require.Equal(t, model.ResourceVersions{Services: 4, Slices: 7}, r.Min(o))
+}
+
 func TestApplyRefusesOtherBases(t *testing.T) {
 	base := model.NewSlice(modeltest.WebSlice(5))
 	target := modeltest.WebSlice(5)

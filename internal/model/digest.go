@@ -65,10 +65,8 @@ func BucketDigests(objects iter.Seq2[Key, Version]) []Digest {
 	}
 	out := make([]Digest, Buckets)
 	for i, in := range versions {
-		if len(in) > 0 {
-			slices.SortFunc(in, func(a, b Version) int { return bytes.Compare(a[:], b[:]) })
-			out[i] = digestOf(tagBucket, in)
-		}
+		slices.SortFunc(in, func(a, b Version) int { return bytes.Compare(a[:], b[:]) })
+		out[i] = digestOf(tagBucket, in)
 	}
 	return out
 }

@@ -4,6 +4,8 @@
 package model_test
 
 import (
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -177,6 +179,91 @@ func TestVersionsOfAllReleases(t *testing.T) {
 	slice := model.NewSlice(modeltest.WebSlice(3))
 	require.Equal(t, "e448a3a20c04bd49dce85327fd7a583e2ddcf7ca60b0fe8224", slice.ContentVersion().String())
 	require.EqualValues(t, 0x5a7, service.ServiceKey().Shard(4096))
+	// Hashes treat keys of 32 bytes or more differently.
+	require.EqualValues(t, 0xbc4, model.ServiceKey{Namespace: "kube-system", Name: "metrics-server-of-the-cluster"}.Shard(4096))
+
+	// These have a value in every field.
+	full := model.NewService(model.Service{
+		Namespace: "default", Name: "full", Type: model.LoadBalancer, ClusterIPs: addrs("10.96.0.1", "fd00::1"), ExternalIPs: addrs("192.0.2.1"),
+		LoadBalancerIngress:   []model.LoadBalancerIngress{{IP: addr("192.0.2.2")}, {IP: addr("2001:db8::2"), ProxyMode: true}},
+		Ports:                 []model.ServicePort{{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053}, {Name: "sig", Protocol: model.SCTP, Port: 9}},
+		InternalTrafficPolicy: model.TrafficLocal, ExternalTrafficPolicy: model.TrafficLocal, ClientIPAffinitySeconds: 10800,
+		LoadBalancerSourceRanges: []netip.Prefix{prefix("0.0.0.0/0"), prefix("10.0.0.0/8"), prefix("2001:db8::/32")}, HealthCheckNodePort: 30099,
+		TrafficDistribution: "PreferSameZone", CreationTimeSeconds: 1_754_000_000, IPVSScheduler: "lc",
+	})
+	require.Equal(t, "283ed38e620d999dd11910677c2d43721be9b8df650e535273", full.ContentVersion().String())
+	many := modeltest.WebSlice(40)
+	many.Endpoints[20].Conditions.Terminating, many.Endpoints[20].ZoneHints, many.Endpoints[20].NodeHints = true, []string{"a", "b"}, []string{"n"}
+	require.Equal(t, "19e3d1f1f9fa0dfabc8c58ac6870bc3fba043856f4ddc43d3b", model.NewSlice(many).ContentVersion().String())
+	node := &model.Node{
+		Name: "node-1", Labels: map[string]string{"zone": "a", "arch": "arm64"}, InternalIPs: addrs("10.0.0.1"), Deleting: true, TaintedForDeletion: true,
+		PodCIDRs: []netip.Prefix{prefix("10.180.0.0/24")}, ServiceCIDRs: []netip.Prefix{prefix("10.96.0.0/16"), prefix("fd00::/108")},
+	}
+	require.Equal(t, "da42b936f608e91421a7c2717ea5f99ae711b6d43384928980", node.ContentVersion().String())
+
+	shard := modeltest.ShardDigest(full, slice)
+	require.Equal(t, "c55e4b85dab500c415023fb0126ca011e480fdce42daf91d19", shard.String())
+	require.Equal(t, "7736402681e6c15bc624ee918f4cb257bee2aa72dc6db4d128", model.StateDigest([]model.Digest{shard, {}}).String())
+	require.Equal(t, "105d8f307d45cd4ec927402b687b50e4e0fd82f3b7ece6da2e", model.NodesDigest([]*model.Node{node}).String())
+}
+
+// TestVersionsOnTheWire checks which objects count with the version that came over the wire. They
+// do if nothing of them is known to be lost: if the version is the hash of the content, or if newer
+// software has sent fields that this software cannot hash.
+func TestVersionsOnTheWire(t *testing.T) {
+	foreign := model.Version{7}
+	service, slice := modeltest.Web().ContentVersion(), model.NewSlice(modeltest.WebSlice(3)).ContentVersion()
+	for name, c := range map[string]struct {
+		own     bool // whether the version on the wire is the hash of the content
+		unknown func() bool
+		stays   bool // whether it stays if own versions are to be used
+	}{
+		"its own":                 {true, nil, true},
+		"its own, unknown fields": {true, func() bool { return true }, true},
+		"another":                 {false, nil, false},
+		"another, no more fields": {false, func() bool { return false }, false},
+		"another, unknown fields": {false, func() bool { return true }, true},
+	} {
+		version := func(own model.Version) model.Version {
+			if c.own {
+				return own
+			}
+			return foreign
+		}
+		s := modeltest.Web().WithVersion(version(service), c.unknown)
+		require.Equal(t, version(service), s.ContentVersion(), name)
+		require.Equal(t, c.stays, s.WithOwnVersion() == s, name)
+		e := model.NewSlice(modeltest.WebSlice(3)).WithVersion(version(slice), c.unknown)
+		require.Equal(t, version(slice), e.ContentVersion(), name)
+		require.Equal(t, c.own, e.Exact(), name)
+		require.Equal(t, c.stays, e.WithOwnVersion() == e, name)
+		if !c.stays {
+			require.Equal(t, service, s.WithOwnVersion().ContentVersion(), name)
+			require.Equal(t, slice, e.WithOwnVersion().ContentVersion(), name)
+			require.True(t, e.WithOwnVersion().Exact(), name)
+			require.Equal(t, foreign, e.ContentVersion(), "an object is immutable once it is shared")
+		}
+	}
+}
+
+// TestListsHaveNoDuplicates checks that an object that names something twice is the same as one
+// that names it once.
+func TestListsHaveNoDuplicates(t *testing.T) {
+	service := func(times int) *model.Service {
+		return model.NewService(model.Service{
+			Namespace: "default", Name: "a", Type: model.LoadBalancer, ClusterIPs: slices.Repeat(addrs("10.96.0.1"), times),
+			ExternalIPs: slices.Repeat(addrs("192.0.2.1"), times), LoadBalancerIngress: slices.Repeat(ingress(addr("192.0.2.2")), times),
+			LoadBalancerSourceRanges: slices.Repeat(ranges(1), times), Ports: slices.Repeat([]model.ServicePort{{Protocol: model.TCP, Port: 80}}, times),
+		})
+	}
+	require.Equal(t, service(1), service(2))
+	slice := func(times int) *model.Slice {
+		s := modeltest.WebSlice(1)
+		s.Ports = slices.Repeat(s.Ports, times)
+		s.Endpoints[0].ZoneHints, s.Endpoints[0].NodeHints = slices.Repeat([]string{"a"}, times), slices.Repeat([]string{"n"}, times)
+		return model.NewSlice(s)
+	}
+	require.Equal(t, slice(1), slice(2))
 }
 
 // TestDigestsDistinguishStates checks that digests reflect which slice an endpoint is in, but not
@@ -211,10 +298,101 @@ func TestDigestsDistinguishStates(t *testing.T) {
 		slices.Reverse(b)
 		require.Equal(t, shard(a...), shard(b...), "%d", i)
 	}
+	// So many slices that several share each bucket.
+	var many []model.Object
+	for i := range 4 * model.Buckets {
+		many = append(many, slice(fmt.Sprint("many-", i)))
+	}
+	before := shard(many...)
+	slices.Reverse(many)
+	require.Equal(t, before, shard(many...))
+	require.NotEqual(t, before, shard(many[1:]...))
+
 	d := shard(states[3]...)
 	require.NotEqual(t, model.StateDigest([]model.Digest{d, {}}), model.StateDigest([]model.Digest{{}, d}))
 	require.NotEqual(t, d, model.ShardDigest([]model.Digest{d}))
+	require.NotEqual(t, model.StateDigest([]model.Digest{d}), model.ShardDigest([]model.Digest{d}), "a shard's digest is no state's")
 	require.Zero(t, model.StateDigest(make([]model.Digest, 64)))
+}
+
+// TestShardDigests checks that the digests of all shards of a state are those that each shard has by
+// itself.
+func TestShardDigests(t *testing.T) {
+	const count = 4
+	var shards [count][]model.Object
+	versions := make(map[model.Object]model.Version)
+	for i := range 40 {
+		s := modeltest.NamedSlice(fmt.Sprint("slice-", i), fmt.Sprint("service-", i%10), 1)
+		shards[s.ServiceKey().Shard(count)] = append(shards[s.ServiceKey().Shard(count)], s)
+		versions[s] = s.ContentVersion()
+	}
+	got := model.ShardDigests(count, maps.All(versions))
+	require.Len(t, got, count)
+	for i, objects := range shards {
+		require.NotEmpty(t, objects)
+		require.Equal(t, modeltest.ShardDigest(objects...), got[i])
+	}
+}
+
+// TestBytesOnTheWire checks that versions and digests come back from their bytes, and that bytes of
+// any other length are refused.
+func TestBytesOnTheWire(t *testing.T) {
+	v := modeltest.Web().ContentVersion()
+	got, err := model.ParseVersion(v[:])
+	require.NoError(t, err)
+	require.Equal(t, v, got)
+	for _, b := range [][]byte{nil, v[1:], append(v[:], 0)} {
+		_, err := model.ParseVersion(b)
+		require.ErrorContains(t, err, "want 25")
+	}
+
+	digests := []model.Digest{{1}, {}, {3}}
+	b := model.JoinDigests(digests)
+	again, err := model.SplitDigests(b)
+	require.NoError(t, err)
+	require.Equal(t, digests, again)
+	_, err = model.SplitDigests(b[1:])
+	require.ErrorContains(t, err, "want a multiple of 25")
+}
+
+// TestNodesDigest checks that the digest of Nodes depends on all that agents need of each Node, and
+// not on the order of the Nodes. Relays compare these digests.
+func TestNodesDigest(t *testing.T) {
+	node := func(change func(*model.Node)) *model.Node {
+		n := &model.Node{
+			Name: "n", Labels: map[string]string{"zone": "a"}, InternalIPs: addrs("10.0.0.1"),
+			PodCIDRs: []netip.Prefix{prefix("10.180.0.0/24")}, ServiceCIDRs: []netip.Prefix{prefix("10.96.0.0/16")},
+		}
+		change(n)
+		return n
+	}
+	digests := map[model.Digest]string{}
+	var all []*model.Node
+	for name, change := range map[string]func(n *model.Node){
+		"as it is":               func(*model.Node) {},
+		"name":                   func(n *model.Node) { n.Name = "o" },
+		"label":                  func(n *model.Node) { n.Labels = map[string]string{"arch": "a"} },
+		"value of a label":       func(n *model.Node) { n.Labels = map[string]string{"zone": "b"} },
+		"no label":               func(n *model.Node) { n.Labels = nil },
+		"address":                func(n *model.Node) { n.InternalIPs = addrs("10.0.0.2") },
+		"pod CIDR":               func(n *model.Node) { n.PodCIDRs = []netip.Prefix{prefix("10.181.0.0/24")} },
+		"length of pod CIDR":     func(n *model.Node) { n.PodCIDRs = []netip.Prefix{prefix("10.180.0.0/23")} },
+		"service CIDR":           func(n *model.Node) { n.ServiceCIDRs = []netip.Prefix{prefix("10.97.0.0/16")} },
+		"length of service CIDR": func(n *model.Node) { n.ServiceCIDRs = []netip.Prefix{prefix("10.96.0.0/15")} },
+		"deleting":               func(n *model.Node) { n.Deleting = true },
+		"tainted":                func(n *model.Node) { n.TaintedForDeletion = true },
+	} {
+		n := node(change)
+		all = append(all, n)
+		d := model.NodesDigest([]*model.Node{n})
+		require.Empty(t, digests[d], name)
+		digests[d] = name
+	}
+	before := model.NodesDigest(all)
+	slices.Reverse(all)
+	require.Equal(t, before, model.NodesDigest(all))
+	require.NotEqual(t, before, model.NodesDigest(all[1:]))
+	require.Zero(t, model.NodesDigest(nil))
 }
 
 func TestNodeEqual(t *testing.T) {
@@ -261,6 +439,7 @@ func TestBuckets(t *testing.T) {
 		{model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}, "1/default/web"},
 		{model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}, "2/default/web"},
 		{model.Key{Kind: model.KindSlice, Namespace: "kube-system", Name: "kube-dns-7x9f2"}, "2/kube-system/kube-dns-7x9f2"},
+		{model.Key{Kind: model.KindSlice, Namespace: "kube-system", Name: "metrics-server-of-the-cluster-7x9f2"}, "2/kube-system/metrics-server-of-the-cluster-7x9f2"},
 	} {
 		require.EqualValues(t, xxhash.Sum64String(c.of)%64, c.key.Bucket(), "%v", c.key)
 	}
