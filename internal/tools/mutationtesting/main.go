@@ -23,11 +23,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -168,9 +170,15 @@ func report(w io.Writer, folder string, outcomes []outcome, known explained, all
 // lab is where the mutants of a package are tried.
 type lab struct {
 	folder, binary string
-	random         bool // whether the tests have the flags of rapid
-	cpu            int  // limit of the CPU time of the tests, in seconds
-	timeout        time.Duration
+	random         bool   // whether the tests have the flags of rapid
+	parts          []part // run one after the other, until a mutant is killed
+}
+
+// part is some of the tests.
+type part struct {
+	flags   []string      // choose the tests
+	cpu     int           // limit of the CPU time, in seconds; an endless loop exceeds it on a busy machine, too
+	timeout time.Duration // limit of the time, for deadlocks
 }
 
 // try tries the mutants of the package in a folder.
@@ -191,16 +199,9 @@ func try(ctx context.Context, folder, only string) (outcomes []outcome, err erro
 	if l.random, err = importsRapid(folder); err != nil {
 		return nil, err
 	}
-	// Without a mutant, the tests must pass. What they need then decides the limits. The limit of the
-	// CPU time is for endless loops, and holds on a busy machine; the other one is for deadlocks.
-	l.cpu, l.timeout = 600, 10*time.Minute
-	began := time.Now()
-	cmd := l.command(ctx, 0)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("the tests fail without a mutant: %w\n%s", err, out)
+	if err := l.divide(ctx); err != nil {
+		return nil, err
 	}
-	needed := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	l.cpu, l.timeout = 5+10*int(needed.Seconds()), time.Minute+10*time.Since(began)
 	var numbers []int
 	for i, m := range p.mutants {
 		if strings.Contains(m.String(), only) {
@@ -218,14 +219,19 @@ func try(ctx context.Context, folder, only string) (outcomes []outcome, err erro
 }
 
 // tryAll tries mutants, as many at a time as there are processors, and returns their statuses.
-func (l lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
+func (l *lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
 	statuses, errs := make([]string, len(numbers)), make([]error, len(numbers))
 	next := make(chan int)
+	var done, alive atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.NumCPU() {
 		wg.Go(func() {
 			for i := range next {
 				statuses[i], errs[i] = l.try(ctx, numbers[i])
+				done.Add(1)
+				if statuses[i] == survived {
+					alive.Add(1)
+				}
 			}
 		})
 	}
@@ -233,7 +239,8 @@ func (l lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
 	for i := range numbers {
 		if time.Since(reported) > 15*time.Second {
 			reported = time.Now()
-			fmt.Fprintf(os.Stderr, "%s: %d of %d mutants after %v\n", l.folder, i, len(numbers), time.Since(began).Round(time.Second))
+			fmt.Fprintf(os.Stderr, "%s: %d of %d mutants after %v, %d survived\n",
+				l.folder, done.Load(), len(numbers), time.Since(began).Round(time.Second), alive.Load())
 		}
 		next <- i
 	}
@@ -242,37 +249,93 @@ func (l lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
 	return statuses, errors.Join(errs...)
 }
 
-// try runs the tests with a mutant and returns its status.
-func (l lab) try(ctx context.Context, number int) (string, error) {
-	err := l.command(ctx, number).Run()
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		return "", ctx.Err()
-	case err == nil:
-		return survived, nil
-	case !errors.As(err, &exit):
-		return "", err
-	case exit.ExitCode() < 0: // ended by a signal
-		return limited, nil
+// divide runs the tests without a mutant, and divides them into parts with limits. Most mutants are
+// killed by a quick test, so the quick tests are the first part.
+func (l *lab) divide(ctx context.Context) error {
+	measure := func(flags ...string) (part, []byte, error) {
+		cmd, began := l.command(ctx, 0, part{flags, 600, 10 * time.Minute}, "-test.v"), time.Now()
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return part{}, nil, fmt.Errorf("the tests fail without a mutant: %w\n%s", err, out)
+		}
+		used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+		return part{flags, 2 + int(4*used.Seconds()), time.Minute + 4*time.Since(began)}, out, nil
 	}
-	return killed, nil
+	all, out, err := measure()
+	if err != nil {
+		return err
+	}
+	l.parts = []part{all}
+	if slow := slowTests(out); slow != "" {
+		quick, _, err := measure("-test.skip=" + slow)
+		if err != nil {
+			return err
+		}
+		all.flags = []string{"-test.run=" + slow}
+		l.parts = []part{quick, all}
+	}
+	return nil
 }
 
-// command returns the command that runs the tests with a mutant.
-func (l lab) command(ctx context.Context, number int) *exec.Cmd {
-	args := []string{"-c", fmt.Sprintf(`ulimit -t %d && ulimit -v %d && exec "$@"`, l.cpu, memory), "sh", l.binary, "-test.failfast", "-test.timeout=" + l.timeout.String()}
+// slowTests returns a pattern of the tests that need more than a tenth of the time of all, from the
+// output of -test.v.
+func slowTests(out []byte) string {
+	seconds, all := make(map[string]float64), 0.0
+	for _, match := range passed.FindAllSubmatch(out, -1) {
+		n, _ := strconv.ParseFloat(string(match[2]), 64) // the expression admits numbers only
+		seconds[string(match[1])] = n
+		all += n
+	}
+	var slow []string
+	for name, n := range seconds {
+		if n > all/10 {
+			slow = append(slow, name)
+		}
+	}
+	if len(slow) == 0 {
+		return ""
+	}
+	slices.Sort(slow)
+	return "^(" + strings.Join(slow, "|") + ")$"
+}
+
+// passed matches the line of a test that is no subtest.
+var passed = regexp.MustCompile(`(?m)^--- PASS: (\w+) \(([0-9.]+)s\)$`)
+
+// try runs the tests with a mutant and returns its status.
+func (l *lab) try(ctx context.Context, number int) (string, error) {
+	for _, p := range l.parts {
+		err := l.command(ctx, number, p).Run()
+		var exit *exec.ExitError
+		switch {
+		case ctx.Err() != nil:
+			return "", ctx.Err()
+		case err == nil:
+			continue
+		case !errors.As(err, &exit):
+			return "", err
+		case exit.ExitCode() < 0: // ended by a signal
+			return limited, nil
+		}
+		return killed, nil
+	}
+	return survived, nil
+}
+
+// command returns the command that runs a part of the tests with a mutant. Number 0 is no mutant.
+func (l *lab) command(ctx context.Context, number int, p part, flags ...string) *exec.Cmd {
+	args := []string{"-c", fmt.Sprintf(`ulimit -t %d && ulimit -v %d && exec "$@"`, p.cpu, memory), "sh", l.binary, "-test.failfast", "-test.timeout=" + p.timeout.String()}
 	if l.random {
 		args = append(args, "-rapid.seed=1", "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
-	cmd := exec.CommandContext(ctx, "sh", args...)
+	cmd := exec.CommandContext(ctx, "sh", slices.Concat(args, p.flags, flags)...)
 	cmd.Dir = l.folder
 	cmd.Env = append(os.Environ(), activeVariable+"="+strconv.Itoa(number))
 	return cmd
 }
 
 // memory bounds the address space of the tests, in KiB. Some mutants allocate without end.
-const memory = 4 << 20
+const memory = 3 << 20
 
 // build writes the package's files into work and compiles the tests with them.
 func (p *instrumented) build(ctx context.Context, folder, work, binary string) error {

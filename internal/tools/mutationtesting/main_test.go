@@ -101,3 +101,11 @@ func TestReport(t *testing.T) {
 		require.Contains(t, w.String(), test.says, name)
 	}
 }
+
+// TestSlowTests checks that tests which need much of the time are put off, but no subtest.
+func TestSlowTests(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, slowTests([]byte("=== RUN   TestA\n--- PASS: TestA (0.00s)\nPASS\n")))
+	require.Equal(t, "^(FuzzC|TestB)$", slowTests([]byte(
+		"--- PASS: TestA (0.10s)\n--- PASS: TestB (1.00s)\n    --- PASS: TestB/sub (1.00s)\n--- PASS: FuzzC (0.20s)\n    --- PASS: FuzzC/seed#0 (0.10s)\nPASS\n")))
+}
