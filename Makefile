@@ -217,7 +217,7 @@ ONLY ?=
 mutations: ## put each bug of internal/simulate/mutations into a copy of the tree, and list what catches it, in about an hour; ONLY=tombstone chooses by name
 	nice -n 10 go run ./internal/simulate/mutations -only='$(ONLY)'
 
-PACKAGES ?= internal/model
+PACKAGES ?= internal/model internal/store
 
 .PHONY: mutation-testing
 mutation-testing: ## change PACKAGES="internal/model ..." in one place at a time, and fail if their tests do not notice; ONLY=delta.go chooses changes

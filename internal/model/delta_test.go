@@ -95,7 +95,8 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, base.LastChangeTriggerTimeMS+1, got.LastChangeTriggerTimeMS)
 }
 
-// TestWorse checks which changes take an endpoint out of use. Nodes receive these before the others.
+// TestWorse checks which changes take an endpoint out of use. Nodes receive these before the
+// others.
 func TestWorse(t *testing.T) {
 	at := func(ready, serving bool) model.Endpoint {
 		return model.Endpoint{Address: addr("10.0.0.2"), Conditions: model.Conditions{Ready: ready, Serving: serving}}

@@ -1,5 +1,5 @@
-// These tests prove which texts ParseServiceKey accepts, how logs name objects, and which parts of a
-// slice's hash a delta reuses.
+// These tests prove which texts ParseServiceKey accepts, how logs name objects, and which parts of
+// a slice's hash a delta reuses.
 package model
 
 import (
@@ -26,8 +26,8 @@ func TestKeysInLogs(t *testing.T) {
 	require.Equal(t, "Node node-1", Key{Kind: KindNode, Name: "node-1"}.String())
 }
 
-// TestLeavesAreReused checks that a slice recognizes its own leaves, which need not be hashed again,
-// and no others. The last leaf is not full.
+// TestLeavesAreReused checks that a slice recognizes its own leaves, which need not be hashed
+// again, and no others. The last leaf is not full.
 func TestLeavesAreReused(t *testing.T) {
 	var s Slice
 	for i := range 2*leafEndpoints + 4 {

@@ -315,8 +315,8 @@ func TestDigestsDistinguishStates(t *testing.T) {
 	require.Zero(t, model.StateDigest(make([]model.Digest, 64)))
 }
 
-// TestShardDigests checks that the digests of all shards of a state are those that each shard has by
-// itself.
+// TestShardDigests checks that the digests of all shards of a state are those that each shard has
+// by itself.
 func TestShardDigests(t *testing.T) {
 	const count = 4
 	var shards [count][]model.Object

@@ -4,6 +4,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -215,4 +216,60 @@ func TestPublishedNodes(t *testing.T) {
 	s.Upsert(&model.Node{Name: "n", Deleting: true}, 0)
 	require.Empty(t, s.Publish().Nodes)
 	require.Len(t, s.Nodes(), 1)
+}
+
+// TestUpdatesAreSorted checks that the objects of an Update are in the order of their keys, so that
+// all servers encode the same state as the same bytes.
+func TestUpdatesAreSorted(t *testing.T) {
+	s := synced(t, Options{Shards: 1})
+	var keys []model.Key
+	write := func(endpoints int) *model.Update {
+		for i := range 20 {
+			s.Upsert(slice(fmt.Sprintf("s-%02d", i), "a", endpoints), 0)
+		}
+		return only(t, s.Publish())
+	}
+	for i := range 20 {
+		s.Upsert(service(fmt.Sprintf("s-%02d", i)), 0)
+		keys = append(keys, service(fmt.Sprintf("s-%02d", i)).Key(), slice(fmt.Sprintf("s-%02d", 19-i), "a", 1).Key(),
+			model.Key{Kind: model.KindSlice, Namespace: "default", Name: fmt.Sprintf("t-%02d", 19-i)})
+	}
+	whole, deltas := write(5), write(4)
+	now := s.Snapshot(0)
+	for i := range 20 {
+		s.Remove(service(fmt.Sprintf("s-%02d", i)).Key(), 0)
+		s.Remove(slice(fmt.Sprintf("s-%02d", i), "a", 4).Key(), 0)
+	}
+	removed := only(t, s.Publish())
+	require.Len(t, removed.Removed, 40)
+	require.Len(t, deltas.Deltas, 20)
+	for name, u := range map[string]*model.Update{
+		"whole": whole, "deltas": deltas, "removed": removed, "since": now.Since(0), "removed since": s.Snapshot(0).Since(2), "selected": now.Select(keys),
+	} {
+		require.True(t, slices.IsSortedFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) }), name)
+		require.True(t, slices.IsSortedFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) }), name)
+		require.True(t, slices.IsSortedFunc(u.Deltas, func(a, b *model.SliceDelta) int { return a.Key().Compare(b.Key()) }), name)
+		require.True(t, slices.IsSortedFunc(u.Removed, model.Key.Compare), name)
+	}
+}
+
+// TestNothingRemainsOfChurn checks that names which never come back leave no more behind than the
+// tombstones. Otherwise they would fill the server's memory.
+func TestNothingRemainsOfChurn(t *testing.T) {
+	const tombstones = 5
+	s := synced(t, Options{Shards: 1, Tombstones: tombstones})
+	for i := range 100 {
+		s.Upsert(service(fmt.Sprint("s-", i)), 0)
+		s.Publish()
+		s.Remove(service(fmt.Sprint("s-", i)).Key(), 0)
+		s.Publish()
+	}
+	now := s.Snapshot(0)
+	require.Zero(t, now.Len())
+	require.Equal(t, tombstones, now.byKey.Len())
+	require.Equal(t, tombstones, now.byChange.Len())
+	require.Len(t, s.shards[0].tombstones, tombstones)
+	require.Empty(t, s.held)
+	require.Empty(t, s.pending[0])
+	require.Empty(t, s.pendingNodes)
 }

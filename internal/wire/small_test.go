@@ -45,7 +45,7 @@ func TestWarningNames(t *testing.T) {
 		}
 		require.Equal(t, want, WarningName(pb.NodeWarning(number)))
 	}
-	for _, newer := range []pb.NodeWarning{-1, pb.NodeWarning(len(pb.NodeWarning_name)), 1000} {
+	for _, newer := range []pb.NodeWarning{-1, pb.NodeWarning(len(pb.NodeWarning_name)), pb.NodeWarning(len(pb.NodeWarning_name) + 1), 1000} {
 		require.Equal(t, "other", WarningName(newer))
 	}
 }

@@ -4,7 +4,9 @@
 package wire
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -334,6 +336,7 @@ func TestSizeOfADelta(t *testing.T) {
 // TestDeltas checks that decodeDeltas returns the same as the general decoder. decodeDeltas must
 // decode the frames it is meant for, and no frame that is cut off or holds anything else.
 func TestDeltas(t *testing.T) {
+	decoded := 0
 	rapid.Check(t, func(t *rapid.T) {
 		u := &model.Update{
 			Shard: rapid.Uint32Max(63).Draw(t, "shard"), To: rapid.Uint64Range(1, 1<<40).Draw(t, "to"),
@@ -341,18 +344,27 @@ func TestDeltas(t *testing.T) {
 		}
 		u.From = u.To - rapid.Uint64Range(1, min(u.To, 3)).Draw(t, "count")
 		for range rapid.IntRange(1, 3).Draw(t, "deltas") {
-			d := &model.SliceDelta{
-				Namespace: rapid.StringMatching("[ab]{0,2}").Draw(t, "namespace"), Name: rapid.OneOf(rapid.Just("a.b"), rapid.StringN(0, 4, -1)).Draw(t, "name"),
-				Version:                 model.Version{rapid.ByteMax(2).Draw(t, "version")},
-				LastChangeTriggerTimeMS: rapid.Int64().Draw(t, "time"),
+			// Most deltas are canonical, so that many frames are those that decodeDeltas is for.
+			d := &model.SliceDelta{Namespace: "default", Name: "a.b", Version: model.Version{1}, LastChangeTriggerTimeMS: rapid.Int64().Draw(t, "time")}
+			index, address := rapid.Uint32Max(3), rapid.ByteMax(3)
+			if rapid.IntRange(0, 7).Draw(t, "odd") == 0 {
+				d.Namespace, d.Name = rapid.StringMatching("[ab]{0,2}").Draw(t, "namespace"), rapid.StringN(0, 4, -1).Draw(t, "name")
+				d.Version = model.Version{rapid.ByteMax(2).Draw(t, "version")}
+				index, address = rapid.Uint32(), rapid.Byte()
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "conditions") {
-				d.Conditions = append(d.Conditions, model.EndpointConditions{Index: rapid.Uint32().Draw(t, "index"), Conditions: model.Conditions{
+				d.Conditions = append(d.Conditions, model.EndpointConditions{Index: index.Draw(t, "index"), Conditions: model.Conditions{
 					Ready: rapid.Bool().Draw(t, "ready"), Serving: rapid.Bool().Draw(t, "serving"), Terminating: rapid.Bool().Draw(t, "terminating"),
 				}})
 			}
 			for range rapid.IntRange(0, 2).Draw(t, "removed") {
-				d.Removed = append(d.Removed, netip.AddrFrom4([4]byte{10, rapid.Byte().Draw(t, "address")}))
+				d.Removed = append(d.Removed, netip.AddrFrom4([4]byte{10, address.Draw(t, "address")}))
+			}
+			if rapid.IntRange(0, 7).Draw(t, "unsorted") > 0 {
+				slices.SortFunc(d.Conditions, func(a, b model.EndpointConditions) int { return cmp.Compare(a.Index, b.Index) })
+				d.Conditions = slices.CompactFunc(d.Conditions, func(a, b model.EndpointConditions) bool { return a.Index == b.Index })
+				slices.SortFunc(d.Removed, netip.Addr.Compare)
+				d.Removed = slices.Compact(d.Removed)
 			}
 			u.Deltas = append(u.Deltas, d)
 		}
@@ -364,6 +376,7 @@ func TestDeltas(t *testing.T) {
 		require.Equal(t, len(general.Problems) == 0, fast != nil)
 		if fast != nil {
 			require.Equal(t, general, fast)
+			decoded++
 		}
 		for i := range f {
 			if cut := decodeDeltas(f[:i]); cut != nil {
@@ -377,6 +390,7 @@ func TestDeltas(t *testing.T) {
 		require.NoError(t, err)
 		require.Nil(t, decodeDeltas(f))
 	})
+	require.Greater(t, decoded, 30, "hardly any frame was one that decodeDeltas is for")
 }
 
 // FuzzDecode checks that Decode returns either an error or a Response that can be encoded again.

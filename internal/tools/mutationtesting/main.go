@@ -176,9 +176,10 @@ type lab struct {
 
 // part is some of the tests.
 type part struct {
-	flags   []string      // choose the tests
-	cpu     int           // limit of the CPU time, in seconds; an endless loop exceeds it on a busy machine, too
-	timeout time.Duration // limit of the time, for deadlocks
+	flags []string // choose the tests
+	// cpu limits the CPU time, in seconds. An endless loop exceeds it on a busy machine, too.
+	cpu     int
+	timeout time.Duration // for deadlocks
 }
 
 // try tries the mutants of the package in a folder.
