@@ -232,11 +232,23 @@ func isName(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-' || c == '.'
 }
 
-// withoutNamed leaves out the values after names that secrets have.
+// secretObject matches what says that an object is a Secret, in YAML and JSON, also in a string.
+var secretObject = regexp.MustCompile(`(?:\b|\\n)kind\\*["']?[ \t]*:[ \t]*\\*["']?Secret(?:List)?\b`)
+
+// secretFields are the fields of a Secret that have its values, in lower case.
+var secretFields = []string{"data", "stringdata"}
+
+// withoutNamed leaves out the values after names that secrets have. If there is a Secret in the
+// text, it leaves out everything that may be the values of one.
 func withoutNamed(s string) string {
 	lower := lowered(s)
+	words, isSecret := secretWords, isSecretName
+	if secretObject.MatchString(s) {
+		words = append(slices.Clone(words), "data") // which stringdata has, too
+		isSecret = func(name string) bool { return isSecretName(name) || slices.Contains(secretFields, name) }
+	}
 	var at []int // where secret words begin
-	for _, word := range secretWords {
+	for _, word := range words {
 		for i := 0; ; i++ {
 			next := strings.Index(lower[i:], word)
 			if next < 0 {
@@ -263,7 +275,10 @@ func withoutNamed(s string) string {
 		}
 		seen = end
 		name := lower[begin:end]
-		if !isSecretName(name) {
+		if begin > 0 && s[begin-1] == '\\' {
+			name = strings.TrimPrefix(name, "n") // of an escaped end of line
+		}
+		if !isSecret(name) {
 			continue
 		}
 		v := valueAfter(s, begin, end)

@@ -63,6 +63,18 @@ func TestText(t *testing.T) {
 		"password: |\n  SEEDED\n  SEEDED two\n\n  SEEDED", "- password: >-\n    SEEDED\n    SEEDED", "password: |2+ # comment\n   SEEDED\n",
 		"a:\n  password: |\r\n    SEEDED\r\n    SEEDED\r\n", "password:\n  SEEDED", "password: SEEDED with blanks\n  SEEDED",
 		"password: # SEEDED", "\"password\": SEEDED two", "tokens:\n- SEEDED\n- SEEDED\n  SEEDED", "tokens:\n  - SEEDED",
+		// Fields that name something below some names, and are secrets below others.
+		"password:\n  key: SEEDED", "password:\n  items: SEEDED", "password:\n- name: SEEDED", "password:\n  name: SEEDED\n", "password:\n\n\n  key: SEEDED",
+		"tokens:\n  path: SEEDED\n  audience: SEEDED", "a:\n  passwords:\n  - key: SEEDED\n    path: SEEDED", "secret:\n  key: SEEDED",
+		"secret:\n  items: SEEDED", "secret:\n  items:\n  - SEEDED\n", "secret:\n  items:\n  - key: a b SEEDED", "secret:\n  data:\n    name: SEEDED",
+		"secret:\n  items:\n  - key: a\n  key: SEEDED", "secret:\n  items:\n  - data:\n      key: SEEDED", "secret:\n  name: a\n    SEEDED\n",
+		"secrets:\n- name: a\n  value: SEEDED\n  name: b", "serviceAccountToken:\n  key: SEEDED",
+		`{"file":"password:\n  key: SEEDED\nb: c"}`, `{"file":"b: c\npassword:\n  SEEDED\nb: c"}`,
+		// Secrets, whose fields may have any name.
+		"apiVersion: v1\ndata:\n  a: SEEDED\nkind: Secret\nmetadata:\n  name: a\n", "kind: Secret\nstringData:\n  a: |\n    SEEDED\ntype: x\n",
+		`{"kind":"Secret","data":{"a":"SEEDED"}}`, `{"a":"{\"kind\":\"Secret\",\"stringData\":{\"a\":\"SEEDED\"}}"}`,
+		"kind: SecretList\nitems:\n- data:\n    a: SEEDED\n  metadata: {}", `{"a":"data:\n  a: SEEDED\nkind: Secret\n"}`,
+		`{"a":"kind: Secret\nstringData:\n  a: SEEDED"}`, `{"a":"b: c\nauth: SEEDED two"}`,
 		"credential:\n  user: a\n  value: SEEDED\n  name: |\n    SEEDED", "secret:\n  name: a\n  data:\n    key: a\n    value: SEEDED",
 		"time=1 the file has password: |\n  SEEDED", `{"file":"a: b\npassword: |\n  SEEDED\n  SEEDED\n"}`, `{"file":"password: SEEDED two\nb: c"}`,
 		strings.Repeat(" ", 300) + "password: SEEDED SEEDED",
@@ -95,6 +107,8 @@ func TestText(t *testing.T) {
 		"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
 		"volumes:\n- secret:\n    defaultMode: 420\n    items:\n    - key: ca.crt\n      path: ca.crt\n    secretName: slicecast\n  name: tls",
 		"projected:\n  sources:\n  - serviceAccountToken:\n      audience: slicecast\n      expirationSeconds: 3607\n      path: token\n  - configMap:\n      name: a",
+		"projected:\n  sources:\n  - secret:\n      items:\n      - key: tls.key\n        mode: 256\n        path: tls.key\n      name: a\n      optional: true",
+		"secrets:\n- name: a\n- name: b", "kind: ConfigMap\ndata:\n  a: b", `{"kind":"SecretClass","data":"a"}`,
 		"automountServiceAccountToken: false\ncontainers:\n- args:\n  - --node-name=a", `"hasToken": true,`,
 		"ghcr.io/slicecast/slicecast-agent@sha256:0123", "mail user@host about //x", "waiting for a token\n  at the server", "--token --node-name=a",
 	} {

@@ -49,7 +49,7 @@ func valueAfter(s string, begin, end int) found {
 	rest := s[from:]
 	switch escaped := len(rest) - len(strings.TrimLeft(rest, `\`)); {
 	case yaml && (starts && blockHeader.MatchString(rest[:min(len(rest), maxHeader)]) || blockAnywhere.MatchString(rest[:min(len(rest), maxHeader)])):
-		return block(s, begin, from)
+		return block(s, begin, end, from)
 	case yaml && blockEscaped.MatchString(rest[:min(len(rest), 8)]):
 		v.end = from + quoted(rest, `"`, 0)
 	case rest == "":
@@ -84,7 +84,7 @@ func valueAfter(s string, begin, end int) found {
 var (
 	blockHeader   = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]{0,20}#|(?:[|>][-+0-9]{0,2})?[ \t]{0,20}\r?(?:\n|$))`)
 	blockAnywhere = regexp.MustCompile(`^[|>][-+0-9]{0,2}[ \t]{0,20}\r?(?:\n|$)`)
-	blockEscaped  = regexp.MustCompile(`^[|>][-+0-9]{0,2}[ \t]*\\+[nr]`)
+	blockEscaped  = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]*)?\\+[nr]`)
 )
 
 // maxHeader is more than these expressions look at.
@@ -243,39 +243,73 @@ func continued(s string, i, more int) int {
 	return end
 }
 
-// kept are the names of fields that name something in Kubernetes, and are kept below a name that
-// secrets have.
-var kept = regexp.MustCompile(`^[ \t]*(?:- )*(?:- *)?(?:name|namespace|secretName|path|key|items|mode|defaultMode|optional|audience|` +
-	`expirationSeconds):(?:[ \t][^|>]*)?\r?$`)
+// object matches the value of a field that names an object, a file or a key.
+const object = `["']?[\w./\-]{1,253}["']?`
 
-// block returns the value in the lines after the one at from. If that line has no mark of a block,
-// the lines can have fields, of which some are kept.
-func block(s string, begin, from int) found {
+// kept matches the fields of Kubernetes that are kept below names that secrets have. These names are
+// in lower case here. The values of such fields name something. Below any other name, even the value
+// of a field like key or path may be a secret.
+var kept = map[string]*regexp.Regexp{
+	"secret":              regexp.MustCompile(`^(?:(?:name|secretName): ` + object + `|optional: (?:true|false)|defaultMode: \d{1,5}|items:)$`),
+	"serviceaccounttoken": regexp.MustCompile(`^(?:path: ` + object + `|audience: [\w./:\-]{1,253}|expirationSeconds: \d{1,9})$`),
+	"imagepullsecrets":    regexp.MustCompile(`^name: ` + object + `$`),
+	"secrets":             regexp.MustCompile(`^name: ` + object + `$`),
+}
+
+// keptItem matches the fields that are kept in the items of a secret.
+var keptItem = regexp.MustCompile(`^(?:(?:key|path): ` + object + `|mode: \d{1,5})$`)
+
+// block returns the value in the lines after the one at from, of the name in s[begin:end]. If that
+// line has no mark of a block, the lines can have fields, of which some are kept: those directly
+// below the name, and those directly below its items.
+func block(s string, begin, end, from int) found {
 	header := firstLine(s[from:])
 	start, column := from+len(header), indentation(s, begin)
-	fields := header == "" || header[0] != '|' && header[0] != '>'
-	end := continued(s, start, column)
-	if fields {
-		end = max(end, items(s, start, column))
+	var fields *regexp.Regexp // nil means that no field is kept
+	stop := continued(s, start, column)
+	if header == "" {
+		fields = kept[lowered(s[begin:end])]
+		stop = max(stop, items(s, start, column))
 	}
-	if end == start {
+	if stop == start {
 		return found{}
 	}
+	direct, item := -1, -1 // the columns of direct fields and of those of items; -1 means none yet
+	inItems := false
+	keeps := func(column int, field string) bool {
+		if direct < 0 {
+			direct = column
+		}
+		switch {
+		case fields == nil:
+			return false
+		case column == direct:
+			inItems, item = field == "items:", -1
+			return fields.MatchString(field)
+		case item < 0:
+			item = column
+		}
+		return inItems && column == item && keptItem.MatchString(field)
+	}
 	var out strings.Builder
-	left := false // whether the line before was left out
-	for i, l := range strings.Split(s[start:end], "\n") {
-		switch isKept := fields && kept.MatchString(l); {
+	left := false // whether the last line that is not empty was left out
+	for i, l := range strings.Split(s[start:stop], "\n") {
+		field := strings.TrimLeft(l, " \t-")
+		column := len(l) - len(field)
+		switch field = strings.TrimSuffix(field, "\r"); {
 		case i == 0:
 			out.WriteString(header + l)
-		case isKept:
-			out.WriteString("\n" + withoutNamed(l))
+		case field == "":
+			out.WriteString("\n" + l)
+		case keeps(column, field):
+			out.WriteString("\n" + l)
 			left = false
 		case !left:
-			out.WriteString("\n" + l[:blanks(l, 0)] + LeftOut)
+			out.WriteString("\n" + l[:column] + LeftOut)
 			left = true
 		}
 	}
-	return found{from, end, out.String()}
+	return found{from, stop, out.String()}
 }
 
 // items returns where the items of a list end, which follow i and are not indented by more than the
