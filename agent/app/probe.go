@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"log/slog"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,10 @@ to no server of Slicecast.`,
 		Use:   "serve",
 		Short: "Answer each request with a name and the client's address",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return s.Run(c.Context()) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			s.Logger = slog.New(slog.NewTextHandler(c.ErrOrStderr(), nil))
+			return s.Run(c.Context())
+		},
 	}
 	serve.Flags().StringVar(&s.Name, "name", "", "Name in answers.")
 	serve.Flags().IntVar(&s.Port, "port", 8080, "First port of TCP and UDP.")

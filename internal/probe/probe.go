@@ -2,8 +2,9 @@
 // each request with its name and the client's address. A client carries out plans and reports what
 // became of each attempt.
 //
-// Servers are in Pods that anybody in the cluster can reach, so their connections, requests and
-// answers are bounded, and an answer by UDP is never longer than its request.
+// Servers are in Pods that anybody in the cluster can reach. So their connections, requests and
+// answers are bounded in number, size and time, by package bounded, and an answer by UDP is never
+// longer than its request.
 package probe
 
 import (
@@ -23,6 +24,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/bounded"
 )
 
 const (
@@ -319,17 +322,20 @@ func answer(name string, client net.Addr) []byte {
 	return filled(name + " " + cmp.Or(host, "unknown")) // no name contains a question mark
 }
 
-// serveConn answers the requests of a connection until it is idle for too long.
-func serveConn(conn net.Conn, name string) {
+// serveConn answers the requests of a connection until one of the limits' times is over.
+func serveConn(conn net.Conn, name string, limits bounded.Limits) {
 	reader := bufio.NewReaderSize(conn, requestSize)
 	request := make([]byte, requestSize)
 	for {
-		if conn.SetDeadline(time.Now().Add(idleTimeout)) != nil {
+		_ = conn.SetReadDeadline(time.Now().Add(limits.Idle)) // it fails on closed connections, as Peek does
+		if _, err := reader.Peek(1); err != nil {
 			return
 		}
+		_ = conn.SetReadDeadline(time.Now().Add(limits.Read))
 		if _, err := io.ReadFull(reader, request); err != nil {
 			return
 		}
+		_ = conn.SetWriteDeadline(time.Now().Add(limits.Write))
 		if _, err := conn.Write(answer(name, conn.RemoteAddr())); err != nil {
 			return
 		}

@@ -1,6 +1,6 @@
 // These tests prove that servers answer by TCP and UDP with their name and the client's address.
 // Clients tell refused, unanswered and answered attempts apart. Plans end with the input, and
-// plans, names and answers by UDP are bounded.
+// plans, names, connections, their times and answers by UDP are bounded.
 package probe
 
 import (
@@ -9,13 +9,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 )
 
 // start runs a server until the test ends, and returns its first port and the port of /ready.
@@ -24,7 +30,9 @@ func start(t *testing.T, ports int) (port, health int) {
 	port, health = 28080, 28078
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Server{Name: "a", Port: port, Ports: ports, HealthPort: health}.Run(ctx) }()
+	go func() {
+		done <- Server{Name: "a", Port: port, Ports: ports, HealthPort: health, Logger: slog.New(slog.DiscardHandler)}.Run(ctx)
+	}()
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-done)
@@ -163,5 +171,75 @@ func TestBounds(t *testing.T) {
 		"the first port is 65535": {Name: "a", Port: 65535, Ports: 2},
 	} {
 		require.ErrorContains(t, s.Run(t.Context()), want)
+	}
+}
+
+// TestCrowds asserts that a server's ports keep a bounded number of connections of clients that
+// stop in any phase of a request, and answer others meanwhile.
+func TestCrowds(t *testing.T) {
+	port, health := start(t, 2)
+	client := netip.MustParseAddr("127.0.0.2")
+	crowd := func(port int) *boundedtest.Crowd { return boundedtest.NewCrowd(t, fmt.Sprintf("127.0.0.1:%d", port)) }
+	first, second, probes := crowd(port), crowd(port+1), crowd(health)
+	for i := range 400 {
+		first.Join(client, []string{"", question, string(filled(question))}[i%3])
+		second.Join(client, []string{"", question, string(filled(question))}[i%3])
+		probes.Join(client, []string{"", "GET /ready HTTP/1.1\r\nhost: x", "POST /ready HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"}[i%3])
+		if i%200 == 199 {
+			for _, r := range run(t,
+				Plan{Network: "tcp", Address: fmt.Sprintf("127.0.0.1:%d", port), Attempts: 1, Timeout: time.Minute},
+				Plan{Network: "tcp", Address: fmt.Sprintf("127.0.0.1:%d", port+1), Attempts: 1, Timeout: time.Minute},
+			) {
+				require.Equal(t, Answered, r.Outcome, r.Error)
+			}
+			require.Equal(t, http.StatusOK, readiness(t, health))
+			require.LessOrEqual(t, first.Held()+second.Held(), requests.PerAddress+2, "the plans have another address")
+			require.LessOrEqual(t, probes.Held(), bounded.Health.PerAddress+1)
+		}
+	}
+	require.NotZero(t, first.Held()+second.Held())
+}
+
+// TestTimes asserts that a connection ends if its client sends nothing, sends a request too slowly,
+// or does not read the answers.
+func TestTimes(t *testing.T) {
+	const short = 50 * time.Millisecond
+	for name, test := range map[string]struct {
+		limits bounded.Limits
+		client func(net.Conn)
+	}{
+		"nothing": {bounded.Limits{Read: time.Hour, Write: time.Hour, Idle: short}, func(net.Conn) {}},
+		"nothing more": {bounded.Limits{Read: time.Hour, Write: time.Hour, Idle: short}, func(c net.Conn) {
+			_, err := c.Write(filled(question))
+			require.NoError(t, err)
+			_, err = io.ReadFull(c, make([]byte, requestSize))
+			require.NoError(t, err)
+		}},
+		"byte by byte": {bounded.Limits{Read: short, Write: time.Hour, Idle: time.Hour}, func(c net.Conn) {
+			for range requestSize - 1 {
+				if _, err := c.Write([]byte{' '}); err != nil {
+					return
+				}
+				<-time.After(short / 10)
+			}
+		}},
+		"requests only": {bounded.Limits{Read: time.Hour, Write: short, Idle: time.Hour}, func(c net.Conn) {
+			_, _ = c.Write(filled(question))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, server := net.Pipe()
+				began := time.Now()
+				took := make(chan time.Duration, 1)
+				go func() {
+					serveConn(server, "a", test.limits)
+					took <- time.Since(began)
+					_ = server.Close() // a pipe's error is always nil
+				}()
+				test.client(client)
+				require.Equal(t, short, <-took)
+			})
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -13,16 +14,16 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/slicecast/slicecast/internal/bounded"
 )
 
-const (
-	// idleTimeout is how long a connection without requests stays open.
-	idleTimeout = time.Minute
-	// maxConns bounds the connections to one port.
-	maxConns = 1024
-	// maxPorts bounds the ports of a server.
-	maxPorts = 256
-)
+// maxPorts bounds the ports of a server.
+const maxPorts = 256
+
+// requests has the limits of the connections to all ports for requests together. One address has
+// room for the clients of several nodes behind a network address translation.
+var requests = bounded.Limits{Total: 1024, PerAddress: 512, Read: 5 * time.Second, Write: 5 * time.Second, Idle: time.Minute}
 
 // controlAddress is where a server is told whether it is ready. Only its own Pod reaches it.
 const controlAddress = "127.0.0.1:8079"
@@ -35,6 +36,8 @@ type Server struct {
 	Port, Ports int
 	// HealthPort is the port of /ready, for the kubelet.
 	HealthPort int
+	// Logger is the log. It is required.
+	Logger *slog.Logger
 }
 
 func (s Server) validate() error {
@@ -55,8 +58,18 @@ func (s Server) Run(ctx context.Context) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
+	if err := s.start(ctx, group); err != nil {
+		group.Go(func() error { return err }) // which ends what has started
+	}
+	return group.Wait()
+}
+
+// start listens on all ports, and serves in the group until ctx ends.
+func (s Server) start(ctx context.Context, group *errgroup.Group) error {
+	displaced := bounded.NewDisplaced(nil, "agent") // nobody scrapes it
+	open := bounded.NewPort("probe", requests, s.Logger, displaced)
 	for port := s.Port; port < s.Port+s.Ports; port++ {
-		if err := s.serve(ctx, group, port); err != nil {
+		if err := s.serve(ctx, group, open, port); err != nil {
 			return err
 		}
 	}
@@ -71,32 +84,27 @@ func (s Server) Run(ctx context.Context) error {
 		unready.Store(r.PathValue("ready") != "true")
 	})
 	for address, handler := range map[string]http.Handler{fmt.Sprintf(":%d", s.HealthPort): health, controlAddress: control} {
-		server := &http.Server{
-			Addr: address, Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,
-			IdleTimeout: idleTimeout, MaxHeaderBytes: 4096,
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err != nil {
+			return err
 		}
-		context.AfterFunc(ctx, func() { _ = server.Close() })
-		group.Go(func() error {
-			if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		})
+		port := bounded.NewPort("health", bounded.Health, s.Logger, displaced)
+		group.Go(func() error { return port.Serve(ctx, listener, nil, handler) })
 	}
-	return group.Wait()
+	return nil
 }
 
-// serve answers requests to a port, by TCP and UDP.
-func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) error {
+// serve answers requests to a port, by TCP within the limits of open and by UDP.
+func (s Server) serve(ctx context.Context, group *errgroup.Group, open *bounded.Port, port int) error {
 	var config net.ListenConfig
 	address := fmt.Sprintf(":%d", port)
 	listener, err := config.Listen(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}
+	listener = open.Listener(listener)
 	context.AfterFunc(ctx, func() { _ = listener.Close() })
 	group.Go(func() error {
-		conns := make(chan struct{}, maxConns)
 		var all sync.WaitGroup
 		defer all.Wait()
 		for {
@@ -104,18 +112,11 @@ func (s Server) serve(ctx context.Context, group *errgroup.Group, port int) erro
 			if err != nil {
 				return unlessDone(ctx, err)
 			}
-			select {
-			case conns <- struct{}{}:
-			default:
-				_ = conn.Close()
-				continue
-			}
 			all.Go(func() {
 				stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-				serveConn(conn, s.Name)
+				serveConn(conn, s.Name, requests)
 				stop()
 				_ = conn.Close()
-				<-conns
 			})
 		}
 	})

@@ -22,6 +22,9 @@ const patience = 30 * time.Second
 // established is the state of a connection that neither side has closed, as the kernel writes it.
 const established = "01"
 
+// mapped is what is before an IPv4 address that is mapped to IPv6, as the kernel writes it.
+var mapped = fmt.Sprintf("%016X%08X", 0, binary.NativeEndian.Uint32([]byte{0, 0, 0xff, 0xff}))
+
 // Crowd has connections to an IPv4 port of this machine. They stay open until the test ends.
 type Crowd struct {
 	t  testing.TB
@@ -60,18 +63,22 @@ func (c *Crowd) Join(from netip.Addr, say string) {
 // connections waits to be accepted.
 func (c *Crowd) Held() int {
 	c.t.Helper()
-	sockets, err := os.ReadFile("/proc/thread-self/net/tcp")
-	require.NoError(c.t, err)
 	ip := c.to.Addr().As4()
 	local := fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(ip[:]), c.to.Port())
-	// The file is not a snapshot: while connections come and go, it may list a connection more than
-	// once.
+	// The files are not snapshots: while connections come and go, they may list a connection more
+	// than once.
 	held := make(map[string]bool)
-	for line := range strings.Lines(string(sockets)) {
-		// The fields are a number, the local address, the remote address, and the state.
-		fields := strings.Fields(line)
-		if len(fields) > 3 && fields[1] == local && fields[3] == established {
-			held[fields[2]] = true
+	// A server that listens on the addresses of both families has connections of the second file,
+	// whose addresses are mapped to IPv6.
+	for file, prefix := range map[string]string{"tcp": "", "tcp6": mapped} {
+		sockets, err := os.ReadFile("/proc/thread-self/net/" + file)
+		require.NoError(c.t, err)
+		for line := range strings.Lines(string(sockets)) {
+			// The fields are a number, the local address, the remote address, and the state.
+			fields := strings.Fields(line)
+			if len(fields) > 3 && fields[1] == prefix+local && fields[3] == established {
+				held[fields[2]] = true
+			}
 		}
 	}
 	return len(held)
