@@ -13,7 +13,9 @@ import (
 	"net/http/httptrace"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -201,18 +203,81 @@ func dialedFrom(t *testing.T, c *http.Client, address string) (from string) {
 	return from
 }
 
-// TestTimeouts checks that a port's timeouts end connections that are not displaced.
+// TestTimeouts checks that a port's timeouts end connections that are not displaced, in whatever
+// phase of a request they stop.
 func TestTimeouts(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 40})
 	p.limits.Read, p.limits.Idle = 50*time.Millisecond, 50*time.Millisecond
 	address := serve(t, p, 1)[0]
 	c := boundedtest.NewCrowd(t, address)
-	for _, say := range []string{"", "GET / HTTP/1.1\r\nhost: x", "GET / HTTP/1.1\r\nhost: x\r\n\r\n"} {
+	for _, say := range []string{
+		"", "GET / HTTP/1.1\r\nhost: x", "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+		"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx",
+		"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n",
+		"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n8\r\nx",
+		"GET / HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+	} {
 		c.Join(netip.MustParseAddr("127.0.0.1"), say)
 	}
 	require.Eventually(t, func() bool { return c.Held() == 0 }, 30*time.Second, 5*time.Millisecond)
 	require.Zero(t, testutil.ToFloat64(p.displaced))
 }
+
+// TestSlowRequests checks that a request has one timeout as a whole: a client that sends it byte by
+// byte, or a body without end, has no more time than one that sends nothing.
+func TestSlowRequests(t *testing.T) {
+	for name, test := range map[string]struct{ begin, repeat string }{
+		"a request line": {"", "G"},
+		"headers":        {"GET / HTTP/1.1\r\nhost: x\r\n", "x: y\r\n"},
+		"a body":         {"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n", "x"},
+		"chunks":         {"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", "1\r\nx\r\n"},
+		"empty lines":    {"", "\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPort(Limits{Total: 40, PerAddress: 40})
+				p.limits.Read, p.limits.Write, p.limits.Idle = 5*time.Second, 5*time.Second, 20*time.Second
+				conns := make(piped, 1)
+				server := p.Server(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }))
+				ended := make(chan error, 1)
+				go func() { ended <- server.Serve(p.Listener(conns)) }()
+				client, raw := net.Pipe()
+				conns <- raw
+				var reading sync.WaitGroup
+				reading.Go(func() { _, _ = io.Copy(io.Discard, client) })
+				began := time.Now()
+				_, err := io.WriteString(client, test.begin)
+				for err == nil {
+					<-time.After(100 * time.Millisecond)
+					_, err = io.WriteString(client, test.repeat)
+				}
+				reading.Wait()
+				// After an error, net/http gives the client half a second to read the answer.
+				require.LessOrEqual(t, time.Since(began), p.limits.Read+time.Second)
+				require.NoError(t, server.Close())
+				require.ErrorIs(t, <-ended, http.ErrServerClosed)
+			})
+		})
+	}
+}
+
+// piped is a listener whose connections are sent to it.
+type piped chan net.Conn
+
+func (p piped) Accept() (net.Conn, error) {
+	conn, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+func (p piped) Close() error {
+	close(p)
+	return nil
+}
+
+func (p piped) Addr() net.Addr { return &net.TCPAddr{} }
 
 // TestWriteTimeout checks that an answer ends if the client does not read it.
 func TestWriteTimeout(t *testing.T) {
