@@ -85,6 +85,14 @@ STALL_SIZES ?= 44125x1,5005x49+4766
 stall: ## how long packets wait while a node's rules are loaded, loaded again and repaired, beside kube-proxy's, on an idle machine; MODES=nftables STALL_SIZES=1000x5 choose
 	go test -run '^$$' -bench Stall -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(STALL_SIZES)
 
+DURATION ?= 4h
+SOAK_MODES ?= nftables,iptables-nft
+
+.PHONY: soak
+soak: ## whether memory, descriptors and the kernel's objects level off while names come that never come back; DURATION=10m shortens it; writes docs/soak
+	go test -run '^$$' -bench Soak -benchtime 1x -timeout 0 ./loadtest/kubeproxy -kubeproxy.modes=$(SOAK_MODES) \
+		-kubeproxy.sizes=1000x45+5000 -kubeproxy.duration=$(DURATION) -kubeproxy.soak="$(CURDIR)/docs/soak"
+
 .PHONY: screencast
 screencast: build ## record the demo and draw it, docs/demo.svg
 	go build -o bin/slicecast-demo ./internal/demo

@@ -62,10 +62,12 @@ type cluster struct {
 	// large Service. large is nil if there is no large Service.
 	first, ordinary, large *discoveryv1.EndpointSlice
 	// ca is the file of the CA of the server's certificate. dir is the directory of credentials.
-	ca, dir string
+	ca, dir   string
+	authority *testca.CA
 }
 
-func newCluster(b *testing.B, s size) *cluster {
+// newCluster returns a cluster. The flags are for its slicecast-server.
+func newCluster(b *testing.B, s size, flags ...string) *cluster {
 	b.Helper()
 	c := &cluster{network: testenv.NewNetwork(b), size: s, dir: b.TempDir()}
 	c.control = controlplane.Start(b, controlplane.Options{Address: c.network.World.IPv4})
@@ -123,7 +125,7 @@ func newCluster(b *testing.B, s size) *cluster {
 		c.create(b, services[:1], all[:1])
 		c.seed(b, services[1:], all[1:], random)
 	}
-	c.startServer(b)
+	c.startServer(b, flags)
 	return c
 }
 
@@ -204,24 +206,25 @@ func (c *cluster) flip(b *testing.B, s *discoveryv1.EndpointSlice) {
 }
 
 // startServer starts a slicecast-server for all agents.
-func (c *cluster) startServer(b *testing.B) {
+func (c *cluster) startServer(b *testing.B, flags []string) {
 	b.Helper()
 	world := c.network.World
-	authority, err := testca.New()
+	var err error
+	c.authority, err = testca.New()
 	require.NoError(b, err)
-	c.ca, err = authority.WriteCA(c.dir)
+	c.ca, err = c.authority.WriteCA(c.dir)
 	require.NoError(b, err)
-	serving, err := authority.Server(world.IPv4.String())
+	serving, err := c.authority.Server(world.IPv4.String())
 	require.NoError(b, err)
 	cert, key, err := testca.Write(c.dir, "server", serving)
 	require.NoError(b, err)
-	server := start(b, world, "slicecast-server", nil, filepath.Join(os.Getenv(buildDirVariable), "server"),
+	server := start(b, world, "slicecast-server", nil, filepath.Join(os.Getenv(buildDirVariable), "server"), append(flags,
 		"--kubeconfig="+c.control.Kubeconfig(b, c.control.AdminConfig()),
 		fmt.Sprintf("--bind-address=%s:%d", world.IPv4, serverPort), "--healthz-bind-address=127.0.0.1:8473",
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key,
 		// Agents use the certificates of kubelets.
 		"--client-ca-file="+c.write(b, "clients.crt", c.control.AdminConfig().CAData),
-		"--drain-window=100ms")
+		"--drain-window=100ms")...)
 	server.AwaitOK(b, 5*time.Minute, "http://127.0.0.1:8473/readyz")
 }
 

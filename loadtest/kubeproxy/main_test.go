@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -24,6 +25,8 @@ var (
 	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "comma-separated programs to measure")
 	changesFlag  = flag.Int("kubeproxy.changes", 20, "number of flips of one endpoint in each Service; with 0, changes are not measured")
 	runsFlag     = flag.Int("kubeproxy.runs", 5, "number of runs of which BenchmarkStall reports the median")
+	durationFlag = flag.Duration("kubeproxy.duration", 4*time.Hour, "for how long BenchmarkSoak runs")
+	soakFlag     = flag.String("kubeproxy.soak", "", "folder to which BenchmarkSoak writes its samples, curves and page")
 	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "number of connections to each Service")
 )
 
