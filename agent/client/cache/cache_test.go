@@ -83,6 +83,41 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	require.Equal(t, model.StateDigest([]model.Digest{modeltest.ShardDigest(service("web"))}), h.Digest)
 }
 
+// TestChangesDuringTakeAreReported checks that a change is in some Take although it comes while
+// another Take runs.
+func TestChangesDuringTakeAreReported(t *testing.T) {
+	const updates = 5000
+	w := welcomed(t, 1)
+	written := make(chan error, 1)
+	go func() {
+		for i := range uint64(updates) {
+			_, err := w.Apply(&model.Update{From: i + 1, To: i + 2, Services: []*model.Service{service(fmt.Sprint("s-", i))}})
+			if err != nil {
+				written <- err
+				return
+			}
+		}
+		written <- nil
+	}()
+	taken, position := make(map[model.ServiceKey]bool), uint64(0)
+	for done := false; !done; {
+		select {
+		case err := <-written:
+			require.NoError(t, err)
+			done = true // after one more Take
+		default:
+		}
+		changes, ok := w.Take()
+		require.True(t, ok)
+		for _, key := range changes.Services {
+			taken[key] = true
+		}
+		position = max(position, changes.Positions[0])
+	}
+	require.Len(t, taken, updates)
+	require.EqualValues(t, updates+1, position)
+}
+
 func TestApplyTouchesTheServicesThatChange(t *testing.T) {
 	c := welcomed(t, 1)
 	steps := []struct {

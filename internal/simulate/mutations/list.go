@@ -88,7 +88,7 @@ var mutations = []mutation{
 		"a lock is missed when changes are taken", "agent/client/cache/cache.go",
 		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
 		"\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
-		[]string{"./agent/client", "./agent/client/cache"},
+		[]string{"./agent/client/cache", "./agent/client"},
 	},
 	{
 		"positions of a checkpoint that nobody has confirmed are acknowledged", "agent/client/cache/cache.go",
