@@ -1,6 +1,6 @@
 // These tests prove that each request counts once, for the window in which it began and by its
-// outcome, and that answers of the wrong Pods count as misrouted. A report fails for what is lost or
-// misrouted when nothing is broken.
+// outcome, and that answers of the wrong Pods count as misrouted. A report fails for what is lost
+// or misrouted when nothing is broken.
 package chaos
 
 import (

@@ -190,8 +190,8 @@ func (t *traffic) start(ctx context.Context, ways []way) {
 }
 
 // follow feeds the ledger from the EndpointSlices of a namespace until ctx ends. They are what
-// proxies are told; how soon controllers write them is not up to the proxies. It returns once it has
-// seen all that exist.
+// proxies are told; how soon controllers write them is not up to the proxies. It returns once it
+// has seen all that exist.
 func (l *ledger) follow(ctx context.Context, c *cluster.Cluster, namespace string) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(namespace))
 	slices := factory.Discovery().V1().EndpointSlices()
