@@ -123,7 +123,7 @@ func (m *Metrics) wrote(f *kernelFamily, x *transaction) {
 	}
 	for t := range tables {
 		m.rules.WithLabelValues(t.String(), f.family.String()).Set(float64(f.held.rules[t]))
-		n := bytes.Count(x.parts[t].rules.Bytes(), []byte("\n"))
+		n := bytes.Count(x.parts[t].fresh.Bytes(), []byte("\n")) + bytes.Count(x.parts[t].rules.Bytes(), []byte("\n"))
 		m.written.WithLabelValues(t.String(), f.family.String()).Set(float64(n))
 	}
 }

@@ -187,20 +187,29 @@ func (f *kernelFamily) load(ctx context.Context) error {
 	return nil
 }
 
-// write makes the kernel hold the wanted state, in one iptables-restore.
+// write makes the kernel hold the wanted state. What packets see at once is one iptables-restore.
 func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	start := time.Now()
 	x := f.transaction(all)
-	text := x.text()
-	err := f.tool.restore(ctx, text)
-	if err == nil {
-		f.held.done(x)
-		f.metrics.wrote(f, x)
+	var inputs [][]byte
+	if f.tool.variant == NFT {
+		inputs = x.texts()
+	} else if text := x.text(); len(text) > 0 { // each input replaces the whole table
+		inputs = [][]byte{text}
 	}
-	if err == nil && len(text) > 0 {
-		f.log.Debug("Wrote rules", "family", f.family, "bytes", len(text), "duration", time.Since(start))
+	size := 0
+	for _, input := range inputs {
+		if err := f.tool.restore(ctx, input); err != nil {
+			return err
+		}
+		size += len(input)
 	}
-	return err
+	f.held.done(x)
+	f.metrics.wrote(f, x)
+	if size > 0 {
+		f.log.Debug("Wrote rules", "family", f.family, "bytes", size, "transactions", len(inputs), "duration", time.Since(start))
+	}
+	return nil
 }
 
 // hook adds the hooks that are missing. If a hook's chain is missing as well, it adds the chain

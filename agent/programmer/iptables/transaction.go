@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -62,10 +63,12 @@ type transaction struct {
 type transactionPart struct {
 	unhook  []string // lines that remove rules from others' chains
 	declare map[string]bool
-	rules   bytes.Buffer
-	put     map[string]bool // chains that put was called for, whether they differ or not
-	written map[string]chainHash
-	removed map[string]bool
+	// fresh holds the rules of chains that the kernel does not hold yet, and rules those of others.
+	// Nothing but rules leads to a fresh chain.
+	fresh, rules bytes.Buffer
+	put          map[string]bool // chains that put was called for, whether they differ or not
+	written      map[string]chainHash
+	removed      map[string]bool
 }
 
 func newTransaction(held chainHashes) *transaction {
@@ -81,12 +84,17 @@ func newTransaction(held chainHashes) *transaction {
 // put sets the rules of a chain. write writes them as iptables-save prints them.
 func (x *transaction) put(t table, chain string, write func(*bytes.Buffer)) {
 	p := &x.parts[t]
-	start := p.rules.Len()
-	write(&p.rules)
-	hash := hashOf(p.rules.Bytes()[start:])
+	held, ok := x.held[t][chain]
+	rules := &p.rules
+	if !ok {
+		rules = &p.fresh
+	}
+	start := rules.Len()
+	write(rules)
+	hash := hashOf(rules.Bytes()[start:])
 	p.put[chain] = true
-	if held, ok := x.held[t][chain]; ok && held == hash {
-		p.rules.Truncate(start)
+	if ok && held == hash {
+		rules.Truncate(start)
 		return
 	}
 	p.declare[chain] = true
@@ -130,29 +138,99 @@ func (x *transaction) text() []byte {
 	var out bytes.Buffer
 	size := 0
 	for t := range x.parts {
-		size += x.parts[t].rules.Len() + 40*len(x.parts[t].declare)
+		size += x.parts[t].fresh.Len() + x.parts[t].rules.Len() + 40*len(x.parts[t].declare)
 	}
 	out.Grow(size)
 	for t := range x.parts {
 		p := &x.parts[t]
-		if len(p.declare) == 0 && len(p.unhook) == 0 {
-			continue
-		}
-		out.WriteString("*" + table(t).String() + "\n")
-		// Declaring a chain creates or empties it. So nothing refers to a chain that is removed.
-		for _, chain := range slices.Sorted(maps.Keys(p.declare)) {
-			out.WriteString(":" + chain + " - [0:0]\n")
-		}
-		for _, rule := range p.unhook {
-			out.WriteString(rule + "\n")
-		}
-		out.Write(p.rules.Bytes())
-		for _, chain := range slices.Sorted(maps.Keys(p.removed)) {
-			out.WriteString("-X " + chain + "\n")
-		}
-		out.WriteString("COMMIT\n")
+		p.text(&out, table(t), slices.Sorted(maps.Keys(p.declare)), p.fresh.Bytes())
 	}
 	return out.Bytes()
+}
+
+// text writes what changes a table, except for the chains that are not declared here and the fresh
+// rules that are not given.
+func (p *transactionPart) text(out *bytes.Buffer, t table, declare []string, fresh []byte) {
+	if len(declare) == 0 && len(p.unhook) == 0 {
+		return
+	}
+	out.WriteString("*" + t.String() + "\n")
+	// Declaring a chain creates or empties it. So nothing refers to a chain that is removed.
+	for _, chain := range declare {
+		out.WriteString(":" + chain + " - [0:0]\n")
+	}
+	for _, rule := range p.unhook {
+		out.WriteString(rule + "\n")
+	}
+	out.Write(fresh)
+	out.Write(p.rules.Bytes())
+	for _, chain := range slices.Sorted(maps.Keys(p.removed)) {
+		out.WriteString("-X " + chain + "\n")
+	}
+	out.WriteString("COMMIT\n")
+}
+
+// partLines is the number of lines of a short transaction. A kernel without preemption runs nothing
+// else on a CPU until a transaction is complete, which takes a few milliseconds for this number, and
+// more than a second for the largest clusters as a whole.
+const partLines = 250
+
+// texts returns several inputs for iptables-restore --noflush, to be written one after the other. If
+// there are many fresh chains, they come first, in inputs of at most partLines lines, because no
+// packet reaches them before the last input is written.
+func (x *transaction) texts() (inputs [][]byte) {
+	lines := 0
+	for t := range x.parts {
+		lines += bytes.Count(x.parts[t].fresh.Bytes(), []byte("\n"))
+	}
+	if lines <= partLines {
+		if text := x.text(); len(text) > 0 {
+			inputs = append(inputs, text)
+		}
+		return inputs
+	}
+	var last bytes.Buffer
+	for t := range x.parts {
+		p := &x.parts[t]
+		var declare []string
+		var create bytes.Buffer
+		for _, chain := range slices.Sorted(maps.Keys(p.declare)) {
+			if _, held := x.held[t][chain]; held {
+				declare = append(declare, chain)
+			} else {
+				create.WriteString(":" + chain + " - [0:0]\n")
+			}
+		}
+		for _, lines := range [][]byte{create.Bytes(), p.fresh.Bytes()} {
+			for part := range chunks(lines, partLines) {
+				inputs = append(inputs, slices.Concat([]byte("*"+table(t).String()+"\n"), part, []byte("COMMIT\n")))
+			}
+		}
+		p.text(&last, table(t), declare, nil)
+	}
+	if last.Len() > 0 {
+		inputs = append(inputs, last.Bytes())
+	}
+	return inputs
+}
+
+// chunks divides text into parts of count lines.
+func chunks(text []byte, count int) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		start, at, lines := 0, 0, 0
+		for line := range bytes.Lines(text) {
+			at += len(line)
+			if lines++; lines == count {
+				if !yield(text[start:at]) {
+					return
+				}
+				start, lines = at, 0
+			}
+		}
+		if start < at {
+			yield(text[start:at])
+		}
+	}
 }
 
 // done records that the kernel has accepted the transaction: see invariant 1 of kernelFamily.
