@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -115,9 +114,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	}
 	b.ReportMetric(familyCPU(b, p).Seconds(), "program-cpu-s")
 
-	// Earlier attempts to connect have left flows without a backend. A new connection from the same
-	// port would belong to such a flow.
-	require.NoError(b, n.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	n.forgetFlows(b)
 	c.measureChanges(b, p, n, c.ordinary, "change")
 	if c.large != nil && n.mode != "ipvs" {
 		c.measureChanges(b, p, n, c.large, "large")

@@ -88,6 +88,14 @@ func accept(listener net.Listener) {
 	}
 }
 
+// forgetFlows removes all flows from the connection tracking table. Attempts to connect that failed
+// while there were no rules have left flows without a backend. A new connection from the same port
+// would belong to such a flow, and be lost.
+func (n *node) forgetFlows(b *testing.B) {
+	b.Helper()
+	require.NoError(b, n.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+}
+
 // rules returns the rules of the tables nat and filter.
 func (n *node) rules(b *testing.B) []string {
 	b.Helper()

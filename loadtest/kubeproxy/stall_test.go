@@ -91,6 +91,7 @@ func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[
 	}
 	phase := func(name string, flows []flow, load func()) {
 		b.Helper()
+		n.forgetFlows(b)
 		stop := startProber(b, n.client.Host, probing{Flows: flows})
 		<-time.After(warmUp)
 		began := time.Now()
