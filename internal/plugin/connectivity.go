@@ -25,6 +25,8 @@ const (
 	maxConnectivityNodes = 20
 	// cleanupTime bounds the removal of a run's namespace.
 	cleanupTime = 2 * time.Minute
+	// lateTime is how long a namespace may take to appear whose creation had no answer.
+	lateTime = 30 * time.Second
 	// settleTime is how long nodes may take to follow a change.
 	settleTime = 15 * time.Second
 	// agentImage is the repository of the image that is used if no agents run.
@@ -139,7 +141,7 @@ func (x *connectivity) run(ctx context.Context, f *fleet.Fleet, names []string) 
 	// The removal must not end with what has ended the run.
 	away, done := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanupTime, fmt.Errorf("the namespace %s is not gone after %v; run: kubectl slicecast connectivity --cleanup", run.namespace, cleanupTime))
 	defer done()
-	if removed := x.remove(away, f, run.namespace, nil); removed != nil {
+	if removed := run.removeNamespace(away); removed != nil {
 		r.Results = append(r.Results, scenarioResult{Scenario: "removal of the namespace", State: scenarioUnjudged, Detail: removed.Error()})
 	} else if ctx.Err() != nil {
 		x.say("Removed the namespace %s.", run.namespace)

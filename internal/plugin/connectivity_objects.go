@@ -1,8 +1,11 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +61,10 @@ type connectivityRun struct {
 	image     string
 	name      string
 	namespace string
+	// uid is that of the namespace. nil means that the API server has not said that it created one.
+	// uncertain is set if its answer, or a missing one, does not say whether it did.
+	uid       *types.UID
+	uncertain bool
 
 	// pods are the Pods by their names, as they were when all were ready.
 	pods map[string]*corev1.Pod
@@ -88,6 +95,10 @@ func (x *connectivity) removeLeft(ctx context.Context, f *fleet.Fleet, all bool)
 			x.say("The namespace %s has the label %s, and is left alone: its name is not that of a run.", n.Name, runLabel)
 			continue
 		}
+		if !all && n.DeletionTimestamp != nil {
+			x.say("The namespace %s of an earlier run is not gone yet: %s", n.Name, cmp.Or(whyLeft(&n), "its removal has begun"))
+			continue
+		}
 		expires, err := time.Parse(time.RFC3339, n.Annotations[expiresAnnotation])
 		if !all && err == nil && time.Now().Before(expires) {
 			x.say("Another run is active or was killed: namespace %s. If nobody needs it, remove it by --cleanup.", n.Name)
@@ -113,13 +124,50 @@ func (x *connectivity) remove(ctx context.Context, f *fleet.Fleet, name string, 
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
+	next := "run kubectl slicecast connectivity --cleanup"
 	if err == nil {
-		err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool { return len(left) == 0 })
+		err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool {
+			if why := whyLeft(left[name]); why != "" {
+				next = "the API server says why: " + why
+			}
+			return len(left) == 0
+		})
 	}
 	if err != nil {
-		return fmt.Errorf("remove the namespace %s: %w; run kubectl slicecast connectivity --cleanup", name, err)
+		return fmt.Errorf("remove the namespace %s: %w; %s", name, err, next)
 	}
 	return nil
+}
+
+// whyLeft returns what the API server says about a namespace that it cannot remove, such as that
+// the objects of an aggregated API are unknown. It is empty if there is nothing.
+func whyLeft(n *corev1.Namespace) string {
+	if n == nil {
+		return ""
+	}
+	var why []string
+	for _, c := range n.Status.Conditions {
+		if c.Status == corev1.ConditionTrue {
+			why = append(why, fmt.Sprintf("%s (%s)", c.Message, c.Reason))
+		}
+	}
+	return strings.Join(why, "; ")
+}
+
+// removeNamespace removes the namespace of the run, if there is one. If it is uncertain whether the
+// API server has created it, or still does, removeNamespace waits for it for a while.
+func (r *connectivityRun) removeNamespace(ctx context.Context) error {
+	switch {
+	case r.uncertain:
+		r.say("The namespace %s may be created yet; waiting for up to %v to remove it", r.namespace, lateTime)
+		late, cancel := context.WithTimeout(ctx, lateTime)
+		defer cancel()
+		// If it does not come, there is nothing to remove, and create's error says what to do later.
+		_ = awaitObjects(late, namespacesOf(r.fleet, r.namespace), func(found map[string]*corev1.Namespace) bool { return len(found) > 0 })
+	case r.uid == nil:
+		return nil
+	}
+	return r.remove(ctx, r.fleet, r.namespace, r.uid)
 }
 
 // create creates everything, and waits until all Pods and endpoints are ready.
@@ -138,11 +186,19 @@ func (r *connectivityRun) create(ctx context.Context) error {
 	}
 	core := r.fleet.Client().CoreV1()
 	// An interruption must not leave open whether there is a namespace to remove.
-	_, err := fleet.Within(context.WithoutCancel(ctx), r.fleet, func(ctx context.Context) (*corev1.Namespace, error) {
+	made, err := fleet.Within(context.WithoutCancel(ctx), r.fleet, func(ctx context.Context) (*corev1.Namespace, error) {
 		return core.Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
 	})
-	if err != nil {
+	// Only an answer that refuses the request says that there is no namespace.
+	var answer apierrors.APIStatus
+	switch {
+	case err == nil:
+		r.uid = &made.UID
+	case errors.As(err, &answer) && answer.Status().Code >= http.StatusBadRequest && answer.Status().Code < http.StatusInternalServerError:
 		return fmt.Errorf("create the namespace %s: %w; docs/kubectl.md says which rights are needed", r.namespace, err)
+	default:
+		r.uncertain = true
+		return fmt.Errorf("create the namespace %s: %w; if it exists later, run kubectl slicecast connectivity --cleanup", r.namespace, err)
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "probe", Labels: labels}}
 	if _, err := core.ServiceAccounts(r.namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
