@@ -21,8 +21,9 @@ import (
 // imagesFolder is the folder of a release in which images are as `make images` writes them.
 const imagesFolder = "images"
 
-// imagesFile lists the images with their digests.
-const imagesFile = "images.txt"
+// imagesFile returns the name of the file that lists the images with their digests. It has the
+// version, so that the lists of two releases are not mistaken for each other.
+func (r release) imagesFile() string { return "slicecast_" + r.version + "_images.txt" }
 
 // options say what is built.
 type options struct {
@@ -79,7 +80,7 @@ func (r release) build(ctx context.Context, o options) error {
 	if err := r.chart(ctx, o.dir); err != nil {
 		return err
 	}
-	digests, err := listImages(o.dir)
+	digests, err := r.listImages(o.dir)
 	if err != nil {
 		return err
 	}
@@ -246,7 +247,7 @@ func (r release) chart(ctx context.Context, dir string) error {
 }
 
 // listImages writes the list of images, and returns the images as subjects of the provenance.
-func listImages(dir string) ([]*attestation.ResourceDescriptor, error) {
+func (r release) listImages(dir string) ([]*attestation.ResourceDescriptor, error) {
 	index, err := layout.ImageIndexFromPath(filepath.Join(dir, imagesFolder, "layout"))
 	if err != nil {
 		return nil, err
@@ -263,7 +264,7 @@ func listImages(dir string) ([]*attestation.ResourceDescriptor, error) {
 			Name: d.Annotations[refName], Digest: map[string]string{d.Digest.Algorithm: d.Digest.Hex},
 		})
 	}
-	return subjects, os.WriteFile(filepath.Join(dir, imagesFile), list.Bytes(), 0o644)
+	return subjects, os.WriteFile(filepath.Join(dir, r.imagesFile()), list.Bytes(), 0o644)
 }
 
 // checksums returns the checksums of the files in a folder, in the form of sha256sum, and the files

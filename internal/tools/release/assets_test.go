@@ -10,6 +10,7 @@ import (
 	"debug/buildinfo"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -179,7 +180,8 @@ func replace(t *testing.T, dir, name string, content []byte) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 }
 
-// TestVerification requires that the commands accept each file of the release, and nothing else.
+// TestVerification requires that the commands accept each file of the release, and nothing else, and
+// that verify.sh notices a file that is missing.
 func TestVerification(t *testing.T) {
 	read := func(dir, name string) []byte {
 		content, err := os.ReadFile(filepath.Join(dir, name))
@@ -198,6 +200,13 @@ func TestVerification(t *testing.T) {
 		require.Contains(t, out, "Verified OK\n"+line+"Verified OK\n"+testRelease.revision+"\n")
 	}
 	require.Equal(t, bytes.Count(sums, []byte("\n")), strings.Count(out, testRelease.revision))
+
+	out, err = verify(t, all, func(dir string) { require.NoError(t, os.Remove(filepath.Join(dir, testRelease.imagesFile()))) })
+	require.Error(t, err, out)
+	require.Contains(t, out, testRelease.imagesFile()+": missing, and SHA256SUMS lists it\n")
+	out, err = verify(t, nil, func(string) {})
+	require.Error(t, err, out)
+	require.Contains(t, out, "SHA256SUMS is missing or empty\n")
 
 	const archive, chart = "slicecast_v1.2.3-test_linux_amd64.tar.gz", "slicecast-1.2.3-test.tgz"
 	flip := func(name string) func(string) {
@@ -220,7 +229,7 @@ func TestVerification(t *testing.T) {
 	for change, edit := range map[string]func(dir string){
 		"an archive":    flip(archive),
 		"the chart":     flip(chart),
-		"the images":    flip(imagesFile),
+		"the images":    flip(testRelease.imagesFile()),
 		"the sums":      flip(sumsFile),
 		"the signature": flip(signatureFile),
 		"two files swapped": func(dir string) {
@@ -255,7 +264,7 @@ func TestVerification(t *testing.T) {
 			replace(t, dir, provenanceFile, changed)
 		},
 	} {
-		out, err := verify(t, []string{archive, chart, imagesFile, sumsFile, signatureFile, provenanceFile}, edit)
+		out, err := verify(t, []string{archive, chart, testRelease.imagesFile(), sumsFile, signatureFile, provenanceFile}, edit)
 		require.Error(t, err, "%s: %s", change, out)
 		require.Contains(t, out, ": not verified\n", change)
 	}
@@ -268,14 +277,22 @@ func TestVerification(t *testing.T) {
 	for _, name := range []string{signatureFile, provenanceFile} {
 		replace(t, dir, name, nil)
 	}
-	replace(t, dir, sumsFile, sums)
-	forged(dir, other, sums)
+	sign := func(names ...string) {
+		var sums []byte
+		for _, name := range names {
+			sums = fmt.Appendf(sums, "%s  %s\n", hash(read(dir, name)), name)
+		}
+		replace(t, dir, sumsFile, sums)
+		forged(dir, other, sums)
+	}
+	sign(archive, chart)
 	key := filepath.Join(t.TempDir(), "key.pub")
 	require.NoError(t, os.WriteFile(key, other.public, 0o600))
 	text, err := exec.CommandContext(t.Context(), "./verify.sh", dir, key).CombinedOutput()
 	require.Error(t, err, string(text))
 	require.Contains(t, string(text), chart+": not verified\n")
 	require.NoError(t, os.Remove(filepath.Join(dir, chart)))
+	sign(archive)
 	text, err = exec.CommandContext(t.Context(), "./verify.sh", dir, key).CombinedOutput()
 	require.NoError(t, err, string(text))
 }
@@ -352,7 +369,7 @@ func TestProvenance(t *testing.T) {
 		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
 		want[name] = sum
 	}
-	list, err := os.ReadFile(filepath.Join(firstRelease, imagesFile))
+	list, err := os.ReadFile(filepath.Join(firstRelease, testRelease.imagesFile()))
 	require.NoError(t, err)
 	require.Equal(t, len(images), strings.Count(string(list), "\n"))
 	for line := range strings.Lines(string(list)) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Verifies every file of the release in a folder with the commands that docs/releasing.md has for
-# users. The public key is the one in the repository, unless another one is named for a dry run.
+# users, and that no file is missing. The public key is the one in the repository, unless another one is named for a dry run.
 # Usage: verify.sh <folder> [public key]
 set -euo pipefail
 
@@ -31,3 +31,8 @@ for FILE in *; do
 		FILE=$FILE bash -e -o pipefail -c "$commands" || { echo "$FILE: not verified" >&2; exit 1; }
 	done
 done
+# The list is verified by now, unless the folder has no file at all.
+[[ -s SHA256SUMS ]] || { echo "SHA256SUMS is missing or empty" >&2; exit 1; }
+while read -r _ FILE; do
+	[[ -f $FILE ]] || { echo "$FILE: missing, and SHA256SUMS lists it" >&2; exit 1; }
+done < SHA256SUMS
