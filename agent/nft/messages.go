@@ -65,7 +65,8 @@ type Hook struct {
 	Kind     string
 	Number   uint32
 	Priority int32
-	// Drops means that the chain drops what passes it. It is so only in a chain that others changed.
+	// Drops means that the chain drops what passes it. It is so only in a chain that others
+	// changed.
 	Drops bool
 }
 
@@ -166,14 +167,14 @@ func (m *Messages) elements(kind, flags uint16, set string, e *Elements) {
 // Elements are elements of one set, to be added or removed, encoded as attributes of messages.
 type Elements struct {
 	netlink.Writer
-	// cuts are the positions in Buf at which a new message begins, so that CommitParts can divide the
-	// elements.
+	// cuts are the positions in Buf at which a new message begins, so that CommitParts can divide
+	// the elements.
 	cuts []int
 	open int // where the last message begins in Buf
 }
 
-// maxList is the length in bytes from which on a list of elements gets no more of them. Its message,
-// with the last element of up to 512 bytes, is no longer than PartLength.
+// maxList is the length in bytes from which on a list of elements gets no more of them. Its
+// message, with the last element of up to 512 bytes, is no longer than PartLength.
 const maxList = PartLength - 1<<10
 
 func (e *Elements) begin() (at int) {

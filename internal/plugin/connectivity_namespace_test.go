@@ -115,7 +115,8 @@ func TestUncertainNamespace(t *testing.T) {
 			run, said := f.run(200 * time.Millisecond)
 			f.creates = func(w http.ResponseWriter, r *http.Request) {
 				if late {
-					_, _ = httputil.DumpRequest(r, true) // the server notices the client's end once the body is read
+					// The server notices the client's end once the body is read.
+					_, _ = httputil.DumpRequest(r, true)
 					<-r.Context().Done()
 					f.name.Store(&run.namespace)
 					return

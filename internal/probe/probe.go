@@ -327,7 +327,7 @@ func serveConn(conn net.Conn, name string, limits bounded.Limits) {
 	reader := bufio.NewReaderSize(conn, requestSize)
 	request := make([]byte, requestSize)
 	for {
-		_ = conn.SetReadDeadline(time.Now().Add(limits.Idle)) // it fails on closed connections, as Peek does
+		_ = conn.SetReadDeadline(time.Now().Add(limits.Idle)) // fails on closed ones, as Peek does
 		if _, err := reader.Peek(1); err != nil {
 			return
 		}

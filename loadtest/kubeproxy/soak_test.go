@@ -39,8 +39,8 @@ import (
 const (
 	// soakPause is the time from one new Service to the next.
 	soakPause = 500 * time.Millisecond
-	// soakLive is how many of the new Services exist at a time, and soakEndpoints how many endpoints
-	// each of them has.
+	// soakLive is how many of the new Services exist at a time, and soakEndpoints how many
+	// endpoints each of them has.
 	soakLive, soakEndpoints = 20, 20
 	// soakSamples is how often everything is looked at. There are fewer samples if they would be
 	// closer than soakClosest, because a look costs CPU time.
@@ -92,9 +92,9 @@ type soak struct {
 }
 
 // BenchmarkSoak runs a server and an agent for each mode, beside -kubeproxy.sizes' first cluster,
-// for -kubeproxy.duration. Twice a second, a Service with a slice of its own comes, and an older one
-// goes; in between, a slice is replaced by one of another name. No name and no endpoint comes back.
-// Each new Service must be reachable from a pod of each node.
+// for -kubeproxy.duration. Twice a second, a Service with a slice of its own comes, and an older
+// one goes; in between, a slice is replaced by one of another name. No name and no endpoint comes
+// back. Each new Service must be reachable from a pod of each node.
 //
 // It fails unless the memory, goroutines and file descriptors of all processes, and what is in the
 // kernel of the nodes, level off: see soakBounds. It reports the medians of the second and the last
@@ -324,7 +324,8 @@ func (n *node) inKernel(b *testing.B) map[string]float64 {
 	return out
 }
 
-// quarters is how a figure of a subject developed: its median in the second and in the last quarter.
+// quarters is how a figure of a subject developed: its median in the second and in the last
+// quarter.
 type quarters struct {
 	Figure, Subject string
 	Before, After   float64

@@ -171,12 +171,12 @@ func (p *transactionPart) text(out *bytes.Buffer, t table, declare []string, fre
 }
 
 // partLines is the number of lines of a short transaction. A kernel without preemption runs nothing
-// else on a CPU until a transaction is complete, which takes a few milliseconds for this number, and
-// more than a second for the largest clusters as a whole.
+// else on a CPU until a transaction is complete, which takes a few milliseconds for this number,
+// and more than a second for the largest clusters as a whole.
 const partLines = 250
 
-// texts returns several inputs for iptables-restore --noflush, to be written one after the other. If
-// there are many fresh chains, they come first, in inputs of at most partLines lines, because no
+// texts returns several inputs for iptables-restore --noflush, to be written one after the other.
+// If there are many fresh chains, they come first, in inputs of at most partLines lines, because no
 // packet reaches them before the last input is written.
 func (x *transaction) texts() (inputs [][]byte) {
 	lines := 0

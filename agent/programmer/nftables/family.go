@@ -34,13 +34,13 @@ type family struct {
 	log  *slog.Logger
 	node view.Node
 
-	// known means that holdings describe what the kernel holds. Otherwise the next operation must be a
-	// Replace.
+	// known means that holdings describe what the kernel holds. Otherwise the next operation must
+	// be a Replace.
 	known bool
 	holdings
-	// lastID and lastNumber are the last id and number that were assigned. 0 means that this process
-	// has assigned none yet. Both are reused as late as possible, because a packet may be between two
-	// lookups, and affinity holds numbers of backends that are gone.
+	// lastID and lastNumber are the last id and number that were assigned. 0 means that this
+	// process has assigned none yet. Both are reused as late as possible, because a packet may be
+	// between two lookups, and affinity holds numbers of backends that are gone.
 	lastID, lastNumber uint32
 	// partSize is the number of backends that a part may hold as long as another one has room.
 	partSize int
@@ -144,8 +144,8 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 	if !errors.Is(err, errPartly) {
 		return err
 	}
-	// Single Service ports may be at fault. Only a transaction that the kernel refuses as a whole shows
-	// which.
+	// Single Service ports may be at fault. Only a transaction that the kernel refuses as a whole
+	// shows which.
 	c, errRead := f.read()
 	if errRead != nil || c.foreign {
 		return err

@@ -84,9 +84,9 @@ func (c *testCluster) transactions(t *testing.T, change func()) (all [][]setID) 
 	return all
 }
 
-// TestLongChangesAreShortTransactions asserts that adding many Service ports and removing them takes
-// transactions of a limited length. Frontends are there only while all that they lead to is, and
-// cluster IPs, which refuse other ports, only while their frontends are.
+// TestLongChangesAreShortTransactions asserts that adding many Service ports and removing them
+// takes transactions of a limited length. Frontends are there only while all that they lead to is,
+// and cluster IPs, which refuse other ports, only while their frontends are.
 func TestLongChangesAreShortTransactions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -141,8 +141,8 @@ func TestRefusedPart(t *testing.T) {
 	c.replace(t)
 	c.manyPorts()
 	served := c.web(model.IPv4, 1, 2)
-	// Two Service ports with one address are never wanted at once. Here they stand for what the kernel
-	// refuses.
+	// Two Service ports with one address are never wanted at once. Here they stand for what the
+	// kernel refuses.
 	one, rival := c.web(model.IPv4, 5, 2), c.web(model.IPv4, 5, 3)
 	rival.ID.Service.Name = "rival"
 	c.set(served, one, rival)

@@ -246,9 +246,9 @@ func continued(s string, i, more int) int {
 // object matches the value of a field that names an object, a file or a key.
 const object = `["']?[\w./\-]{1,253}["']?`
 
-// kept matches the fields of Kubernetes that are kept below names that secrets have. These names are
-// in lower case here. The values of such fields name something. Below any other name, even the value
-// of a field like key or path may be a secret.
+// kept matches the fields of Kubernetes that are kept below names that secrets have. These names
+// are in lower case here. The values of such fields name something. Below any other name, even the
+// value of a field like key or path may be a secret.
 var kept = map[string]*regexp.Regexp{
 	"secret":              regexp.MustCompile(`^(?:(?:name|secretName): ` + object + `|optional: (?:true|false)|defaultMode: \d{1,5}|items:)$`),
 	"serviceaccounttoken": regexp.MustCompile(`^(?:path: ` + object + `|audience: [\w./:\-]{1,253}|expirationSeconds: \d{1,9})$`),

@@ -24,8 +24,8 @@ const seedBatch = 64
 
 // Seed writes Services, their IPAddresses and EndpointSlices to etcd as the API server would, but
 // without the API server, which sees them in its watches. For each Service that the API server
-// creates, it goes through the addresses of all others to update a metric, so tens of thousands take
-// half an hour. Nothing validates the objects or sets defaults, so they should be copies of an
+// creates, it goes through the addresses of all others to update a metric, so tens of thousands
+// take half an hour. Nothing validates the objects or sets defaults, so they should be copies of an
 // object that the API server has returned. A lent control plane refuses them, because its etcd is
 // not reachable from here.
 func (cp *ControlPlane) Seed(ctx context.Context, objects []runtime.Object) error {

@@ -180,8 +180,8 @@ func replace(t *testing.T, dir, name string, content []byte) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 }
 
-// TestVerification requires that the commands accept each file of the release, and nothing else, and
-// that verify.sh notices a file that is missing.
+// TestVerification requires that the commands accept each file of the release, and nothing else,
+// and that verify.sh notices a file that is missing.
 func TestVerification(t *testing.T) {
 	read := func(dir, name string) []byte {
 		content, err := os.ReadFile(filepath.Join(dir, name))

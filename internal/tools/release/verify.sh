@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Verifies every file of the release in a folder with the commands that docs/releasing.md has for
-# users, and that no file is missing. The public key is the one in the repository, unless another one is named for a dry run.
+# users, and that no file is missing. The public key is the one in the repository, unless another
+# one is named for a dry run.
 # Usage: verify.sh <folder> [public key]
 set -euo pipefail
 
