@@ -5,7 +5,6 @@
 package app
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -16,40 +15,21 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// output collects what an agent prints.
-type output struct {
-	// mu guards b.
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
 // start runs an agent until the test ends.
-func start(t *testing.T, args ...string) *output {
+func start(t *testing.T, args ...string) *logtest.Buffer {
 	t.Helper()
-	o, out := parse(t, args...), &output{}
+	o, out := parse(t, args...), &logtest.Buffer{}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, o, slog.New(slog.DiscardHandler), out) }()

@@ -2,11 +2,9 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -36,24 +34,6 @@ func openCheckpoint(t *testing.T, path string) (held *Cache, save func()) {
 		require.Eventually(t, func() bool { return k.Saved().After(begin) }, patience, tick)
 		require.Zero(t, metric(t, registry, "checkpoint_errors_total"))
 	}
-}
-
-// logBuffer is a log that a test can read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // TestResumeFromACheckpoint checks that an agent which starts with a checkpoint gets only the

@@ -28,6 +28,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/agent/client/discovery"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/testca"
@@ -383,7 +384,7 @@ func TestServerNameIsPinned(t *testing.T) {
 			}
 			path := filepath.Join(t.TempDir(), "checkpoint")
 			held, save := openCheckpoint(t, path)
-			logs := &logBuffer{}
+			logs := &logtest.Buffer{}
 			options := quiet(id, Options{ServerName: test.pinned, Servers: bootstrap(serve(t, id, rogue).address)})
 			options.Logger = slog.New(slog.NewTextHandler(logs, nil))
 			_, stop := run(t, held, options, func(t *discovery.Times) {

@@ -4,7 +4,6 @@
 package health
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,6 +28,7 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
@@ -87,28 +87,10 @@ func (k *kernel) setIPv6(since, last time.Time) {
 	k.since6, k.last6 = since, last
 }
 
-// log is a log in memory.
-type log struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *log) count(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.b.String(), what)
-}
-
 // start runs a Server until the test ends.
-func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
+func start(t *testing.T, addresses ...string) (*Server, *kernel, *logtest.Buffer) {
 	t.Helper()
-	k, l := &kernel{last: time.Now(), last6: time.Now(), node: &model.Node{Name: "node1"}}, &log{}
+	k, l := &kernel{last: time.Now(), last6: time.Now(), node: &model.Node{Name: "node1"}}, &logtest.Buffer{}
 	s := New(Options{Node: k.Node, Addresses: addresses, Logger: slog.New(slog.NewTextHandler(l, nil))})
 	s.retry = 100 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
@@ -464,13 +446,13 @@ func TestPortsInUse(t *testing.T) {
 	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
 	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802}}, node)
 	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 4 }, 30*time.Second, time.Millisecond)
-	require.Equal(t, 2, log.count("level=ERROR"))
-	require.Equal(t, 1, log.count(`for=ns1/web address=127.0.0.1:31801`))
-	require.Equal(t, 1, log.count(`for="the node" address=127.0.0.1:10256`))
+	require.Equal(t, 2, log.Count("level=ERROR"))
+	require.Equal(t, 1, log.Count(`for=ns1/web address=127.0.0.1:31801`))
+	require.Equal(t, 1, log.Count(`for="the node" address=127.0.0.1:10256`))
 	require.NoError(t, errors.Join(other.Close(), another.Close()))
 	eventually(t, "http://127.0.0.1:10256/livez", http.StatusOK)
 	eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
-	require.Equal(t, 2, log.count("level=INFO"))
+	require.Equal(t, 2, log.Count("level=INFO"))
 }
 
 // TestMinSyncPeriodRaisesTheLimit asserts that a node that collects changes for longer than a

@@ -4,7 +4,6 @@
 package pages
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -13,8 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +21,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -35,27 +33,9 @@ const (
 	url     = "http://" + address
 )
 
-// log collects lines of a logger.
-type log struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (l *log) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *log) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.b.String(), text)
-}
-
 // newServer returns a server of all pages that is not running.
-func newServer(change func(*Options)) (*Server, *log) {
-	registry, log := prometheus.NewRegistry(), &log{}
+func newServer(change func(*Options)) (*Server, *logtest.Buffer) {
+	registry, log := prometheus.NewRegistry(), &logtest.Buffer{}
 	o := Options{
 		Addresses: []string{address}, Pages: Names, Version: "v1.2.3", Mode: "nftables", Metrics: registry, Registerer: registry,
 		Config: map[string]any{"slicecast.io": map[string]string{"kind": "AgentConfiguration"}},
@@ -232,11 +212,11 @@ func TestPortsInUse(t *testing.T) {
 	run(t, s)
 	require.Eventually(t, func() bool { return status("http://[::1]:10249/healthz") == http.StatusOK }, 30*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 4 }, 30*time.Second, time.Millisecond)
-	require.Equal(t, 1, log.count("level=WARN"))
-	require.Equal(t, 1, log.count("address=127.0.0.1:10249"))
+	require.Equal(t, 1, log.Count("level=WARN"))
+	require.Equal(t, 1, log.Count("address=127.0.0.1:10249"))
 	require.NoError(t, kubeProxy.Close())
 	require.Eventually(t, func() bool { return status(url+"/healthz") == http.StatusOK }, 60*time.Second, 10*time.Millisecond)
-	require.Equal(t, 1, log.count("level=INFO"))
+	require.Equal(t, 1, log.Count("level=INFO"))
 }
 
 // status returns the status of a GET, or 0 if there is no answer.

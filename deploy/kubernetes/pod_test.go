@@ -3,7 +3,6 @@
 package kubernetes
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -84,28 +83,8 @@ type process struct {
 	pod  *pod
 	spec corev1.Container
 	cmd  *testenv.Cmd
-	logs *logs
+	logs *logtest.Buffer
 	done chan error // receives the result of the process, then is closed
-}
-
-// logs is the output of a process.
-type logs struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-// String returns everything that was written so far.
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // start starts a container of the Pod exactly as specified.
@@ -124,7 +103,7 @@ func (p *pod) start(c corev1.Container) *process {
 	confined, err := json.Marshal(p.confinement(c))
 	require.NoError(p.t, err)
 
-	r := &process{t: p.t, name: p.Name, pod: p, spec: c, logs: &logs{}, done: make(chan error, 1)}
+	r := &process{t: p.t, name: p.Name, pod: p, spec: c, logs: &logtest.Buffer{}, done: make(chan error, 1)}
 	r.cmd = p.host.Command(context.Background(), "/proc/self/exe", args...)
 	r.cmd.Env = []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -3,7 +3,6 @@
 package auth
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +31,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/auth/authtest"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -43,31 +42,13 @@ type fixture struct {
 	ca       *authtest.CA
 	files    tlsfiles.Files
 	registry *prometheus.Registry
-	logs     *syncBuffer
+	logs     *logtest.Buffer
 	auth     *Auth
 	address  string
 }
 
-// syncBuffer is a log that can be read during writes.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 func newFixture(t *testing.T, tokens *tokenReviewer) *fixture {
-	f := &fixture{t: t, ca: authtest.NewCA(t), registry: prometheus.NewRegistry(), logs: &syncBuffer{}}
+	f := &fixture{t: t, ca: authtest.NewCA(t), registry: prometheus.NewRegistry(), logs: &logtest.Buffer{}}
 	f.files.Certificate, f.files.PrivateKey = f.ca.Server()
 	f.files.CA = f.ca.File
 	logger := slog.New(slog.NewTextHandler(f.logs, nil))

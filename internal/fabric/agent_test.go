@@ -23,6 +23,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -66,7 +67,7 @@ type agentOptions struct {
 	find    func(context.Context) ([]client.Server, error)
 	// before, if set, is called with each frame before it is decoded.
 	before func(wire.Frame)
-	logs   *logs
+	logs   *logtest.Buffer
 	// dial has options in addition to those of all agents.
 	dial []grpc.DialOption
 	// count makes the agent count the objects that it receives.
@@ -78,7 +79,7 @@ func follow(t proxytest.T, o agentOptions) *agent {
 	t.Helper()
 	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
-		o.logs = &logs{}
+		o.logs = &logtest.Buffer{}
 	}
 	if o.count {
 		a.updates = make(map[model.Key]int)

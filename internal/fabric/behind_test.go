@@ -152,7 +152,7 @@ func TestTimeTravelAfterAWait(t *testing.T) {
 	a.waitEndpoints(t, 1)
 	require.Greater(t, time.Since(begin), wait)
 	require.EqualValues(t, 1, replica.metric(t, "slicecast_server_behind_waits_total", "gave_up"))
-	require.Equal(t, 1, replica.logs.count("level=WARN", "has seen newer state than this server", nodes[0]), replica.logs)
+	require.Equal(t, 1, replica.logs.Count("level=WARN", "has seen newer state than this server", nodes[0]), replica.logs)
 	behind.release()
 	a.waitEquals(t, c)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
@@ -23,7 +24,7 @@ func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	}
 	c := newCluster(append(objects, modeltest.Web())...)
 	s := serve(t, &watch{cluster: c})
-	logged := &logs{}
+	logged := &logtest.Buffer{}
 	a := follow(t, agentOptions{node: nodes[0], servers: []string{s.address()}, logs: logged, count: true})
 	other := follow(t, agentOptions{node: nodes[1], servers: []string{s.address()}, count: true})
 	a.waitEquals(t, c)
@@ -49,8 +50,8 @@ func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, repairs)
 	require.EqualValues(t, 1, s.metric(t, "slicecast_server_resyncs_total"))
-	require.Equal(t, 1, logged.count("level=WARN", "State differs from the server's"), logged)
-	require.Equal(t, 1, s.logs.count("level=WARN", "Client requested a resync", nodes[0]), s.logs)
+	require.Equal(t, 1, logged.Count("level=WARN", "State differs from the server's"), logged)
+	require.Equal(t, 1, s.logs.Count("level=WARN", "Client requested a resync", nodes[0]), s.logs)
 	require.Equal(t, len(inPlaces(c.state(), []model.Object{c.state()[changed].(model.Object)})), a.came()-before,
 		"the objects of one bucket have come")
 	require.Equal(t, 1, other.came()-others, "others got the change and nothing else")

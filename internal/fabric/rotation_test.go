@@ -143,7 +143,7 @@ func (r *rotation) serve(place int) {
 	})
 	require.True(r.t, eventually(func() bool {
 		return s.metric(r.t, "slicecast_server_certificate_expiry_timestamp_seconds") > 0 &&
-			s.logs.count("Synced with the source") > 0
+			s.logs.Count("Synced with the source") > 0
 	}), "a server does not get ready")
 	r.servers = append(r.servers, s)
 	r.places[place].Lead(s.address())

@@ -3,10 +3,8 @@ package fabric
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/server/app"
@@ -30,14 +29,14 @@ const (
 type server struct {
 	*app.Server
 	registry *prometheus.Registry
-	logs     *logs
+	logs     *logtest.Buffer
 	stop     func()
 }
 
 // serve runs a server until the test ends or stop is called.
 func serve(t proxytest.T, s source.Source, set ...func(*app.Config)) *server {
 	t.Helper()
-	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
+	r := &server{registry: prometheus.NewRegistry(), logs: &logtest.Buffer{}}
 	c := app.Config{
 		Source: s, SourceKind: "test", TLS: &identities.server, BindAddress: "127.0.0.1:0",
 		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: 200 * time.Millisecond,
@@ -104,38 +103,3 @@ func metric(registry *prometheus.Registry, name string, labels ...string) (sum f
 	}
 	return sum, err
 }
-
-// logs keeps log output.
-type logs struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write implements io.Writer.
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// count returns how many lines contain all of the words.
-func (l *logs) count(words ...string) (n int) {
-	for line := range strings.Lines(l.String()) {
-		all := true
-		for _, w := range words {
-			all = all && strings.Contains(line, w)
-		}
-		if all {
-			n++
-		}
-	}
-	return n
-}
-
-var _ fmt.Stringer = (*logs)(nil)

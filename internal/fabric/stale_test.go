@@ -19,6 +19,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/agent/client/discovery"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
@@ -62,7 +63,7 @@ func TestStaleServerIsLeft(t *testing.T) {
 		servers, addresses = append(servers, s), append(addresses, s.address())
 	}
 	var agents []*forward
-	var logged logs
+	var logged logtest.Buffer
 	for i := range 8 {
 		a := follow(t, agentOptions{node: fmt.Sprint("node-", i), servers: addresses, logs: &logged})
 		a.waitEquals(t, c)
@@ -81,7 +82,7 @@ func TestStaleServerIsLeft(t *testing.T) {
 		}
 	}
 	require.Zero(t, servers[0].nodesOf(t))
-	require.Equal(t, settled, logged.count("level=WARN", "Leaving a server that may lack changes"), &logged)
+	require.Equal(t, settled, logged.Count("level=WARN", "Leaving a server that may lack changes"), &logged)
 
 	watches[0].recover()
 	require.True(t, eventually(func() bool {
@@ -178,11 +179,11 @@ func TestStaleRelays(t *testing.T) {
 	behind.waitEquals(t, c)
 	require.Equal(t, fresh.address(), leaver.client.Connection().Server.Address)
 	require.Equal(t, fresh.address(), clever.upstream(t))
-	require.Equal(t, 1, clever.logs.count("level=WARN", "Leaving a server that may lack changes", "to="+fresh.address()), clever.logs)
+	require.Equal(t, 1, clever.logs.Count("level=WARN", "Leaving a server that may lack changes", "to="+fresh.address()), clever.logs)
 	require.Equal(t, before, disconnects())
 
 	watches[0].recover()
-	require.True(t, eventually(func() bool { return first.logs.count("The source answers again") == 1 }), first.logs)
+	require.True(t, eventually(func() bool { return first.logs.Count("The source answers again") == 1 }), first.logs)
 	orphan := follow(t, agentOptions{node: prefers(first, fresh), servers: []string{first.address(), fresh.address()}})
 	orphan.waitEquals(t, c)
 	require.Equal(t, first.address(), orphan.client.Connection().Server.Address)
@@ -190,7 +191,7 @@ func TestStaleRelays(t *testing.T) {
 	c.upsert(web(3))
 	orphan.waitEquals(t, c)
 	require.Equal(t, fresh.address(), orphan.client.Connection().Server.Address)
-	require.Equal(t, 1, first.logs.count("level=WARN", "The source may have missed changes", "this relay follows no server"), first.logs)
+	require.Equal(t, 1, first.logs.Count("level=WARN", "The source may have missed changes", "this relay follows no server"), first.logs)
 }
 
 // upstream returns the address of the server that a relay follows.

@@ -3,13 +3,13 @@
 package relay_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -35,30 +36,12 @@ const patience = 30 * time.Second
 
 var plaintext = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 
-// lines is a log that tests read.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // server is a running server.
 type server struct {
 	t        *testing.T
 	address  string
 	debug    string
-	log      *lines
+	log      *logtest.Buffer
 	registry *prometheus.Registry
 	stop     func()
 }
@@ -66,7 +49,7 @@ type server struct {
 // serve runs a server whose state comes from a source or from other servers.
 func serve(t *testing.T, address string, from source.Source, upstreams ...string) *server {
 	t.Helper()
-	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry(), debug: filepath.Join(t.TempDir(), "debug.sock")}
+	s := &server{t: t, log: &logtest.Buffer{}, registry: prometheus.NewRegistry(), debug: filepath.Join(t.TempDir(), "debug.sock")}
 	c := serverapp.Config{
 		Source: from, BindAddress: address, DebugSocket: s.debug, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
 		MaxBehindWait: patience, Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
@@ -351,7 +334,7 @@ func TestNacksOutliveTheServer(t *testing.T) {
 	again := c.again()
 	root = serve(t, root.address, again)
 	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
-	require.Equal(t, 4, bytes.Count([]byte(root.log.String()), []byte("behind=node-1")), root.log)
+	require.Equal(t, 4, root.log.Count("behind=node-1"), root.log)
 	for _, service := range []string{"service-0", "service-1", "service-3", "service-4"} {
 		require.Contains(t, root.log.String(), service)
 	}
@@ -433,4 +416,4 @@ func waitAlone(t *testing.T, relays ...*server) {
 	}, patience, time.Millisecond)
 }
 
-func contains(l *lines, s string) bool { return bytes.Contains([]byte(l.String()), []byte(s)) }
+func contains(l *logtest.Buffer, s string) bool { return strings.Contains(l.String(), s) }

@@ -28,6 +28,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -302,36 +303,18 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 	}
 }
 
-// logBuffer is a log that a test can read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // kept is a Checkpoint in its own directory.
 type kept struct {
 	*Checkpoint
 	cache    *cache.Cache
-	logs     *logBuffer
+	logs     *logtest.Buffer
 	registry *prometheus.Registry
 }
 
 // open opens a checkpoint of node-1.
 func open(t testing.TB, path string, c *cache.Cache) *kept {
 	t.Helper()
-	k := &kept{cache: c, logs: &logBuffer{}, registry: prometheus.NewRegistry()}
+	k := &kept{cache: c, logs: &logtest.Buffer{}, registry: prometheus.NewRegistry()}
 	var err error
 	k.Checkpoint, err = Open(Options{
 		Path: path, NodeName: "node-1", Cache: c, Logger: slog.New(slog.NewTextHandler(k.logs, nil)), Registerer: k.registry,

@@ -4,14 +4,12 @@
 package file
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,42 +17,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source/sourcetest"
 )
 
 const deadline = 30 * time.Second
 
-// buffer is a bytes.Buffer for concurrent use.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 type running struct {
 	*sourcetest.Recorder
 	t      *testing.T
 	dir    string
-	log    *buffer
+	log    *logtest.Buffer
 	source *Source
 }
 
 // start runs a source on the directory until the test ends, and waits for its first sync.
 func start(t *testing.T, dir string) *running {
 	t.Helper()
-	r := &running{Recorder: sourcetest.New(), t: t, dir: dir, log: &buffer{}}
+	r := &running{Recorder: sourcetest.New(), t: t, dir: dir, log: &logtest.Buffer{}}
 	var err error
 	r.source, err = New(Options{Directory: dir, Log: slog.New(slog.NewTextHandler(r.log, nil)), Metrics: prometheus.NewRegistry()})
 	require.NoError(t, err)
