@@ -79,9 +79,9 @@ func (b *Batch) header(kind uint16) (at int) {
 func (c *Conn) Fits(b *Batch) bool { return len(b.Buf)+headerLen <= c.Limit }
 
 // PartLength is the length in bytes of transactions that do not hold up anything else on the
-// machine, about two hundred elements. A kernel without preemption runs nothing else on the CPU,
-// not even what handles packets, until a transaction is complete. That takes about a millisecond
-// for this length, and more than a second for the largest clusters as a whole.
+// machine, about two hundred elements. A kernel without preemption runs no other thread on the
+// CPU until a transaction is complete. That takes about a millisecond for this length, and more
+// than a second for the largest clusters as a whole.
 const PartLength = 1 << 13
 
 // CommitParts commits messages that need not take effect at once, in transactions of up to the

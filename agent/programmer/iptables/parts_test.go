@@ -96,7 +96,8 @@ func TestLongChangesAreShortTransactions(t *testing.T) {
 		require.Empty(t, again.restored, "a new process finds that everything is as wanted")
 
 		require.NoError(t, h.Cleanup(t.Context()))
-		h = newInHost(t, host, Options{Variant: variant}) // has no earlier state to keep
+		// This one has no earlier state of a Service port to keep.
+		h = newInHost(t, host, Options{Variant: variant})
 		bad := benchmarkPort(321, 3, 0)
 		h.refuse = func(input []byte) string {
 			if bytes.Contains(input, []byte(" --to-destination "+bad.Cluster.List()[0].Address.String()+"\n")) {

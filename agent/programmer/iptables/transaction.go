@@ -170,9 +170,9 @@ func (p *transactionPart) text(out *bytes.Buffer, t table, declare []string, fre
 	out.WriteString("COMMIT\n")
 }
 
-// partLines is the number of lines of a short transaction. A kernel without preemption runs nothing
-// else on a CPU until a transaction is complete, which takes a few milliseconds for this number,
-// and more than a second for the largest clusters as a whole.
+// partLines is the number of lines of a short transaction. A kernel without preemption runs no
+// other thread on a CPU until a transaction is complete, which takes a few milliseconds for this
+// number, and more than a second for the largest clusters as a whole.
 const partLines = 250
 
 // texts returns several inputs for iptables-restore --noflush, to be written one after the other.

@@ -34,9 +34,9 @@
 // kernel refuses the transaction, Apply tries it in halves until the refused Service ports are
 // alone. The table stays as it was for those.
 //
-// While a kernel without preemption carries out a transaction, packets wait. So both commit more
-// than a few hundred elements in short transactions, in an order in which packets find all of a
-// Service port or nothing of it. What leads packets to Service ports is still committed at once if
+// While a kernel without preemption carries out a transaction, packets may wait. So both commit
+// more than a few hundred elements in short transactions, in an order in which packets find all of
+// a Service port or nothing of it. What leads packets to Service ports is still committed at once if
 // a change both adds and removes some of that.
 //
 // Backends are in slots, whose indices count from 0 without gaps. If a backend leaves, the last one

@@ -128,8 +128,8 @@ func (p *Programmer) Families() []model.Family {
 
 // Replace makes the kernel hold exactly this state. It does not touch what is already as wanted. If
 // everything is, it writes nothing. If it writes much, it commits many short transactions, because
-// the kernel may do nothing else on a CPU while it carries one out. If one family fails as a whole,
-// the other one is programmed.
+// the kernel may run no other thread on a CPU while it carries one out. If one family fails as a
+// whole, the other one is programmed.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.conn.Watcher.Open(); err != nil { // before anything is read
 		// Watch tries again and logs a warning
