@@ -36,8 +36,8 @@
 //
 // While a kernel without preemption carries out a transaction, packets may wait. So both commit
 // more than a few hundred elements in short transactions, in an order in which packets find all of
-// a Service port or nothing of it. What leads packets to Service ports is still committed at once if
-// a change both adds and removes some of that.
+// a Service port or nothing of it. What leads packets to Service ports is still committed at once
+// if a change both adds and removes some of that.
 //
 // Backends are in slots, whose indices count from 0 without gaps. If a backend leaves, the last one
 // moves to its slot. The slots of all Service ports are in a few maps. The number of elements in a
