@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/kubeproxy"
@@ -69,14 +69,29 @@ func runningAgent(programs bool) string {
 	}
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
-		other := func(argument string) bool {
-			return slices.Contains([]string{"status", "inspect", "cleanup", "verify", "--init-only"}, argument) ||
-				strings.HasPrefix(argument, "--migrate-config") ||
-				programs && slices.Contains([]string{"--programmer=printer", "--programmer=shadow"}, argument)
-		}
-		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), other) {
+		arguments := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+		if err == nil && len(line) > 0 && isAgent(arguments[1:], programs) { // a process that has ended has none
 			return filepath.Base(process)
 		}
 	}
 	return ""
+}
+
+// isAgent reports whether a slicecast-agent with these arguments is an agent and no other command
+// and, if programs is set, programs the kernel. Flags of other versions do not matter.
+func isAgent(arguments []string, programs bool) bool {
+	root := NewCommand()
+	root.FParseErrWhitelist.UnknownFlags = true
+	if c, _, err := root.Find(arguments); err != nil || c != root {
+		return false
+	}
+	if err := root.ParseFlags(arguments); err != nil {
+		return !errors.Is(err, pflag.ErrHelp)
+	}
+	flags := root.Flags()
+	if flags.Changed("init-only") || flags.Changed("migrate-config") {
+		return false
+	}
+	programmer := flags.Lookup("programmer").Value.String()
+	return !programs || programmer != "printer" && programmer != "shadow"
 }
