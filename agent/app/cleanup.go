@@ -70,7 +70,7 @@ func runningAgent(programs bool) string {
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		arguments := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-		if err == nil && len(line) > 0 && isAgent(arguments[1:], programs) { // a process that has ended has none
+		if err == nil && len(line) > 0 && isAgent(arguments[1:], programs) { // a zombie has no line
 			return filepath.Base(process)
 		}
 	}
