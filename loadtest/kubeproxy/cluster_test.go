@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -171,7 +172,9 @@ func (c *cluster) seed(b *testing.B, services []*corev1.Service, all []*discover
 		m.Name, m.UID, m.ResourceVersion = name, uuid.NewUUID(), ""
 		return m
 	}
-	var objects []runtime.Object
+	// Services come last. The API server would allocate the addresses of those that it sees before
+	// their IPAddresses.
+	var addresses, objects, last []runtime.Object
 	for _, s := range services {
 		ip := next()
 		if ip == service.Spec.ClusterIP {
@@ -181,7 +184,7 @@ func (c *cluster) seed(b *testing.B, services []*corev1.Service, all []*discover
 		c.ObjectMeta = stored(c.ObjectMeta, s.Name)
 		c.Spec.ClusterIP, c.Spec.ClusterIPs = ip, []string{ip}
 		a.ObjectMeta, a.Spec.ParentRef.Name = stored(a.ObjectMeta, ip), s.Name
-		objects = append(objects, c, a)
+		addresses, last = append(addresses, a), append(last, c)
 	}
 	for _, s := range all {
 		c := slice.DeepCopy()
@@ -189,7 +192,7 @@ func (c *cluster) seed(b *testing.B, services []*corev1.Service, all []*discover
 		c.Labels, c.Endpoints = s.Labels, s.Endpoints
 		objects = append(objects, c)
 	}
-	require.NoError(b, c.control.Seed(b.Context(), objects))
+	require.NoError(b, c.control.Seed(b.Context(), slices.Concat(addresses, objects, last)))
 }
 
 // flip changes the readiness of the first endpoint of a slice.

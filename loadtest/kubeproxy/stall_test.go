@@ -118,7 +118,11 @@ func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[
 	phase("restart", flows, func() {
 		require.NoError(b, p.Stop())
 		p = c.startSubject(b, subject, n)
-		p.AwaitOK(b, programTimeout, "http://127.0.0.1:10256/"+map[bool]string{true: "readyz", false: "healthz"}[subject == slicecast])
+		if subject == slicecast {
+			p.AwaitOK(b, programTimeout, "http://127.0.0.1:10256/readyz")
+		} else { // its health says nothing about whether it has written its rules
+			p.AwaitLine(b, programTimeout, `"SyncProxyRules complete" ipFamily="IPv4"`)
+		}
 		c.flip(b, c.first)
 		c.flip(b, c.first)
 	})
