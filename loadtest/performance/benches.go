@@ -51,6 +51,54 @@ func (m *Measured) beside(name, size string, modes ...string) (string, error) {
 	return m.benchTable(columns, rows)
 }
 
+// stalls returns a table of how long packets waited on nodes with the given modes while programs
+// loaded their rules, in a cluster of one size. Each mode has the given programs.
+func (m *Measured) stalls(name, size string, programs []string, modes ...string) (string, error) {
+	var columns []benchColumn
+	for _, mode := range modes {
+		for _, subject := range programs {
+			columns = append(columns, benchColumn{subject + ", " + mode, fmt.Sprintf("Stall/%s/%s/%s", size, mode, strings.ToLower(subject))})
+		}
+	}
+	var rows []benchRow
+	for _, phase := range [][2]string{
+		{"from nothing", "program"}, {"restart", "restart"}, {"repair after the removal of all rules", "repair"},
+	} {
+		rows = append(rows, benchRow{label: phase[0], report: name, unit: phase[1] + "-s"})
+		for _, flow := range [][2]string{
+			{"floor", "floor"}, {"past Services", "past"}, {"past Services, new connections", "past-new"},
+			{"another program's Service", "other"}, {"another program's Service, new connections", "other-new"},
+			{"a Service, new connections", "service-new"},
+		} {
+			rows = append(rows, benchRow{label: "… longest gap: " + flow[0], report: name, unit: phase[1] + "-" + flow[1] + "-gap-ms"})
+		}
+	}
+	table, err := m.benchTable(columns, rows)
+	if err != nil {
+		return "", err
+	}
+	table += "| packets and connections lost, in all phases |"
+	for _, c := range columns {
+		table += fmt.Sprintf(" %g |", m.lost(name, c.benchmark))
+	}
+	return table + "\n", nil
+}
+
+// lost returns the sum of a benchmark's figures of what was lost.
+func (m *Measured) lost(name, benchmark string) (sum float64) {
+	for _, r := range m.Benches[name] {
+		if benchName(r) != benchmark {
+			continue
+		}
+		for _, v := range r.Values {
+			if strings.HasSuffix(v.Unit, "-lost") {
+				sum += v.Value
+			}
+		}
+	}
+	return sum
+}
+
 func (m *Measured) agentTable() (string, error) {
 	return m.benchTable([]benchColumn{
 		{"100 × 50", "Agent/99x50+50"}, {"1000 × 50, one × 5000", "Agent/1000x50+5000"}, {"10,000 × 50", "Agent/9999x50+50"},

@@ -71,7 +71,7 @@ func (m *Measured) functions() template.FuncMap {
 			s, err := m.Bench(name, benchmark, unit)
 			return single(report.Micros, 1e6/s.Median), err
 		},
-		"warmUp": m.warmUp, "beside": m.beside, "agent": m.agentTable, "ipvs": m.ipvsTable,
+		"warmUp": m.warmUp, "beside": m.beside, "agent": m.agentTable, "stalls": m.stalls, "ipvs": m.ipvsTable,
 		"measured": m.measured, "machine": m.machine, "repeats": m.repeats, "commit": m.commit, "config": m.config, "command": command,
 		"played": m.played, "most": m.most, "notes": m.notes, "endpoints": endpoints,
 		"commands":  Commands,
