@@ -210,7 +210,8 @@ func TestAPIServerComesBack(t *testing.T) {
 			sum = asked{sum.lists + a.lists, sum.probes + a.probes, sum.watches + a.watches}
 		}
 		t.Logf("round %d: %d servers of %d kinds: %+v; admitted by flow schema: %v", round, fleetServers, len(kinds), sum, f.dispatched())
-		require.Positive(t, sum.watches)
+		// A new API server may know none of the versions from which watches could go on.
+		require.Positive(t, sum.lists+sum.watches)
 		require.LessOrEqual(t, sum.lists, fleetServers*len(kinds))
 	}
 }
