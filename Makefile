@@ -85,13 +85,13 @@ STALL_SIZES ?= 44125x1,5005x49+4766
 stall: ## how long packets wait while a node's rules are loaded, loaded again and repaired, beside kube-proxy's, on an idle machine; MODES=nftables STALL_SIZES=1000x5 choose
 	go test -run '^$$' -bench Stall -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(STALL_SIZES)
 
-DURATION ?= 4h
+DURATION ?=
 SOAK_MODES ?= nftables,iptables-nft
 
 .PHONY: soak
 soak: ## whether memory, descriptors and the kernel's objects level off while names come that never come back; DURATION=10m shortens it; writes docs/soak
 	go test -run '^$$' -bench Soak -benchtime 1x -timeout 0 ./loadtest/kubeproxy -kubeproxy.modes=$(SOAK_MODES) \
-		-kubeproxy.sizes=1000x45+5000 -kubeproxy.duration=$(DURATION) -kubeproxy.soak="$(CURDIR)/docs/soak"
+		-kubeproxy.sizes=1000x45+5000 -kubeproxy.duration=$(or $(DURATION),4h) -kubeproxy.soak="$(CURDIR)/docs/soak"
 
 .PHONY: screencast
 screencast: build ## record the demo and draw it, docs/demo.svg
@@ -210,14 +210,13 @@ simulate: ## everything from an API server to the nodes' kernels in virtual time
 	nice -n 10 go test -overlay $(SIMULATE)/overlay.json -vet=off -count 1 -timeout 3h -v ./internal/simulate \
 		-run '$(if $(SEED),TestSimulate,TestSeed|TestSimulate)' -simulate.steps=$(STEPS) $(if $(SEED),-simulate.seed=$(SEED) -simulate.verbose)
 
-DURATION ?= 1h
 FAULTS ?=
 
 .PHONY: chaos
 chaos: ## a cluster with traffic and churn under one fault after the other, and a report in bin/chaos; DURATION=15m SEED=7 PROXY=slicecast|kube-proxy PROGRAMMER=nftables|iptables FAULTS=cut,flush
 	mkdir -p bin
 	go build -o bin/slicecast-chaos ./internal/chaos/run
-	@bin/slicecast-chaos --duration=$(DURATION) --seed=$(or $(SEED),0) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --faults=$(FAULTS)
+	@bin/slicecast-chaos --duration=$(or $(DURATION),1h) --seed=$(or $(SEED),0) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --faults=$(FAULTS)
 
 ONLY ?=
 

@@ -72,7 +72,7 @@ func (r *run) converge(ctx context.Context, limit time.Duration) (took convergen
 
 // awaitSlices waits until a Service has endpoints of both IP families.
 func (r *run) awaitSlices(ctx context.Context, name string) error {
-	return waitFor(ctx, reachPause, func() error {
+	return testenv.WaitForEvery(ctx, reachPause, func() error {
 		slices, err := r.Client.DiscoveryV1().EndpointSlices(namespace).List(ctx,
 			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
 		if err != nil {
@@ -101,27 +101,13 @@ func (r *run) awaitReached(ctx context.Context, name string) error {
 			continue
 		}
 		all.Go(func() error {
-			return waitFor(ctx, reachPause, func() error {
+			return testenv.WaitForEvery(ctx, reachPause, func() error {
 				_, err := w.ask(ctx, reachTimeout)
 				return err
 			})
 		})
 	}
 	return all.Wait()
-}
-
-// waitFor is [testenv.WaitFor] with a pause between two calls that spares the machine.
-func waitFor(ctx context.Context, pause time.Duration, condition func() error) error {
-	return testenv.WaitFor(ctx, func() error {
-		err := condition()
-		if err != nil {
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-		}
-		return err
-	})
 }
 
 // verify compares the kernels of all nodes with all objects, and returns the differences. It runs

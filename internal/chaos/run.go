@@ -92,7 +92,7 @@ func (r *run) carryOut(ctx context.Context) error {
 	}
 	for _, w := range ways {
 		limited, stop := context.WithTimeout(ctx, startPatience)
-		err := waitFor(limited, reachPause, func() error {
+		err := testenv.WaitForEvery(limited, reachPause, func() error {
 			_, err := w.ask(limited, reachTimeout)
 			return err
 		})
@@ -163,7 +163,7 @@ func (r *run) install(ctx context.Context) (err error) {
 	}
 	limited, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	if err := waitFor(limited, retryPause, func() error { return r.churn.write(limited) }); err != nil {
+	if err := testenv.WaitForEvery(limited, retryPause, func() error { return r.churn.write(limited) }); err != nil {
 		return err
 	}
 	for i := range deployments {

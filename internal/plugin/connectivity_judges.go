@@ -58,8 +58,8 @@ func sameBackend(servers []string) func([]probe.Result) string {
 	}
 }
 
-// keptClient requires that the servers answer, and that they see the client by one of these
-// addresses.
+// keptClient requires that the servers answer, and that each of them sees one of these addresses as
+// the client's.
 func keptClient(servers, addresses []string) func([]probe.Result) string {
 	return func(results []probe.Result) string {
 		for _, one := range results {

@@ -273,7 +273,7 @@ func killProcesses(ns netns.NsHandle) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), kernelPatience)
 	defer cancel()
-	return waitFor(ctx, time.Millisecond, func() error {
+	return WaitForEvery(ctx, time.Millisecond, func() error {
 		entries, err := os.ReadDir("/proc")
 		if err != nil {
 			return err

@@ -91,7 +91,7 @@ func (h *Host) awaitReady(link netlink.Link) error {
 func (h *Host) await(link netlink.Link, condition func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), kernelPatience)
 	defer cancel()
-	if err := waitFor(ctx, time.Millisecond, condition); err != nil {
+	if err := WaitForEvery(ctx, time.Millisecond, condition); err != nil {
 		return fmt.Errorf("wait for %s of %s: %w", link.Attrs().Name, h.Name, err)
 	}
 	return nil

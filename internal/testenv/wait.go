@@ -9,10 +9,11 @@ import (
 // WaitFor calls condition repeatedly until it returns nil. If ctx ends first, WaitFor returns the
 // last error of condition.
 func WaitFor(ctx context.Context, condition func() error) error {
-	return waitFor(ctx, 10*time.Millisecond, condition)
+	return WaitForEvery(ctx, 10*time.Millisecond, condition)
 }
 
-func waitFor(ctx context.Context, interval time.Duration, condition func() error) error {
+// WaitForEvery is WaitFor with an interval of its own, for conditions that cost something.
+func WaitForEvery(ctx context.Context, interval time.Duration, condition func() error) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {

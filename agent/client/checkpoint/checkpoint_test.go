@@ -493,7 +493,7 @@ func TestStaleAfterGrace(t *testing.T) {
 		c := &cache.Writer{Cache: cache.New()}
 		k := open(t, path, c.Cache)
 		defer k.run()()
-		time.Sleep(staleGrace - time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		<-time.After(staleGrace - time.Millisecond)
 		synctest.Wait()
 		_, ok := c.Take()
 		require.False(t, ok, "it counts for nothing yet")
@@ -535,7 +535,7 @@ func TestNotStaleIfAServerIsFasterThanTheGrace(t *testing.T) {
 		changes, ok := c.Take()
 		require.True(t, ok)
 		require.Len(t, changes.Services, 1, "all that was restored is new to the reader")
-		time.Sleep(2 * staleGrace) //nolint:forbidigo // of the bubble's clock
+		<-time.After(2 * staleGrace)
 		synctest.Wait()
 		require.Zero(t, k.metric(t, "slicecast_agent_stale"))
 		require.NotContains(t, k.logs.String(), "No server")
@@ -548,10 +548,10 @@ func TestSavesAtIntervalsAndAtTheEnd(t *testing.T) {
 		c := small(t)
 		k := open(t, path, c.Cache)
 		stop := k.run()
-		time.Sleep(interval - time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		<-time.After(interval - time.Millisecond)
 		synctest.Wait()
 		require.NoFileExists(t, path)
-		time.Sleep(time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		<-time.After(time.Millisecond)
 		synctest.Wait()
 		first, err := os.Stat(path)
 		require.NoError(t, err)
