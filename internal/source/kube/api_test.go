@@ -222,14 +222,9 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 	}
 
+	w.(http.Flusher).Flush() // a watch that is accepted is answered at once
 	a.mu.Lock()
 	switch {
-	case from > a.rv:
-		a.mu.Unlock()
-		s := status(http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
-		s.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}}
-		send("ERROR", s)
-		return
 	case from > 0 && from < a.oldest:
 		a.mu.Unlock()
 		send("ERROR", status(http.StatusGone, metav1.StatusReasonExpired))

@@ -171,7 +171,7 @@ func TestPagedListsWhereListsAreNotStreamed(t *testing.T) {
 	require.Len(t, r.Keys(model.KindService), 1201)
 	a.put(service("web"))
 	eventually(t, "an added Service", func() bool { return r.Get(serviceKey("web")) != nil })
-	lists := a.seen(func(r *http.Request) bool { return isServices(r) && !isWatch(r) })
+	lists := a.seen(func(r *http.Request) bool { return isServices(r) && !isWatch(r) && r.FormValue("limit") != "1" })
 	require.Len(t, lists, 3)
 	require.Empty(t, lists[0].FormValue("resourceVersion"), "the first list must be of the present")
 }
@@ -396,6 +396,48 @@ func TestStateGoesBackInTime(t *testing.T) {
 	require.Positive(t, testutil.ToFloat64(r.metrics().errors.WithLabelValues("Service", "replace")), "the first list is refused")
 	a.put(service("new"))
 	eventually(t, "changes after it", func() bool { return r.Get(serviceKey("new")) != nil })
+}
+
+// TestStateGoesBackWhileAWatchIsRequested checks an etcd that is restored after the API server has
+// said how far it is, and before it accepts the watch: client-go repeats a request for a watch
+// whose connection ends, for ten seconds. The other watch goes on after a list.
+func TestStateGoesBackWhileAWatchIsRequested(t *testing.T) {
+	for name, plain := range map[string]bool{"after an event": false, "after a list": true} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(t)
+			for i := range 10 {
+				a.put(service(fmt.Sprintf("s%d", i)))
+			}
+			var restored atomic.Bool
+			restore := func(w http.ResponseWriter, r *http.Request) bool {
+				if plain && noStreams(w, r) {
+					return true
+				}
+				if !isServices(r) || !isWatch(r) || isStream(r) || !restored.CompareAndSwap(false, true) {
+					return false
+				}
+				a.restore(50)
+				a.put(service("old"))
+				panic(http.ErrAbortHandler)
+			}
+			if plain {
+				a.fail(restore)
+			}
+			r := start(t, a.config())
+			r.awaitSynced(t)
+			if !plain {
+				a.put(service("web")) // a watch that ends early without any event counts as bad
+				eventually(t, "a Service", func() bool { return r.Get(serviceKey("web")) != nil })
+				a.fail(restore)
+				a.CloseClientConnections()
+			}
+			eventually(t, "the restored state", func() bool {
+				return strings.Join(r.Keys(model.KindService), " ") == "Service default/old"
+			})
+			a.put(service("new"))
+			eventually(t, "changes after it", func() bool { return r.Get(serviceKey("new")) != nil })
+		})
+	}
 }
 
 func TestOneOldAnswerIsNotBelieved(t *testing.T) {

@@ -67,7 +67,6 @@ type resource struct {
 	sink    source.Sink
 	synced  func() // nil once it has been called
 	watch   watch.Interface
-	listed  string // resourceVersion of a list after which no watch has begun yet
 	highest uint64 // highest resourceVersion seen
 	doubted bool   // the last list was older than highest and was refused
 	// listEnd is when the last list was complete; zero means that none has been since run looked, or
@@ -137,9 +136,6 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	list, err := r.server.ListWithContextFunc(ctx, o)
 	r.report(ctx, "list", o, err)
 	ended()
-	if err == nil {
-		r.listed = resourceVersion(list)
-	}
 	return list, err
 }
 
@@ -155,11 +151,13 @@ const askOnce = 5 * time.Second
 // askTime bounds how long the API server is asked for its resourceVersion. Tests change it.
 var askTime = 20 * time.Second
 
-// ahead returns an error if the API server has not reached the resourceVersion at which a watch is
-// to begin, as after a restore of etcd. The API server would accept such a watch, and be silent
-// until it has reached that version, whatever happens to its objects meanwhile. If the API server
-// is down or does not permit access to the kind, ahead returns the error that the watch would
-// return. If its resourceVersion cannot be determined, ahead returns nil.
+// ahead returns an error if the API server has not reached the resourceVersion at which a watch has
+// begun, as after a restore of etcd. The API server accepts such a watch, and is silent until it
+// has reached that version, whatever happens to its objects meanwhile. The question comes after the
+// watch: a request for a watch is repeated by client-go, so etcd may be restored before it is
+// accepted. After it, a restore ends the watch, because the API server must restart. If the API
+// server is down or does not permit access to the kind, ahead returns an error, too. If its
+// resourceVersion cannot be determined, ahead returns nil.
 func (r *resource) ahead(ctx context.Context, known string) error {
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -215,13 +213,6 @@ func isEmpty(w watch.Interface) bool {
 
 // openWatch opens watches for the reflector, including those that begin with a list.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if o.SendInitialEvents == nil && o.ResourceVersion != r.listed {
-		if err := r.ahead(ctx, o.ResourceVersion); err != nil {
-			r.report(ctx, "watch", o, err)
-			return nil, err
-		}
-	}
-	r.listed = ""
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
 	ended := r.contact.ask(time.Now())
 	defer ended() // after what it has ended with is reported
@@ -229,6 +220,11 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	if err == nil && isEmpty(w) {
 		r.report(ctx, "watch", o, errNoWatch)
 		return w, nil
+	}
+	if err == nil && o.SendInitialEvents == nil {
+		if err = r.ahead(ctx, o.ResourceVersion); err != nil {
+			w.Stop()
+		}
 	}
 	r.report(ctx, "watch", o, err)
 	if err != nil {
