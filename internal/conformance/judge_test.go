@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -153,6 +154,12 @@ func TestSessionJudge(t *testing.T) {
 	require.ErrorContains(t, one.judge([]netip.AddrPort{a, b}), "want 1")
 	require.ErrorContains(t, spread.judge([]netip.AddrPort{a, a}), "want at least 2")
 	require.NoError(t, spread.judge([]netip.AddrPort{a, b, a}))
+	one.Count, spread.Count = 3, 3
+	require.False(t, one.suffices([]netip.AddrPort{a, a}))
+	require.True(t, one.suffices([]netip.AddrPort{a, a, a}))
+	require.True(t, spread.suffices([]netip.AddrPort{a, a, b}))
+	require.False(t, spread.suffices(slices.Repeat([]netip.AddrPort{a}, certainty-1)), "by chance")
+	require.True(t, spread.suffices(slices.Repeat([]netip.AddrPort{a}, certainty)))
 	other := netip.MustParseAddrPort("10.180.0.3:80")
 	require.ErrorContains(t, one.judge([]netip.AddrPort{a, other}), "connection 1 reaches 10.180.0.3:80")
 }
