@@ -20,7 +20,8 @@ import (
 
 // TestWhoHasSeenMoreWaits checks that a client that has seen newer versions waits for the server,
 // whatever it holds or wants and however often it connects. It is sent no state until the server
-// has caught up.
+// has caught up. A relay is never told that the state is older than that: it would pass on the state
+// as an older one, and a node could then be sent back in time by a third server.
 func TestWhoHasSeenMoreWaits(t *testing.T) {
 	seen := &pb.ResourceVersions{Services: 9, Slices: 9}
 	for name, hello := range map[string]*pb.Hello{
@@ -30,34 +31,43 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 		"is narrowed":                     {Digest: modeltest.Digests(5), Sequences: []uint64{3, 3}, Subscription: only("service-0")},
 		"is narrowed, and holds nothing":  {Digest: modeltest.Digests(0), Sequences: []uint64{0, 0}, Subscription: only("service-0")},
 		"is narrowed, and was never here": {Subscription: only("service-0")},
+		"is a relay":                      {Kind: pb.ClientKind_CLIENT_KIND_RELAY, Digest: modeltest.Digests(5), Sequences: []uint64{3, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := filled(t, 1)
 			h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Millisecond})
 			hello.ResourceVersions = seen
-			// The second time, it was cut off while it waited.
-			for _, epoch := range []uint64{s.Epoch() + 1, s.Epoch()} {
-				hello.Epoch = epoch
+			waits := func() *pipe {
 				p := connect(t, h, hello)
-				eventually(t, func() bool { // it waits
+				eventually(t, func() bool {
 					for _, r := range p.read(t) {
 						require.Nil(t, r.Update)
 						require.Nil(t, r.InSync)
 						if r.Heartbeat != nil {
+							require.Nil(t, r.Heartbeat.ResourceVersions)
 							return true
 						}
 					}
 					return false
 				})
-				require.Error(t, p.close())
+				return p
 			}
-			p := connect(t, h, hello)
+			// The second time, it was cut off while it waited.
+			for _, epoch := range []uint64{s.Epoch() + 1, s.Epoch()} {
+				hello.Epoch = epoch
+				require.Error(t, waits().close())
+			}
+			p := waits()
 			defer p.cancel()
 			s.Upsert(service(0), 9)
 			s.Upsert(slice(0, 7), 9)
-			came := false
+			came, reached := false, hello.Kind != pb.ClientKind_CLIENT_KIND_RELAY
 			eventually(t, func() bool {
 				for _, r := range p.read(t) {
+					if v := r.Heartbeat.GetResourceVersions(); v != nil {
+						reached = true
+						require.Equal(t, seen.String(), v.String())
+					}
 					if r.Update == nil {
 						continue
 					}
@@ -66,7 +76,7 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 						came = true
 					}
 				}
-				return came && p.session.synced.Load()
+				return came && reached && p.session.synced.Load()
 			})
 		})
 	}

@@ -222,9 +222,9 @@ func (s *Session) register() error {
 func (s *Session) run(state clientState) error {
 	// The position in the ring is read before any snapshot. Updates published between the two are
 	// recognized by their sequences and skipped.
-	next, reached := s.hub.ring.now()
+	next, _ := s.hub.ring.now()
 	s.cursor = cursor{next: next, sequences: make([]uint64, s.hub.store.Shards())}
-	if err := s.start(state, reached); err != nil {
+	if err := s.start(state); err != nil {
 		if errors.Is(err, errDraining) {
 			_ = s.sendDrain() // the stream's status says it too
 		}

@@ -42,9 +42,8 @@ func (s *Session) newStartup() *startup {
 	return &startup{Session: s, beats: time.NewTicker(s.hub.options.Heartbeat), whole: make(map[uint32]struct{})}
 }
 
-// start sends the initial state, which is the difference to what the client holds. reached has the
-// resource versions that the state includes at least.
-func (s *Session) start(state clientState, reached model.ResourceVersions) error {
+// start sends the initial state, which is the difference to what the client holds.
+func (s *Session) start(state clientState) error {
 	up := s.newStartup()
 	defer up.beats.Stop()
 	if err := s.sendWelcome(); err != nil {
@@ -58,7 +57,7 @@ func (s *Session) start(state clientState, reached model.ResourceVersions) error
 		return err
 	}
 	s.countStart(state)
-	ahead, err := up.awaitStore(state)
+	reached, ahead, err := up.awaitStore(state)
 	if err != nil {
 		return err
 	}
@@ -110,12 +109,12 @@ func (s *Session) sendInSync(allNodes bool) error {
 }
 
 // awaitStore waits until the store has reached the resource versions that the client has seen, for
-// MaxBehindWait at most. It returns ahead early if the client holds the same content as the store.
-// The client is then in sync, and the session's sequences are the store's. But until the store has
-// reached those versions, its changes may lie in the client's past, such as a change that the
-// client has already seen undone.
-func (up *startup) awaitStore(state clientState) (ahead bool, err error) {
-	waited, gaveUp, err := up.awaitVersions(state.versions, func(model.ResourceVersions) (bool, error) {
+// MaxBehindWait at most. It returns those that it has reached, and ahead early if the client holds
+// the same content as the store. The client is then in sync, and the session's sequences are the
+// store's. But until the store has reached those versions, its changes may lie in the client's
+// past, such as a change that the client has already seen undone.
+func (up *startup) awaitStore(state clientState) (reached model.ResourceVersions, ahead bool, err error) {
+	reached, waited, gaveUp, err := up.awaitVersions(state.versions, func(model.ResourceVersions) (bool, error) {
 		sequences, same := state.equals(up.hub.store)
 		if ahead = same && up.policy.whole(); ahead {
 			up.sequences = sequences
@@ -129,14 +128,14 @@ func (up *startup) awaitStore(state clientState) (ahead bool, err error) {
 	case waited:
 		up.hub.metrics.behindWaits.WithLabelValues("caught_up").Inc()
 	}
-	return ahead, err
+	return reached, ahead, err
 }
 
 // followAhead sends a client that is ahead of the store what is certainly new to it, until the
 // store has reached the versions that the client has seen, or for MaxBehindWait. Then it sends the
 // rest.
 func (up *startup) followAhead(seen model.ResourceVersions) error {
-	_, gaveUp, err := up.awaitVersions(seen, func(reached model.ResourceVersions) (bool, error) {
+	_, _, gaveUp, err := up.awaitVersions(seen, func(reached model.ResourceVersions) (bool, error) {
 		return false, up.sendNewer(seen, reached)
 	})
 	if err != nil {
@@ -153,31 +152,35 @@ func (up *startup) followAhead(seen model.ResourceVersions) error {
 // for MaxBehindWait at most. Initially and after each publish, it calls progress with the versions
 // that the store has reached, and returns early if progress returns true. It waits even for a
 // client that has waited on an earlier stream, as that stream may have been cut off during the
-// wait. It returns whether it has waited for a publish, and whether MaxBehindWait has passed.
+// wait. It returns the versions that the snapshots include from now on, whether it has waited for a
+// publish, and whether MaxBehindWait has passed.
+//
+// The versions are the ring's, because follow sends those that the ring reaches later, and a relay
+// takes lower ones for a server that is behind.
 func (up *startup) awaitVersions(
 	seen model.ResourceVersions, progress func(reached model.ResourceVersions) (enough bool, err error),
-) (waited, gaveUp bool, err error) {
+) (reached model.ResourceVersions, waited, gaveUp bool, err error) {
 	h := up.hub
 	// The source has no versions.
 	if h.store.Reached() == (model.ResourceVersions{}) {
-		return false, false, nil
+		return reached, false, false, nil
 	}
 	timeout := time.NewTimer(h.options.MaxBehindWait)
 	defer timeout.Stop()
 	for ; ; waited = true {
 		published := h.nextPublish()
-		reached := h.store.Reached()
+		_, reached = h.ring.now()
 		done := reached.Max(seen) == reached
 		if !done {
 			if done, err = progress(reached); err != nil {
-				return waited, false, err
+				return reached, waited, false, err
 			}
 		}
 		if done {
-			return waited, false, nil
+			return reached, waited, false, nil
 		}
 		if ok, err := up.wait(published, timeout.C); err != nil || !ok {
-			return waited, true, err
+			return reached, waited, true, err
 		}
 	}
 }
