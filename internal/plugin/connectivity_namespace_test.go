@@ -97,13 +97,18 @@ func (f *front) finalize() {
 	}
 }
 
-// run returns a run whose requests go to the front, and what it says.
-func (f *front) run(timeout time.Duration) (*connectivityRun, *bytes.Buffer) {
+// reach returns a fleet whose requests go to the front.
+func (f *front) reach(timeout time.Duration) *fleet.Fleet {
 	reached, err := fleet.New(fleet.Options{Config: &rest.Config{Host: f.address}, Namespace: fleet.DefaultNamespace, Timeout: timeout})
 	require.NoError(f, err)
 	f.Cleanup(reached.Close)
+	return reached
+}
+
+// run returns a run whose requests go to the front, and what it says.
+func (f *front) run() (*connectivityRun, *bytes.Buffer) {
 	var said bytes.Buffer
-	return newConnectivityRun(&connectivity{timeLimit: time.Minute, progress: &said}, reached, nil, "image"), &said
+	return newConnectivityRun(&connectivity{timeLimit: time.Minute, progress: &said}, f.reach(patience), nil, "image"), &said
 }
 
 // TestUncertainNamespace asserts that a namespace is removed although the API server creates it
@@ -112,7 +117,11 @@ func TestUncertainNamespace(t *testing.T) {
 	for name, late := range map[string]bool{"late": true, "failed": false} {
 		t.Run(name, func(t *testing.T) {
 			f := newFront(t)
-			run, said := f.run(200 * time.Millisecond)
+			run, said := f.run()
+			patient := run.fleet
+			if late {
+				run.fleet = f.reach(200 * time.Millisecond)
+			}
 			f.creates = func(w http.ResponseWriter, r *http.Request) {
 				if late {
 					// The server notices the client's end once the body is read.
@@ -125,6 +134,7 @@ func TestUncertainNamespace(t *testing.T) {
 				http.Error(w, "etcdserver: request timed out", http.StatusInternalServerError)
 			}
 			require.ErrorContains(t, run.create(t.Context()), "if it exists later, run kubectl slicecast connectivity --cleanup")
+			run.fleet = patient
 			require.NoError(t, run.removeNamespace(t.Context()))
 			require.NoError(t, <-f.created)
 			_, err := plane.Client().CoreV1().Namespaces().Get(t.Context(), run.namespace, metav1.GetOptions{})
@@ -138,7 +148,7 @@ func TestUncertainNamespace(t *testing.T) {
 // a namespace of that name would be another's.
 func TestRefusedNamespace(t *testing.T) {
 	f := newFront(t)
-	run, said := f.run(patience)
+	run, said := f.run()
 	f.creates = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "exists", http.StatusConflict) }
 	require.ErrorContains(t, run.create(t.Context()), "which rights are needed")
 	require.NoError(t, run.removeNamespace(t.Context()))
@@ -150,7 +160,7 @@ func TestRefusedNamespace(t *testing.T) {
 // up other runs, and that the reason is said.
 func TestNamespaceThatStays(t *testing.T) {
 	f := newFront(t)
-	run, said := f.run(patience)
+	run, said := f.run()
 	namespaces := plane.Client().CoreV1().Namespaces()
 	n, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: run.namespace, Labels: map[string]string{runLabel: run.name}, Annotations: map[string]string{expiresAnnotation: "2020-01-01T00:00:00Z"},
