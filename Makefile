@@ -205,7 +205,7 @@ SEED ?=
 SIMULATE := $(or $(SLICECAST_CACHE),$(HOME)/.cache/slicecast)/deterministic
 
 .PHONY: simulate
-simulate: ## everything from an API server to the nodes' kernels in virtual time under faults, in about 20 minutes; STEPS=20000 shortens it, SEED=4 shows what one seed does
+simulate: ## everything from an API server to the nodes' kernels in virtual time under faults, in about 10 minutes; STEPS=20000 shortens it, SEED=4 shows what one seed does
 	go run ./internal/simulate/deterministic $(SIMULATE)
 	nice -n 10 go test -overlay $(SIMULATE)/overlay.json -vet=off -count 1 -timeout 3h -v ./internal/simulate \
 		-run '$(if $(SEED),TestSimulate,TestSeed|TestSimulate)' -simulate.steps=$(STEPS) $(if $(SEED),-simulate.seed=$(SEED) -simulate.verbose)
