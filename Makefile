@@ -89,9 +89,9 @@ DURATION ?=
 SOAK_MODES ?= nftables,iptables-nft
 
 .PHONY: soak
-soak: ## whether memory, descriptors and the kernel's objects level off while names come that never come back; DURATION=10m shortens it; writes docs/soak
+soak: ## whether memory, descriptors and the kernel's objects level off while names come that never come back; DURATION=1h shortens it, PAUSE=125ms makes up for that; writes docs/soak
 	go test -run '^$$' -bench Soak -benchtime 1x -timeout 0 ./loadtest/kubeproxy -kubeproxy.modes=$(SOAK_MODES) \
-		-kubeproxy.sizes=1000x45+5000 -kubeproxy.duration=$(or $(DURATION),4h) -kubeproxy.soak="$(CURDIR)/docs/soak"
+		-kubeproxy.sizes=1000x45+5000 -kubeproxy.duration=$(or $(DURATION),4h) -kubeproxy.pause=$(or $(PAUSE),500ms) -kubeproxy.soak="$(CURDIR)/docs/soak"
 
 .PHONY: screencast
 screencast: build ## record the demo and draw it, docs/demo.svg

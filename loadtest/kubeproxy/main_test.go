@@ -26,6 +26,7 @@ var (
 	changesFlag  = flag.Int("kubeproxy.changes", 20, "number of flips of one endpoint in each Service; with 0, changes are not measured")
 	runsFlag     = flag.Int("kubeproxy.runs", 5, "number of runs of which BenchmarkStall reports the median")
 	durationFlag = flag.Duration("kubeproxy.duration", 4*time.Hour, "for how long BenchmarkSoak runs")
+	pauseFlag    = flag.Duration("kubeproxy.pause", 500*time.Millisecond, "time from one new Service of BenchmarkSoak to the next")
 	soakFlag     = flag.String("kubeproxy.soak", "", "folder to which BenchmarkSoak writes its samples, curves and page")
 	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "number of connections to each Service")
 )

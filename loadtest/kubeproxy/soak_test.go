@@ -37,8 +37,6 @@ import (
 )
 
 const (
-	// soakPause is the time from one new Service to the next.
-	soakPause = 500 * time.Millisecond
 	// soakLive is how many of the new Services exist at a time, and soakEndpoints how many
 	// endpoints each of them has.
 	soakLive, soakEndpoints = 20, 20
@@ -92,7 +90,7 @@ type soak struct {
 }
 
 // BenchmarkSoak runs a server and an agent for each mode, beside -kubeproxy.sizes' first cluster,
-// for -kubeproxy.duration. Twice a second, a Service with a slice of its own comes, and an older
+// for -kubeproxy.duration. After each -kubeproxy.pause, a Service with a slice of its own comes, and an older
 // one goes; in between, a slice is replaced by one of another name. No name and no endpoint comes
 // back. Each new Service must be reachable from a pod of each node.
 //
@@ -113,7 +111,7 @@ func BenchmarkSoak(b *testing.B) {
 			s.look(b, i)
 			next = now.Add(every)
 		}
-		<-time.After(time.Until(s.began.Add(time.Duration(i+1) * soakPause)))
+		<-time.After(time.Until(s.began.Add(time.Duration(i+1) * *pauseFlag)))
 	}
 	for mode, a := range s.agents {
 		require.NoError(b, a.Check(), mode)
