@@ -80,9 +80,13 @@ func (r *run) carryOut(ctx context.Context) error {
 	defer cancel()
 	background.Go(func() { r.churn.run(ctx) })
 	r.clients = addClients(r.Cluster)
-	if err := r.ledger.follow(ctx, r.Cluster, namespace); err != nil {
+	if err := r.ledger.look(ctx, r.Cluster, namespace); err != nil {
 		return err
 	}
+	background.Go(func() {
+		// While the API server is away, nothing changes.
+		every(ctx, keepInterval, func() { _ = r.ledger.look(ctx, r.Cluster, namespace) })
+	})
 	if _, err := r.converge(ctx, startPatience); err != nil {
 		return fmt.Errorf("before the first fault: %w", err)
 	}

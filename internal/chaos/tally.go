@@ -1,6 +1,8 @@
 package chaos
 
 import (
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -44,7 +46,7 @@ type tally struct {
 }
 
 // maxFirsts bounds the errors that a report shows of a window.
-const maxFirsts = 3
+const maxFirsts = 6
 
 // window begins a window. Requests count for the window in which they began.
 func (t *tally) window(counts *Counts, firsts *[]string) {
@@ -53,21 +55,26 @@ func (t *tally) window(counts *Counts, firsts *[]string) {
 	t.counts, t.firsts = counts, firsts
 }
 
-// begin returns the function that counts a request that begins now. Its arguments are the outcome:
-// an error, or nil and whether the answer came from a Pod that should not have answered.
-func (t *tally) begin() func(err error, misrouted bool) {
+// misroutedError says why a Pod should not have answered.
+type misroutedError struct{ error }
+
+// begin returns the function that counts a request that begins now, by its outcome.
+func (t *tally) begin() func(error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	counts, firsts := t.counts, t.firsts
-	return func(err error, misrouted bool) {
+	return func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		counts.Requests++
 		if err == nil {
 			counts.Answered++
-			if misrouted {
-				counts.Misrouted++
-			}
+			return
+		}
+		defer remember(firsts, err)
+		if errors.As(err, &misroutedError{}) {
+			counts.Answered++
+			counts.Misrouted++
 			return
 		}
 		switch probe.OutcomeOf(err) {
@@ -78,7 +85,6 @@ func (t *tally) begin() func(err error, misrouted bool) {
 		default:
 			counts.Failed++
 		}
-		remember(firsts, err)
 	}
 }
 
@@ -130,14 +136,17 @@ func (l *ledger) update(ready map[string]bool, now time.Time) {
 	}
 }
 
-// misrouted reports whether a request that began at a time should not have reached a Pod. The Pods
-// of a Service have names that begin with the Service's.
-func (l *ledger) misrouted(service, pod string, began time.Time) bool {
+// judge returns an error if a request that began at a time should not have reached a Pod. The Pods of
+// a Service have names that begin with the Service's.
+func (l *ledger) judge(service, pod string, began time.Time) error {
 	if len(pod) <= len(service) || pod[:len(service)+1] != service+"-" {
-		return true
+		return misroutedError{fmt.Errorf("%s was reached, a Pod of another Service", pod)}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	gone := l.gone[pod]
-	return !gone.IsZero() && began.Sub(gone) > Grace
+	if since := began.Sub(gone); !gone.IsZero() && since > Grace {
+		return misroutedError{fmt.Errorf("%s was reached, which had not been a ready endpoint for %s", pod, since.Round(time.Millisecond))}
+	}
+	return nil
 }

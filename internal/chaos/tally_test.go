@@ -19,23 +19,19 @@ func TestTally(t *testing.T) {
 	counts := &tally{}
 	counts.window(&first.Counts, &first.Errors)
 	early := counts.begin()
-	for _, outcome := range []struct {
-		err       error
-		misrouted bool
-	}{
-		{nil, false}, {nil, false}, {nil, true},
-		{fmt.Errorf("dial: %w", syscall.ECONNREFUSED), false},
-		{fmt.Errorf("read: %w", os.ErrDeadlineExceeded), false}, {os.ErrDeadlineExceeded, false},
-		{syscall.EHOSTUNREACH, false},
+	for _, outcome := range []error{
+		nil, nil, fmt.Errorf("way: %w", misroutedError{errors.New("wrong Pod")}), fmt.Errorf("dial: %w", syscall.ECONNREFUSED),
+		fmt.Errorf("read: %w", os.ErrDeadlineExceeded), os.ErrDeadlineExceeded, syscall.EHOSTUNREACH, syscall.EHOSTUNREACH, syscall.EHOSTUNREACH,
 	} {
-		counts.begin()(outcome.err, outcome.misrouted)
+		counts.begin()(outcome)
 	}
 	counts.window(&second.Counts, &second.Errors)
 	counts.broken(errors.New("reset"))
-	early(errors.New("late"), false)
-	require.Equal(t, Counts{Requests: 8, Answered: 3, Refused: 1, TimedOut: 2, Failed: 2, Misrouted: 1}, counts.read(&first.Counts))
-	require.Equal(t, 5, first.Counts.Lost())
+	early(errors.New("late"))
+	require.Equal(t, Counts{Requests: 10, Answered: 3, Refused: 1, TimedOut: 2, Failed: 4, Misrouted: 1}, counts.read(&first.Counts))
+	require.Equal(t, 7, first.Counts.Lost())
 	require.Len(t, first.Errors, maxFirsts)
+	require.Equal(t, "way: wrong Pod", first.Errors[0])
 	require.Equal(t, Counts{Broken: 1}, counts.read(&second.Counts))
 	require.Equal(t, []string{"reset"}, second.Errors)
 }
@@ -44,17 +40,17 @@ func TestMisrouted(t *testing.T) {
 	l := &ledger{gone: map[string]time.Time{}}
 	now := time.Now()
 	late := now.Add(Grace + time.Millisecond)
-	require.False(t, l.misrouted("web-1", "web-1-abc", late), "a Pod that no slice has named yet")
-	require.True(t, l.misrouted("web-1", "web-10-abc", now), "a Pod of another Service")
-	require.True(t, l.misrouted("web-1", "anchor-x", now), "a Pod of another Service")
+	require.NoError(t, l.judge("web-1", "web-1-abc", late), "a Pod that no slice has named yet")
+	require.ErrorAs(t, l.judge("web-1", "web-10-abc", now), new(misroutedError), "a Pod of another Service")
+	require.ErrorAs(t, l.judge("web-1", "anchor-x", now), new(misroutedError), "a Pod of another Service")
 	l.update(map[string]bool{"web-1-abc": true}, now.Add(-time.Hour))
-	require.False(t, l.misrouted("web-1", "web-1-abc", late))
+	require.NoError(t, l.judge("web-1", "web-1-abc", late))
 	l.update(nil, now)
 	l.update(nil, now.Add(time.Hour)) // other endpoints change
-	require.False(t, l.misrouted("web-1", "web-1-abc", now.Add(Grace)))
-	require.True(t, l.misrouted("web-1", "web-1-abc", late))
+	require.NoError(t, l.judge("web-1", "web-1-abc", now.Add(Grace)))
+	require.ErrorAs(t, l.judge("web-1", "web-1-abc", late), new(misroutedError))
 	l.update(map[string]bool{"web-1-abc": true}, late)
-	require.False(t, l.misrouted("web-1", "web-1-abc", late), "a Pod that is ready again")
+	require.NoError(t, l.judge("web-1", "web-1-abc", late), "a Pod that is ready again")
 }
 
 func TestReportFails(t *testing.T) {

@@ -10,9 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -110,15 +108,26 @@ type traffic struct {
 // renew makes new connections on a way at a steady rate, whether or not earlier ones were answered.
 // The source ports are new ones, too.
 func (t *traffic) renew(ctx context.Context, w way) {
-	t.every(ctx, requestInterval, func() {
+	every(ctx, requestInterval, func() {
 		t.wg.Go(func() {
 			began, count := time.Now(), t.tally.begin()
 			pod, err := w.ask(ctx, answerTimeout)
 			if ctx.Err() == nil {
-				count(err, err == nil && t.ledger.misrouted(w.service, pod, began))
+				count(t.judge(w, pod, err, began))
 			}
 		})
 	})
+}
+
+// judge returns the outcome of a request that began at a time.
+func (t *traffic) judge(w way, pod string, err error, began time.Time) error {
+	if err != nil {
+		return err
+	}
+	if err := t.ledger.judge(w.service, pod, began); err != nil {
+		return fmt.Errorf("%s: %w", w, err)
+	}
+	return nil
 }
 
 // keep sends requests over one TCP connection, or from one UDP port. A UDP flow stays with its Pod
@@ -128,7 +137,7 @@ func (t *traffic) renew(ctx context.Context, w way) {
 func (t *traffic) keep(ctx context.Context, w way) {
 	var open net.Conn
 	var failed bool
-	t.every(ctx, keepInterval, func() {
+	every(ctx, keepInterval, func() {
 		if open == nil {
 			limited, cancel := context.WithTimeout(ctx, answerTimeout)
 			defer cancel()
@@ -143,7 +152,7 @@ func (t *traffic) keep(ctx context.Context, w way) {
 		case ctx.Err() != nil:
 		case w.network == "udp":
 			if err == nil || failed {
-				count(err, err == nil && t.ledger.misrouted(w.service, pod, time.Time{}))
+				count(t.judge(w, pod, err, time.Time{}))
 			}
 			failed = err != nil // an error leaves the socket as it is
 		case err != nil:
@@ -158,7 +167,7 @@ func (t *traffic) keep(ctx context.Context, w way) {
 }
 
 // every calls f at an interval until ctx ends.
-func (t *traffic) every(ctx context.Context, interval time.Duration, f func()) {
+func every(ctx context.Context, interval time.Duration, f func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
@@ -189,35 +198,21 @@ func (t *traffic) start(ctx context.Context, ways []way) {
 	}
 }
 
-// follow feeds the ledger from the EndpointSlices of a namespace until ctx ends. They are what
-// proxies are told; how soon controllers write them is not up to the proxies. It returns once it
-// has seen all that exist.
-func (l *ledger) follow(ctx context.Context, c *cluster.Cluster, namespace string) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(c.Client, 0, informers.WithNamespace(namespace))
-	slices := factory.Discovery().V1().EndpointSlices()
-	record := func() {
-		all, err := slices.Lister().List(labels.Everything())
-		if err == nil { // a lister reads memory
-			l.update(readyPods(all), time.Now())
-		}
+// look feeds the ledger from the EndpointSlices of a namespace. They are what proxies are told; how
+// soon controllers write them is not up to the proxies. The ledger asks for all of them each time: a
+// watch would be silent after a restore of etcd.
+func (l *ledger) look(ctx context.Context, c *cluster.Cluster, namespace string) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	all, err := c.Client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		l.update(readyPods(all.Items), time.Now())
 	}
-	_, err := slices.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { record() },
-		UpdateFunc: func(any, any) { record() },
-		DeleteFunc: func(any) { record() },
-	})
-	if err != nil {
-		return err
-	}
-	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), slices.Informer().HasSynced) {
-		return ctx.Err()
-	}
-	return nil
+	return err
 }
 
 // readyPods returns the names of the Pods that are ready endpoints.
-func readyPods(slices []*discoveryv1.EndpointSlice) map[string]bool {
+func readyPods(slices []discoveryv1.EndpointSlice) map[string]bool {
 	ready := map[string]bool{}
 	for _, slice := range slices {
 		for i := range slice.Endpoints {
