@@ -40,7 +40,7 @@ func (c *conn) keepAlive() {
 		return
 	}
 	o, p, at, read := c.server.options, &c.pings, now(), time.Duration(c.lastRead.Load())
-	if p.sent != 0 && read <= p.sent {
+	if p.sent != 0 && read < p.sent {
 		c.closeLocked(errDead, false)
 		return
 	}
