@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -130,10 +132,63 @@ func TestFramesOfSeveralObjects(t *testing.T) {
 	}
 }
 
+// padding returns an unknown field that has this size in bytes.
+func padding(t *testing.T, size int) []byte {
+	t.Helper()
+	content := size - protowire.SizeTag(2000) - protowire.SizeVarint(uint64(size))
+	field := within(2000, make([]byte, content))
+	require.Len(t, field, size)
+	return field
+}
+
+// TestBounds checks that a frame at a bound is decoded, and that one above it is not.
+func TestBounds(t *testing.T) {
+	service := slices.Concat(within(1, []byte("default")), within(2, []byte("web")), within(3, modeltest.Digests(1)), []byte{4 << 3, 1})
+	slice := slices.Concat(within(1, []byte("default")), within(2, []byte("web")), within(3, modeltest.Digests(1)), within(4, []byte("web")), []byte{5 << 3, 1})
+	delta := service[:len(service)-2]
+	extra := func(n int) []byte { return bytes.Repeat([]byte{14 << 3, 1}, n) } // n fields that are unknown
+	endpoint := within(1, []byte("10.0.0.1"))
+	for name, c := range map[string]struct {
+		frame func(above int) Frame
+		says  string
+	}{
+		"a message without objects": {func(above int) Frame {
+			return within(5, padding(t, maxSeveral-4+above))
+		}, "may have"},
+		"a Node": {func(above int) Frame {
+			return within(responseNodeUpdate, append(within(2, []byte("n")), padding(t, maxNode-7+above)...))
+		}, "may have"},
+		"the name of a Node": {func(above int) Frame {
+			return within(responseNodeUpdate, within(2, bytes.Repeat([]byte("n"), maxName+above)))
+		}, "the name of a Node has 254 bytes"},
+		"several objects": {func(above int) Frame {
+			two := slices.Concat(within(updateServices, service), within(updateServices, service))
+			return within(responseShardUpdate, append(two, padding(t, maxSeveral-len(two)+above)...))
+		}, "several objects"},
+		"the entries of a Service": {func(above int) Frame {
+			return within(responseShardUpdate, within(updateServices, append(service, extra(maxFields-4+above)...)))
+		}, "fields"},
+		"the entries of a slice and of its endpoints": {func(above int) Frame {
+			large := within(sliceEndpoints, append(endpoint, extra(maxFields-7+above)...))
+			return within(responseShardUpdate, within(updateSlices, append(slice, large...)))
+		}, "fields"},
+		"the entries of a delta and of its endpoints": {func(above int) Frame {
+			large := within(deltaEndpoints, append(endpoint, extra(maxFields-5+above)...))
+			return within(responseShardUpdate, within(updateDeltas, append(delta, large...)))
+		}, "fields"},
+	} {
+		r, err := Decode(c.frame(0))
+		require.NoError(t, err, name)
+		require.Empty(t, r.Problems, name)
+		_, err = Decode(c.frame(1))
+		require.ErrorContains(t, err, c.says, name)
+	}
+}
+
 // TestLongKeysOfBadObjects checks that a key which could not be sent to another server is not kept
 // of an object that does not decode.
 func TestLongKeysOfBadObjects(t *testing.T) {
-	long := strings.Repeat("n", 300)
+	long, longest := strings.Repeat("n", maxName+1), strings.Repeat("n", maxName)
 	for _, s := range []*pb.Service{{Namespace: "a", Name: long}, {Namespace: long, Name: "a"}, {Namespace: "a"}} {
 		s.Version = modeltest.Digests(1)
 		f, err := Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: &pb.ShardUpdate{Services: []*pb.Service{s}}}})
@@ -145,4 +200,9 @@ func TestLongKeysOfBadObjects(t *testing.T) {
 		require.Zero(t, r.Update.Unreadable[0].Version, "it is not remembered")
 		require.Equal(t, r.Problems[0].Key, r.Update.Unreadable[0].Key)
 	}
+	s := &pb.Service{Namespace: longest, Name: longest, Version: modeltest.Digests(1)}
+	u, problems := decoded(t, &pb.ShardUpdate{Services: []*pb.Service{s}})
+	require.Len(t, problems, 1)
+	key := model.Key{Kind: model.KindService, Namespace: longest, Name: longest}
+	require.Equal(t, []model.Unreadable{{Key: key, Version: model.Version(s.GetVersion())}}, u.Unreadable)
 }

@@ -44,28 +44,25 @@ func PartsOf(u *model.Update, frames []Frame) (*Parts, error) {
 }
 
 func (p *Parts) takeApart(f Frame) error {
-	number, _, n := protowire.ConsumeTag(f)
-	if n < 0 || number != responseShardUpdate {
-		return fmt.Errorf("take apart a frame of %d bytes: it holds no update", len(f))
+	number, message, err := messageOf(f)
+	if err == nil && number != responseShardUpdate {
+		err = errNoUpdate
 	}
-	b, n := protowire.ConsumeBytes(f[n:])
-	for n >= 0 && len(b) > 0 {
-		var number protowire.Number
-		if number, _, n = protowire.ConsumeField(b); n < 0 {
-			break
-		}
-		switch number {
-		case updateServices:
-			p.services = append(p.services, b[:n])
-		case updateSlices:
-			p.slices = append(p.slices, b[:n])
-		case updateDeltas:
-			p.deltas = append(p.deltas, b[:n])
-		}
-		b = b[n:]
+	if err == nil {
+		err = fields(message, func(field wireField, v wireValue) error {
+			switch field {
+			case serviceField:
+				p.services = append(p.services, v.whole)
+			case sliceField:
+				p.slices = append(p.slices, v.whole)
+			case deltasField:
+				p.deltas = append(p.deltas, v.whole)
+			}
+			return nil
+		})
 	}
-	if n < 0 {
-		return fmt.Errorf("take apart a frame of %d bytes: %w", len(f), protowire.ParseError(n))
+	if err != nil {
+		return fmt.Errorf("take apart a frame of %d bytes: %w", len(f), err)
 	}
 	return nil
 }

@@ -56,13 +56,6 @@ type NodeUpdate struct {
 // Decode decodes a frame, which may be compressed. An error means that the frame as a whole is
 // invalid.
 func Decode(f Frame) (*Response, error) {
-	if r := decodeDeltas(f); r != nil {
-		return r, nil
-	}
-	return decode(f)
-}
-
-func decode(f Frame) (*Response, error) {
 	number, message, err := messageOf(f)
 	if err != nil {
 		return nil, fmt.Errorf("decode a frame of %d bytes: %w", len(f), err)
@@ -85,7 +78,9 @@ func decode(f Frame) (*Response, error) {
 	case 0:
 		return &Response{}, nil // the API permits ignoring unknown messages
 	case responseShardUpdate:
-		r, err = decodeUpdate(message)
+		if r = decodeDeltas(message); r == nil {
+			r, err = decodeUpdate(message)
+		}
 	default:
 		r, err = decodeOther(number, content)
 	}
@@ -186,11 +181,11 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	s := model.Service{
 		Namespace:               common.Get(p.GetNamespace()),
 		Name:                    p.GetName(),
-		Type:                    model.ServiceType(d.enum("type", int32(p.GetType()), 1, 3)),
+		Type:                    enum[model.ServiceType](&d, "type", p.GetType()),
 		ClusterIPs:              d.addrs("cluster_ips", p.GetClusterIps()),
 		ExternalIPs:             d.addrs("external_ips", p.GetExternalIps()),
-		InternalTrafficPolicy:   model.TrafficPolicy(d.enum("internal_traffic_policy", int32(p.GetInternalTrafficPolicy()), 0, 2)),
-		ExternalTrafficPolicy:   model.TrafficPolicy(d.enum("external_traffic_policy", int32(p.GetExternalTrafficPolicy()), 0, 2)),
+		InternalTrafficPolicy:   enum[model.TrafficPolicy](&d, "internal_traffic_policy", p.GetInternalTrafficPolicy()),
+		ExternalTrafficPolicy:   enum[model.TrafficPolicy](&d, "external_traffic_policy", p.GetExternalTrafficPolicy()),
 		ClientIPAffinitySeconds: p.GetClientIpAffinitySeconds(),
 		HealthCheckNodePort:     d.port("health_check_node_port", p.GetHealthCheckNodePort()),
 		TrafficDistribution:     common.Get(p.GetTrafficDistribution()),
@@ -204,7 +199,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	}
 	for _, x := range p.GetPorts() {
 		s.Ports = append(s.Ports, model.ServicePort{
-			Name: common.Get(x.GetName()), Protocol: d.protocol(x.GetProtocol()),
+			Name: common.Get(x.GetName()), Protocol: enum[model.Protocol](&d, "protocol", x.GetProtocol()),
 			Port: d.port("port", x.GetPort()), NodePort: d.port("node_port", x.GetNodePort()),
 		})
 	}
@@ -222,13 +217,13 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 		Namespace:               common.Get(p.GetNamespace()),
 		Name:                    p.GetName(),
 		Service:                 p.GetService(),
-		Family:                  model.Family(d.enum("address_type", int32(p.GetAddressType()), 1, 2)),
+		Family:                  enum[model.Family](&d, "address_type", p.GetAddressType()),
 		Endpoints:               d.endpoints(p.GetEndpoints()),
 		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
 	}
 	for _, x := range p.GetPorts() {
 		s.Ports = append(s.Ports, model.SlicePort{
-			Name: common.Get(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
+			Name: common.Get(x.GetName()), Protocol: enum[model.Protocol](&d, "protocol", x.GetProtocol()), Port: d.port("port", x.GetPort()),
 		})
 	}
 	version := d.version(p.GetVersion())
@@ -239,14 +234,14 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 }
 
 // hasUnknown reports whether a message, or a message nested in it, has fields that this version
-// does not know.
+// does not know. It does not look into maps.
 func hasUnknown(m protoreflect.Message) (found bool) {
 	if len(m.GetUnknown()) > 0 {
 		return true
 	}
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
-		case field.Message() == nil:
+		case field.Message() == nil, field.IsMap():
 		case field.IsList():
 			for i := range v.List().Len() {
 				found = found || hasUnknown(v.List().Get(i).Message())
@@ -297,7 +292,9 @@ func nodeFromProto(p *pb.Node) (*model.Node, error) {
 type decoder struct{ err error }
 
 func (d *decoder) fail(format string, args ...any) {
-	d.err = cmp.Or(d.err, fmt.Errorf(format, args...))
+	if d.err == nil {
+		d.err = fmt.Errorf(format, args...)
+	}
 }
 
 // check returns the first error, or else the error of the object's own Check, which fails if the
@@ -325,15 +322,13 @@ func (d *decoder) there(v model.Version) {
 	}
 }
 
-func (d *decoder) enum(field string, v, lowest, highest int32) int32 {
-	if v < lowest || v > highest {
+// enum converts a value that fits the model's type. The object's own Check refuses unknown values
+// that fit.
+func enum[M ~uint8, P ~int32](d *decoder, field string, v P) M {
+	if v != P(M(v)) {
 		d.fail("%s: unknown value %d", field, v)
 	}
-	return v
-}
-
-func (d *decoder) protocol(p pb.Protocol) model.Protocol {
-	return model.Protocol(d.enum("protocol", int32(p), 1, 3))
+	return M(v)
 }
 
 func (d *decoder) port(field string, v uint32) uint16 {
@@ -360,19 +355,16 @@ func (d *decoder) prefix(field, s string) netip.Prefix {
 }
 
 func (d *decoder) addrs(field string, list []string) []netip.Addr {
-	return each(d, field, list, d.addr)
+	return each(list, func(s string) netip.Addr { return d.addr(field, s) })
 }
 
 func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
-	return each(d, field, list, d.prefix)
+	return each(list, func(s string) netip.Prefix { return d.prefix(field, s) })
 }
 
-func each[T any](d *decoder, field string, list []string, parse func(field, s string) T) (out []T) {
+func each[T any](list []string, parse func(string) T) (out []T) {
 	for _, s := range list {
-		if d.err != nil {
-			break
-		}
-		out = append(out, parse(field, s))
+		out = append(out, parse(s))
 	}
 	return out
 }
@@ -380,9 +372,6 @@ func each[T any](d *decoder, field string, list []string, parse func(field, s st
 func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 	out := make([]model.Endpoint, 0, len(list))
 	for _, p := range list {
-		if d.err != nil {
-			break
-		}
 		out = append(out, model.Endpoint{
 			Address:    d.addr("address", p.GetAddress()),
 			Conditions: model.Conditions{Ready: p.GetReady(), Serving: p.GetServing(), Terminating: p.GetTerminating()},

@@ -7,50 +7,42 @@ import (
 )
 
 // decodeDeltas decodes an update that holds only deltas without new endpoints. It returns nil for
-// every other frame, including invalid ones.
+// every other update, including invalid ones.
 //
 // Such an update is what a node receives when pods become ready or unready, and what it should
 // program as fast as possible. The general decoder takes several times as long, above all when it
 // has not run for a while.
-func decodeDeltas(f Frame) *Response {
-	if len(f) > maxSeveral {
+func decodeDeltas(b []byte) *Response {
+	if len(b) > maxSeveral {
 		return nil
 	}
-	u, size := &model.Update{}, 0
-	ok := eachField(f, func(field wireField, v wireValue) bool {
-		if field != (wireField{responseShardUpdate, protowire.BytesType}) || size > 0 {
-			return false
+	u := &model.Update{}
+	err := fields(b, func(field wireField, v wireValue) (err error) {
+		switch field {
+		case shardField:
+			u.Shard = uint32(v.number)
+		case fromField:
+			u.From = v.number
+		case toField:
+			u.To = v.number
+		case deltasField:
+			var d *model.SliceDelta
+			d, err = decodeDelta(v.bytes)
+			u.Deltas = append(u.Deltas, d)
+		case servicesField:
+			u.ResourceVersions.Services = v.number
+		case slicesField:
+			u.ResourceVersions.Slices = v.number
+		default:
+			err = errGeneral
 		}
-		size = len(v.bytes)
-		return eachField(v.bytes, func(field wireField, v wireValue) bool {
-			switch field {
-			case shardField:
-				u.Shard = uint32(v.number)
-			case fromField:
-				u.From = v.number
-			case toField:
-				u.To = v.number
-			case deltasField:
-				d := decodeDelta(v.bytes)
-				u.Deltas = append(u.Deltas, d)
-				return d != nil
-			case servicesField:
-				u.ResourceVersions.Services = v.number
-			case slicesField:
-				u.ResourceVersions.Slices = v.number
-			default:
-				return false
-			}
-			return true
-		})
+		return err
 	})
-	if !ok || len(u.Deltas) == 0 {
+	if err != nil || len(u.Deltas) == 0 {
 		return nil
 	}
-	if u.From == 0 && u.To > 0 {
-		u.From = u.To - 1
-	}
-	return &Response{Update: u, Size: size}
+	u.From = fromOf(u)
+	return &Response{Update: u, Size: len(b)}
 }
 
 // Fields of ShardUpdate, SliceDelta and EndpointConditions.
@@ -88,11 +80,12 @@ const (
 	deltaEndpoints protowire.Number = 4
 )
 
-// decodeDelta decodes one delta. It returns nil if the delta is invalid or holds any other field.
-func decodeDelta(b []byte) *model.SliceDelta {
+// decodeDelta decodes one delta. It returns an error if the delta is invalid or holds any other
+// field.
+func decodeDelta(b []byte) (*model.SliceDelta, error) {
 	m := &model.SliceDelta{Endpoints: []model.Endpoint{}}
 	var d decoder
-	ok := eachField(b, func(field wireField, v wireValue) bool {
+	err := fields(b, func(field wireField, v wireValue) (err error) {
 		switch field {
 		case namespaceField:
 			m.Namespace = common.Get(string(v.bytes))
@@ -103,26 +96,25 @@ func decodeDelta(b []byte) *model.SliceDelta {
 		case triggerField:
 			m.LastChangeTriggerTimeMS = int64(v.number)
 		case conditionsField:
-			c, ok := decodeConditions(v.bytes)
+			var c model.EndpointConditions
+			c, err = decodeConditions(v.bytes)
 			m.Conditions = append(m.Conditions, c)
-			return ok && len(m.Conditions) <= model.MaxEndpoints
 		case removedField:
 			m.Removed = append(m.Removed, d.addr("removed", string(v.bytes)))
-			return d.err == nil && len(m.Removed) <= model.MaxEndpoints
 		default:
-			return false
+			err = errGeneral
 		}
-		return true
+		return err
 	})
-	d.there(m.Version)
-	if !ok || d.check(m) != nil {
-		return nil
+	if err != nil {
+		return nil, err
 	}
-	return m
+	d.there(m.Version)
+	return m, d.check(m)
 }
 
-func decodeConditions(b []byte) (c model.EndpointConditions, ok bool) {
-	ok = eachField(b, func(field wireField, v wireValue) bool {
+func decodeConditions(b []byte) (c model.EndpointConditions, err error) {
+	err = fields(b, func(field wireField, v wireValue) error {
 		switch field {
 		case indexField:
 			c.Index = uint32(v.number)
@@ -133,11 +125,11 @@ func decodeConditions(b []byte) (c model.EndpointConditions, ok bool) {
 		case terminatingField:
 			c.Conditions.Terminating = v.number != 0
 		default:
-			return false
+			return errGeneral
 		}
-		return true
+		return nil
 	})
-	return c, ok
+	return c, err
 }
 
 type wireField struct {
@@ -145,56 +137,38 @@ type wireField struct {
 	kind   protowire.Type
 }
 
+// wireValue is the value of a field: a number or bytes, according to the field's kind. Values of
+// other kinds are neither.
 type wireValue struct {
 	number uint64
 	bytes  []byte
+	whole  []byte // the field with its tag
 }
 
-// eachField calls take for each field of b until take returns false. It reports whether b is valid
-// and take returned true for every field.
-func eachField(b []byte, take func(wireField, wireValue) bool) bool {
+// fields calls visit for each field of a message, and returns the first error.
+func fields(b []byte, visit func(wireField, wireValue) error) error {
 	for len(b) > 0 {
-		field, v, n := nextField(b)
-		if n < 0 || !take(field, v) {
-			return false
-		}
-		b = b[n:]
-	}
-	return true
-}
-
-func fields(b []byte, take func(wireField, wireValue) error) error {
-	for len(b) > 0 {
-		field, v, n := nextField(b)
+		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		if err := take(field, v); err != nil {
+		var v wireValue
+		var m int
+		switch kind {
+		case protowire.VarintType:
+			v.number, m = protowire.ConsumeVarint(b[n:])
+		case protowire.BytesType:
+			v.bytes, m = protowire.ConsumeBytes(b[n:])
+		default:
+			m = protowire.ConsumeFieldValue(number, kind, b[n:])
+		}
+		if m < 0 {
+			return protowire.ParseError(m)
+		}
+		v.whole, b = b[:n+m], b[n+m:]
+		if err := visit(wireField{number, kind}, v); err != nil {
 			return err
 		}
-		b = b[n:]
 	}
 	return nil
-}
-
-// nextField returns the first field of b and its length, or an error of protowire as a negative
-// length. Fields of other types than numbers and bytes have a zero value.
-func nextField(b []byte) (field wireField, v wireValue, length int) {
-	number, kind, n := protowire.ConsumeTag(b)
-	if n < 0 {
-		return field, v, n
-	}
-	var m int
-	switch kind {
-	case protowire.VarintType:
-		v.number, m = protowire.ConsumeVarint(b[n:])
-	case protowire.BytesType:
-		v.bytes, m = protowire.ConsumeBytes(b[n:])
-	default:
-		m = protowire.ConsumeFieldValue(number, kind, b[n:])
-	}
-	if m < 0 {
-		return field, v, m
-	}
-	return wireField{number, kind}, v, n + m
 }

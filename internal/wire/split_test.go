@@ -5,6 +5,7 @@ package wire
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // largest returns an Update with Services that have the maximum number of external IPs of one
@@ -169,4 +171,40 @@ func TestPartsAtTheBound(t *testing.T) {
 		together += r.Update.Len()
 	}
 	require.Equal(t, 3, together)
+
+	for above, want := range []int{1, 2} {
+		object := within(1000, make([]byte, MaxPart/2-5))
+		require.Len(t, object, MaxPart/2)
+		frames, err := assembleParts(&pb.ShardUpdate{}, [][]byte{object, object[above:], make([]byte, 2*above)})
+		require.NoError(t, err)
+		require.Len(t, frames, want)
+	}
+}
+
+// TestCompress checks that only frames which become smaller are compressed, so that compression
+// never costs a client bytes.
+func TestCompress(t *testing.T) {
+	for size, want := range map[int]bool{compressAbove - 1: false, compressAbove: true} {
+		f, err := Compress(make(Frame, size))
+		require.NoError(t, err)
+		require.Equal(t, want, len(f) < size, size)
+	}
+	random := make([]byte, 2*compressAbove)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(random)
+	was := 0
+	for zeros := range 100 {
+		f := append(Frame(random), make([]byte, zeros)...)
+		c, err := Compress(f)
+		require.NoError(t, err)
+		switch {
+		case len(c) < len(f):
+			require.EqualValues(t, responseZstd, c[0]>>3)
+			was++
+		default:
+			require.Equal(t, f, c)
+			require.Zero(t, was, "a longer frame became smaller, and a shorter one did not")
+		}
+	}
+	require.Positive(t, was)
+	require.Less(t, was, 100)
 }

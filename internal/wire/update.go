@@ -50,11 +50,16 @@ func decodeUpdate(b []byte) (*Response, error) {
 	if err := fields(b, d.field); err != nil {
 		return nil, err
 	}
-	u := d.update
+	d.update.From = fromOf(d.update)
+	return &Response{Update: d.update, Problems: d.problems, More: d.more, Size: len(b)}, nil
+}
+
+// fromOf returns the From of an update as it was sent. Of a partial one, 0 means To-1.
+func fromOf(u *model.Update) uint64 {
 	if u.From == 0 && !u.Full && u.To > 0 {
-		u.From = u.To - 1
+		return u.To - 1
 	}
-	return &Response{Update: u, Problems: d.problems, More: d.more, Size: len(b)}, nil
+	return u.From
 }
 
 // field decodes one field of the update. It ignores fields that this version does not know.
@@ -152,7 +157,7 @@ func (d *updateDecoder) unmarshal(b []byte, nested protowire.Number, p proto.Mes
 			if count++; count > maxFields {
 				return errFields
 			}
-			if nested != 0 && field == (wireField{nested, protowire.BytesType}) {
+			if field == (wireField{nested, protowire.BytesType}) {
 				return fields(v.bytes, func(wireField, wireValue) error { return counted(wireField{}, wireValue{}) })
 			}
 			return nil

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
@@ -98,6 +99,8 @@ func TestMessagesWithoutModel(t *testing.T) {
 		{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: 1}}},
 		{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: []*pb.Server{{Address: "a:1"}}}}},
 		{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{1}}}},
+		{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}},
+		{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}},
 	} {
 		f, err := Encode(m)
 		require.NoError(t, err)
@@ -106,7 +109,7 @@ func TestMessagesWithoutModel(t *testing.T) {
 		sent := m.ProtoReflect()
 		want := sent.Get(sent.WhichOneof(sent.Descriptor().Oneofs().Get(0))).Message().Interface()
 		found := 0
-		for _, got := range []proto.Message{r.Welcome, r.InSync, r.Heartbeat, r.Drain, r.Servers, r.BucketQuery} {
+		for _, got := range []proto.Message{r.Welcome, r.InSync, r.Heartbeat, r.Drain, r.Servers, r.BucketQuery, r.Digests, r.DigestQuery} {
 			if got.ProtoReflect().IsValid() {
 				require.True(t, proto.Equal(want, got))
 				found++
@@ -153,12 +156,40 @@ func TestCompressedFrames(t *testing.T) {
 	}
 }
 
+// TestMessageOfANewerServerIsIgnored checks that messages which this version does not know are
+// ignored, however large they are, and beside a message that it knows.
 func TestMessageOfANewerServerIsIgnored(t *testing.T) {
-	f := protowire.AppendTag(nil, 1000, protowire.BytesType)
-	f = protowire.AppendBytes(f, []byte("new"))
-	r, err := Decode(f)
+	number := protowire.AppendVarint(protowire.AppendTag(nil, 5, protowire.VarintType), 1)
+	for _, f := range []Frame{within(1000, []byte("new")), within(lastResponse+1, nil), number, within(1000, make([]byte, 2*maxSeveral))} {
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Equal(t, &Response{}, r)
+		if len(f) < maxSeveral {
+			r, err = Decode(append(f, within(4, nil)...))
+			require.NoError(t, err)
+			require.NotNil(t, r.InSync)
+		}
+	}
+}
+
+// TestFieldsOfANewerServerAreIgnored checks that an update keeps its meaning when it has fields of
+// any kind that this version does not know.
+func TestFieldsOfANewerServerAreIgnored(t *testing.T) {
+	u := &model.Update{Shard: 1, From: 2, To: 3, Services: []*model.Service{modeltest.Web()}}
+	f, err := EncodeUpdate(u)
 	require.NoError(t, err)
-	require.Equal(t, &Response{}, r)
+	_, message, err := messageOf(f)
+	require.NoError(t, err)
+	for kind, value := range map[protowire.Type][]byte{
+		protowire.VarintType: {1}, protowire.BytesType: {2, 9, 9}, protowire.Fixed32Type: make([]byte, 4), protowire.Fixed64Type: make([]byte, 8),
+		protowire.StartGroupType: protowire.AppendTag([]byte{1 << 3, 7}, 1000, protowire.EndGroupType),
+	} {
+		newer := append(protowire.AppendTag(nil, 1000, kind), value...)
+		r, err := Decode(within(responseShardUpdate, append(newer, message...)))
+		require.NoError(t, err, kind)
+		require.Empty(t, r.Problems)
+		require.Empty(t, modeltest.Diff(u, r.Update), kind)
+	}
 }
 
 func TestStringsThatAreNoUTF8AreNotEncoded(t *testing.T) {
@@ -195,15 +226,19 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 	}{
 		"no version": {func(u *pb.ShardUpdate) { u.Services[1].Version = nil }, "no version"},
 		"no type":    {func(u *pb.ShardUpdate) { u.Services[1].Type = 0 }, "type: unknown value 0"},
+		"a type that would be another one in a byte": {func(u *pb.ShardUpdate) { u.Services[1].Type = 257 }, "type: unknown value 257"},
+		"a policy that would be none in a byte": {func(u *pb.ShardUpdate) { u.Services[1].InternalTrafficPolicy = 256 },
+			"internal_traffic_policy: unknown value 256"},
 		"new type":   {func(u *pb.ShardUpdate) { u.Services[1].Type = 9 }, "type: unknown value 9"},
 		"new policy": {func(u *pb.ShardUpdate) { u.Services[1].ExternalTrafficPolicy = 7 }, "external_traffic_policy: unknown value 7"},
-		"cluster IP": {func(u *pb.ShardUpdate) { u.Services[1].ClusterIps = []string{"None"} }, "cluster_ips"},
+		"cluster IP": {func(u *pb.ShardUpdate) { u.Services[1].ClusterIps = []string{"None"} }, `cluster_ips: "None" is not an address`},
 		"an address with a zone": {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"fe80::1%eth0"} },
 			"external_ips: fe80::1%eth0 is not a plain"},
 		"a mapped address": {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"::ffff:10.0.0.1"} },
 			"external_ips: ::ffff:10.0.0.1 is not a plain"},
-		"ingress":      {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerIngress = []*pb.LoadBalancerIngress{{}} }, "load_balancer_ingress"},
-		"source range": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerSourceRanges = []string{"10.0.0.0/33"} }, "load_balancer_source_ranges"},
+		"ingress": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerIngress = []*pb.LoadBalancerIngress{{}} }, "load_balancer_ingress"},
+		"source range": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerSourceRanges = []string{"10.0.0.0/33"} },
+			`load_balancer_source_ranges: "10.0.0.0/33" is not a range of addresses`},
 		"a mapped source range": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerSourceRanges = []string{"::ffff:10.0.0.0/104"} },
 			"load_balancer_source_ranges: ::ffff:10.0.0.0/104 is not a canonical"},
 		"a source range with host bits": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerSourceRanges = []string{"10.0.0.1/8"} },
@@ -216,6 +251,8 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 		"FQDN slice":            {func(u *pb.ShardUpdate) { u.Slices[1].AddressType = 3 }, "address_type: unknown value 3"},
 		"slice port":            {func(u *pb.ShardUpdate) { u.Slices[1].Ports = []*pb.SlicePort{{Protocol: 4}} }, "protocol: unknown value 4"},
 		"endpoint":              {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{}} }, "address"},
+		"two bad endpoints": {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "x"}, {Address: "y"}} },
+			`address: "x" is not an address`},
 		"endpoint of the other family": {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "fd00::1"}} },
 			"fd00::1 in a slice of IPv4"},
 
@@ -333,6 +370,27 @@ func TestSizeOfADelta(t *testing.T) {
 	}
 }
 
+// bothWays checks that decodeDeltas returns the same as the general decoder if it returns anything,
+// and that it decodes what is only deltas without new endpoints. It reports whether it did.
+func bothWays(t require.TestingT, message []byte) bool {
+	general, err := decodeUpdate(message)
+	fast := decodeDeltas(message)
+	if err != nil {
+		require.Nil(t, fast)
+		return false
+	}
+	u := general.Update
+	only := len(u.Deltas) > 0 && len(u.Deltas) == u.Len() && len(general.Problems) == 0 && !u.Full && !general.More && u.FullBuckets == nil
+	for _, d := range u.Deltas {
+		only = only && len(d.Endpoints) == 0
+	}
+	require.Equal(t, only, fast != nil)
+	if only {
+		require.Equal(t, general, fast)
+	}
+	return only
+}
+
 // TestDeltas checks that decodeDeltas returns the same as the general decoder. decodeDeltas must
 // decode the frames it is meant for, and no frame that is cut off or holds anything else.
 func TestDeltas(t *testing.T) {
@@ -370,27 +428,97 @@ func TestDeltas(t *testing.T) {
 		}
 		f, err := EncodeUpdate(u)
 		require.NoError(t, err)
-		general, err := decode(f)
+		_, message, err := messageOf(f)
 		require.NoError(t, err)
-		fast := decodeDeltas(f)
-		require.Equal(t, len(general.Problems) == 0, fast != nil)
-		if fast != nil {
-			require.Equal(t, general, fast)
+		if bothWays(t, message) {
 			decoded++
 		}
-		for i := range f {
-			if cut := decodeDeltas(f[:i]); cut != nil {
-				general, err := decode(f[:i])
-				require.NoError(t, err)
-				require.Equal(t, general, cut)
-			}
+		for i := range message {
+			bothWays(t, message[:i])
 		}
 		u.Removed = []model.Key{{Kind: model.KindSlice, Name: "gone"}}
 		f, err = EncodeUpdate(u)
 		require.NoError(t, err)
-		require.Nil(t, decodeDeltas(f))
+		_, message, err = messageOf(f)
+		require.NoError(t, err)
+		require.Nil(t, decodeDeltas(message))
 	})
 	require.Greater(t, decoded, 30, "hardly any frame was one that decodeDeltas is for")
+}
+
+// TestDeltasWithOtherContent checks that decodeDeltas leaves whatever it would decode wrongly to the
+// general decoder.
+func TestDeltasWithOtherContent(t *testing.T) {
+	number := func(n protowire.Number) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.VarintType), 1)
+	}
+	version := within(3, modeltest.Digests(1))
+	named := slices.Concat(within(1, []byte("default")), within(2, []byte("web")))
+	good := slices.Concat(named, version)
+	large := within(updateDeltas, append(repeated(3, string(modeltest.Digests(1)), 2*MaxPart/3), named...))
+	require.NotNil(t, decodeDeltas(within(updateDeltas, good)))
+	require.NotNil(t, decodeDeltas(large))
+	for name, message := range map[string][]byte{
+		"nothing":                  nil,
+		"no delta":                 number(1),
+		"no version":               within(updateDeltas, named),
+		"a version of one byte":    within(updateDeltas, append(within(3, []byte{1}), good...)),
+		"no address":               within(updateDeltas, append(within(6, []byte("x")), good...)),
+		"an endpoint":              within(updateDeltas, append(within(deltaEndpoints, within(1, []byte("10.0.0.1"))), good...)),
+		"a newer field":            append(within(updateDeltas, good), number(1000)...),
+		"a newer field of a delta": within(updateDeltas, append(number(1000), good...)),
+		"a newer condition":        within(updateDeltas, append(within(5, number(1000)), good...)),
+		"more to follow":           append(within(updateDeltas, good), number(10)...),
+		"the whole shard":          append(within(updateDeltas, good), number(4)...),
+		"a bad one before a good":  append(within(updateDeltas, named), within(updateDeltas, good)...),
+		"two that are too large":   append(large, large...),
+	} {
+		require.Nil(t, decodeDeltas(message), name)
+	}
+}
+
+// TestFromOfAnUpdate checks which sequence a client must be at for an update that names none.
+func TestFromOfAnUpdate(t *testing.T) {
+	delta := &pb.SliceDelta{Namespace: "default", Name: "web", Version: modeltest.Digests(1)}
+	for _, c := range []struct {
+		from, to, want uint64
+		full           bool
+	}{{0, 7, 6, false}, {3, 7, 3, false}, {0, 1, 0, false}, {0, 0, 0, false}, {0, 7, 0, true}} {
+		for _, deltas := range [][]*pb.SliceDelta{nil, {delta}} {
+			u, problems := decoded(t, &pb.ShardUpdate{FromSequence: c.from, Sequence: c.to, Full: c.full, SliceDeltas: deltas})
+			require.Empty(t, problems)
+			require.Equal(t, c.want, u.From, c)
+		}
+	}
+}
+
+// TestCommonStringsAreShared checks that objects of different frames share the strings that many
+// objects have in common. A large cluster's state would otherwise take several times the memory.
+func TestCommonStringsAreShared(t *testing.T) {
+	shared := func() (out []*byte) {
+		s, svc := modeltest.WebSlice(1), *modeltest.Web()
+		s.Endpoints[0].NodeName, s.Endpoints[0].Zone = "a-node", "a-zone"
+		s.Endpoints[0].NodeHints, s.Endpoints[0].ZoneHints = []string{"a-hinted-node"}, []string{"a-hinted-zone"}
+		svc.TrafficDistribution = "PreferSameZone"
+		f, err := EncodeUpdate(&model.Update{Services: []*model.Service{model.NewService(svc)}, Slices: []*model.Slice{model.NewSlice(s)}})
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Empty(t, r.Problems)
+		got, e := r.Update.Services[0], r.Update.Slices[0].Endpoints[0]
+		for _, text := range []string{
+			got.Namespace, got.TrafficDistribution, got.Ports[0].Name, r.Update.Slices[0].Namespace, r.Update.Slices[0].Ports[0].Name,
+			e.NodeName, e.Zone, e.NodeHints[0], e.ZoneHints[0],
+		} {
+			require.NotEmpty(t, text)
+			out = append(out, unsafe.StringData(text))
+		}
+		return out
+	}
+	first, second := shared(), shared()
+	for i := range first {
+		require.Same(t, first[i], second[i], i)
+	}
 }
 
 // FuzzDecode checks that Decode returns either an error or a Response that can be encoded again.
@@ -421,10 +549,12 @@ func checkDecode(t *testing.T, data []byte) {
 	if err != nil {
 		return
 	}
-	if decodeDeltas(data) != nil {
-		general, err := decode(data)
-		require.NoError(t, err)
-		require.Equal(t, general, r)
+	if _, message, err := messageOf(data); err == nil {
+		if fast := decodeDeltas(message); fast != nil {
+			general, err := decodeUpdate(message)
+			require.NoError(t, err)
+			require.Equal(t, general, fast)
+		}
 	}
 	if r.Node != nil {
 		if r.Node.Node != nil {
@@ -498,6 +628,19 @@ func BenchmarkEncodeDelta(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// TestUnknownFieldsAreFound checks that fields of newer versions are found in messages of any shape.
+func TestUnknownFieldsAreFound(t *testing.T) {
+	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
+	node := &pb.NodeUpdate{Name: "n", Node: &pb.Node{Name: "n", Labels: map[string]string{"a": "b"}}}
+	require.False(t, hasUnknown(node.ProtoReflect()))
+	node.GetNode().ProtoReflect().SetUnknown(unknown)
+	require.True(t, hasUnknown(node.ProtoReflect()))
+	slice := &pb.Slice{Endpoints: []*pb.Endpoint{{}, {}}, Ports: []*pb.SlicePort{{}}}
+	require.False(t, hasUnknown(slice.ProtoReflect()))
+	slice.GetEndpoints()[0].ProtoReflect().SetUnknown(unknown)
+	require.True(t, hasUnknown(slice.ProtoReflect()))
 }
 
 // TestWhoIsNewer checks that two causes of content that is less than its version says are

@@ -44,10 +44,10 @@ func Compress(f Frame) (Frame, error) {
 		return nil, fmt.Errorf("zstd: %w", err)
 	}
 	b := e.EncodeAll(f, nil)
-	if len(b) >= len(f) {
-		return f, nil
-	}
 	out := make(Frame, 0, len(b)+10)
 	out = protowire.AppendTag(out, responseZstd, protowire.BytesType)
-	return protowire.AppendBytes(out, b), nil
+	if out = protowire.AppendBytes(out, b); len(out) >= len(f) {
+		return f, nil
+	}
+	return out, nil
 }
