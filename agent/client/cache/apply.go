@@ -43,7 +43,7 @@ func (w *Writer) Apply(u *model.Update) (out Outcome, err error) {
 		return out, err
 	}
 	s := &w.shards[u.Shard]
-	unreadable := maps.Clone(s.unreadable)
+	unreadable, missing := maps.Clone(s.unreadable), len(s.missing)
 	removed := append(s.others(u), u.Removed...)
 	for _, key := range removed {
 		if o := s.remove(key); o != nil {
@@ -63,9 +63,8 @@ func (w *Writer) Apply(u *model.Update) (out Outcome, err error) {
 	}
 	out.Missing = w.applyDeltasLocked(s, u)
 	out.Undecoded = s.noteUnreadable(u.Unreadable)
-	if w.missing > 0 || len(out.Missing)+len(out.Undecoded) > 0 {
-		w.countMissingLocked()
-	}
+	w.missing += len(s.missing) - missing
+	w.unreadable += len(s.unreadable) - len(unreadable)
 	for key := range unreadable {
 		if _, still := s.unreadable[key]; !still {
 			out.Readable = append(out.Readable, key)
@@ -108,13 +107,7 @@ func (w *Writer) checkUnfitLocked(u *model.Update) error {
 	if w.missing > MaxUnfit {
 		return fmt.Errorf("%w: deltas of %d slices that this client does not hold", ErrProtocol, w.missing)
 	}
-	if len(u.Unreadable) == 0 {
-		return nil
-	}
-	n := 0
-	for i := range w.shards {
-		n += len(w.shards[i].unreadable)
-	}
+	n := w.unreadable
 	for _, o := range u.Unreadable {
 		if _, known := w.shards[u.Shard].unreadable[o.Key]; !known {
 			n++
@@ -124,14 +117,6 @@ func (w *Writer) checkUnfitLocked(u *model.Update) error {
 		return fmt.Errorf("%w: %d objects that do not decode", ErrProtocol, n)
 	}
 	return nil
-}
-
-// countMissingLocked recomputes missing.
-func (w *Writer) countMissingLocked() {
-	w.missing = 0
-	for i := range w.shards {
-		w.missing += len(w.shards[i].missing)
-	}
 }
 
 // checkShards returns an error if an object of the Update is not in the shard that its Service's

@@ -52,7 +52,8 @@ type Server struct {
 //     of 0 means that the shard has no position.
 //  3. A shard is in pending.shards if and only if its moved flag is set.
 //  4. Objects are immutable, so readers may keep them after mu is released.
-//  5. Take returns nothing unless inSync or stale is set.
+//  5. missing and unreadable are the sums of what the shards have of either.
+//  6. Take returns nothing unless inSync or stale is set.
 type Cache struct {
 	// mu guards all fields except dirty.
 	mu sync.Mutex
@@ -65,8 +66,9 @@ type Cache struct {
 	// stale reports that restored content counts although no server has confirmed it; see
 	// UseRestored.
 	stale bool
-	// missing is the number of missing slices in all shards, as of the last Update.
-	missing int
+	// missing and unreadable are the numbers of missing slices and of unreadable objects in all
+	// shards.
+	missing, unreadable int
 	// subscription is what the positions cover. While resubscribing is true, the server is changing
 	// the subscription, so positions mean nothing to another stream.
 	subscription  Subscription

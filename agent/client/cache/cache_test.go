@@ -4,6 +4,7 @@ package cache
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -169,6 +170,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 		{Shard: right, From: 3, To: 4, Removed: []model.Key{service("web").Key()}},
 		{Shard: right, From: 0, To: 1, Removed: []model.Key{service("web").Key()}},
 		{Shard: 8, Full: true},
+		{Shard: right, From: 2, To: 3, Slices: []*model.Slice{named("s", stranger.Name, 1)}},
 	} {
 		_, err := c.Apply(u)
 		require.ErrorIs(t, err, ErrProtocol)
@@ -178,6 +180,272 @@ func TestUpdateIsAtomic(t *testing.T) {
 	}
 	// A change that the cache already has may arrive again.
 	apply(t, c, &model.Update{Shard: right, From: 0, To: 2, Services: []*model.Service{service("web")}})
+	// What is whole fits any position.
+	apply(t, c, &model.Update{Shard: right, From: 8, To: 9, FullBuckets: []uint32{0}})
+	apply(t, c, &model.Update{Shard: right, To: 7, Full: true})
+	require.EqualValues(t, 7, c.Sequence(right))
+	require.Zero(t, c.Sequence(8), "there is no such shard")
+}
+
+// TestWholeBuckets checks that an Update of whole buckets removes what these buckets no longer have,
+// and nothing else. What stays as it was counts as no change.
+func TestWholeBuckets(t *testing.T) {
+	c := welcomed(t, 1)
+	in := make(map[uint32][]*model.Slice)
+	u := &model.Update{From: 1, To: 2, Services: []*model.Service{service("web")}}
+	for i := range 300 {
+		s := named(fmt.Sprint("s-", i), "web", 1)
+		in[s.Key().Bucket()] = append(in[s.Key().Bucket()], s)
+		u.Slices = append(u.Slices, s)
+	}
+	apply(t, c, u)
+	before, _ := c.Counts()
+	bucket := service("web").Key().Bucket()
+	kept := in[bucket][:1]
+	require.Greater(t, len(in[bucket]), 1)
+	apply(t, c, &model.Update{To: 3, FullBuckets: []uint32{bucket}, Services: []*model.Service{service("web")}, Slices: kept})
+	want := []model.Object{service("web"), kept[0]}
+	for other, list := range in {
+		for _, s := range list {
+			if other != bucket {
+				want = append(want, s)
+			}
+		}
+	}
+	_, digests := c.Digests()
+	require.Equal(t, []model.Digest{modeltest.ShardDigest(want...)}, digests)
+	after, _ := c.Counts()
+	require.Equal(t, Counts{before.Services, before.Slices + uint64(len(in[bucket])-1)}, after)
+}
+
+// TestDigestsFollowChanges checks that the digest is that of the present content after each change,
+// though it was computed before.
+func TestDigestsFollowChanges(t *testing.T) {
+	w := welcomed(t, 1)
+	changed := *service("a")
+	changed.ClientIPAffinitySeconds = 5
+	a := model.NewService(changed)
+	next(t, w, &model.Update{Services: []*model.Service{service("a")}})
+	requireDigest(t, w, service("a"))
+	next(t, w, &model.Update{Services: []*model.Service{a}})
+	requireDigest(t, w, a)
+	next(t, w, &model.Update{Slices: []*model.Slice{named("s", "a", 2)}})
+	requireDigest(t, w, a, named("s", "a", 2))
+	next(t, w, &model.Update{Deltas: []*model.SliceDelta{model.Diff(named("s", "a", 2), named("s", "a", 1))}})
+	requireDigest(t, w, a, named("s", "a", 1))
+	next(t, w, &model.Update{Removed: []model.Key{a.Key()}})
+	requireDigest(t, w, named("s", "a", 1))
+	_, ok := w.BucketDigests(1)
+	require.False(t, ok, "there is no such shard")
+}
+
+// TestDiffers checks that only digests of the same position are compared.
+func TestDiffers(t *testing.T) {
+	w := welcomed(t, 2)
+	apply(t, w, &model.Update{Shard: webKey.Shard(2), From: 1, To: 4, Services: []*model.Service{service("web")}})
+	_, digests := w.Digests()
+	require.False(t, w.Differs(5, model.StateDigest(digests)))
+	require.True(t, w.Differs(5, model.Digest{1}))
+	require.False(t, w.Differs(4, model.Digest{1}))
+	require.False(t, w.Differs(6, model.Digest{1}))
+}
+
+// TestStatus checks the summary of a cache, which tables and metrics show.
+func TestStatus(t *testing.T) {
+	w := &Writer{Cache: New()}
+	require.Zero(t, w.Status())
+	require.Zero(t, w.ShardOf(webKey), "the number of shards is unknown")
+	w = welcomed(t, 4)
+	shard := webKey.Shard(4)
+	require.NotZero(t, shard)
+	require.Equal(t, shard, w.ShardOf(webKey))
+	slice := named("s", "web", 3)
+	apply(t, w, &model.Update{
+		Shard: shard, From: 1, To: 2, Services: []*model.Service{service("web")}, Slices: []*model.Slice{slice, named("t", "web", 4)},
+		ResourceVersions: model.ResourceVersions{Services: 7},
+	})
+	sequences, digests := w.Digests()
+	require.EqualValues(t, 2, sequences[shard])
+	require.Equal(t, Status{
+		Epoch: epoch, Sequences: sequences, Digests: digests, ResourceVersions: model.ResourceVersions{Services: 7},
+		Services: 1, Slices: 2, Endpoints: 7, InSync: true,
+	}, w.Status())
+	require.Equal(t, slice, w.Slice(shard, slice.Key()))
+	require.Nil(t, w.Slice(0, slice.Key()))
+	require.Nil(t, w.Slice(4, slice.Key()), "there is no such shard")
+}
+
+// TestWelcomeIsChecked checks which epochs and numbers of shards a server may have.
+func TestWelcomeIsChecked(t *testing.T) {
+	for _, shards := range []uint32{1, 2, 64, MaxShards} {
+		require.NoError(t, CheckWelcome(1, shards))
+		require.ErrorIs(t, CheckWelcome(0, shards), ErrProtocol)
+	}
+	for _, shards := range []uint32{0, 3, MaxShards - 1, MaxShards + 1, 2 * MaxShards, 1<<32 - 1} {
+		require.ErrorIs(t, CheckWelcome(1, shards), ErrProtocol, shards)
+	}
+	require.False(t, ValidShards(-4))
+	w := welcomed(t, 1)
+	require.ErrorIs(t, w.Welcome(0, 1), ErrProtocol)
+	require.EqualValues(t, epoch, w.Epoch())
+}
+
+// TestPositionsAreOfAnEpoch checks that positions of an earlier epoch are neither resumed from nor
+// acknowledged in a new one.
+func TestPositionsAreOfAnEpoch(t *testing.T) {
+	w := welcomed(t, 2)
+	apply(t, w, &model.Update{Shard: 1, From: 1, To: 4})
+	require.NoError(t, w.Welcome(epoch, 2))
+	require.Equal(t, []uint64{1, 4}, w.Hello().Sequences)
+	require.NoError(t, w.Welcome(epoch+1, 2))
+	require.Equal(t, []uint64{0, 0}, w.Hello().Sequences)
+	changes, ok := w.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Positions)
+	require.EqualValues(t, epoch+1, changes.Epoch)
+}
+
+// TestDirty checks that the cache signals each change once its content counts.
+func TestDirty(t *testing.T) {
+	w := welcomed(t, 1)
+	<-w.Dirty()
+	dirty := func() bool {
+		select {
+		case <-w.Dirty():
+			return true
+		default:
+			return false
+		}
+	}
+	require.False(t, dirty())
+	next(t, w, &model.Update{})
+	require.True(t, dirty())
+	w.SetNode(&model.Node{Name: "n"})
+	require.True(t, dirty())
+	w.SetNode(&model.Node{Name: "n"})
+	require.False(t, dirty(), "it is the same Node")
+}
+
+// TestTriggersAreBounded checks that changes which nobody takes do not fill a node's memory.
+func TestTriggersAreBounded(t *testing.T) {
+	w := welcomed(t, 1)
+	states := [2]*model.Slice{}
+	for i := range states {
+		s := modeltest.WebSlice(1 + i)
+		s.LastChangeTriggerTimeMS = int64(1 + i)
+		states[i] = model.NewSlice(s)
+	}
+	u := &model.Update{}
+	for i := range MaxTriggers + 1 {
+		u.Slices = append(u.Slices, states[i%2])
+	}
+	next(t, w, u)
+	changes, _ := w.Take()
+	require.Len(t, changes.Triggers, MaxTriggers)
+	_, pending := w.Counts()
+	require.Zero(t, pending)
+}
+
+// TestTheNodeIsKept checks that a Node which is deleted stays with Deleting set, and that one which
+// is registered anew keeps the addresses and pod CIDRs of the previous one until it has its own.
+func TestTheNodeIsKept(t *testing.T) {
+	address, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	pods, others := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.1.1.0/24")
+	node := func(label string, address netip.Addr, pods netip.Prefix) *model.Node {
+		return &model.Node{
+			Name: "n", Labels: map[string]string{"zone": label}, InternalIPs: []netip.Addr{address}, PodCIDRs: []netip.Prefix{pods},
+		}
+	}
+	w := welcomed(t, 1)
+	set := func(n, want *model.Node, deleted bool) {
+		t.Helper()
+		require.Equal(t, deleted, w.SetNode(n))
+		require.Equal(t, want, w.Node())
+		changes, _ := w.Take()
+		require.True(t, changes.Node)
+		changes, _ = w.Take()
+		require.False(t, changes.Node)
+	}
+	require.False(t, w.SetNode(nil), "there was none")
+	require.Nil(t, w.Node())
+	set(node("a", address, pods), node("a", address, pods), false)
+	gone := node("a", address, pods)
+	gone.Deleting = true
+	set(nil, gone, true)
+	require.True(t, w.SetNode(nil), "it is still deleted")
+	set(&model.Node{Name: "n", Labels: map[string]string{"zone": "b"}}, node("b", address, pods), false)
+	set(node("b", other, others), node("b", other, others), false)
+}
+
+// TestServersOfOtherSoftware checks that objects whose version promises more than the cache holds
+// are asked for again when a server of another version may have more, except those that are asked
+// for anyway.
+func TestServersOfOtherSoftware(t *testing.T) {
+	newer := func() bool { return true }
+	exact, less, missing, unreadable := named("exact", "a", 1), as(named("less", "a", 1), 9), as(named("missing", "b", 1), 9), as(named("unreadable", "b", 1), 9)
+	fromNewer := *named("newer", "a", 1)
+	more := fromNewer.WithVersion(model.Version{9}, newer)
+	w := welcomed(t, 1)
+	next(t, w, &model.Update{
+		Services: []*model.Service{service("exact"), svcAs(service("less"), 9), svcAs(service("unreadable"), 8)},
+		Slices:   []*model.Slice{exact, less, missing, unreadable, more},
+	})
+	next(t, w, &model.Update{
+		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "missing", Version: model.Version{10}, Removed: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
+		Unreadable: []model.Unreadable{
+			unreadableSlice("unreadable", 10, false), {Key: service("unreadable").Key(), Version: model.Version{10}},
+		},
+	})
+	asSent := []model.Object{
+		service("exact"), svcAs(service("less"), 9), svcAs(service("unreadable"), 10), exact, less, missing, as(unreadable, 10), more,
+	}
+	requireDigest(t, w, asSent...)
+	require.Empty(t, w.RecordSoftware("1.0"), "the first server")
+	require.Empty(t, w.RecordSoftware("1.0"))
+	requireDigest(t, w, asSent...)
+	require.Equal(t, []uint32{0}, w.RecordSoftware("1.1"))
+	requireDigest(t, w, service("exact"), service("less"), svcAs(service("unreadable"), 10), exact, named("less", "a", 1), missing, as(unreadable, 10), more)
+	require.Empty(t, w.RecordSoftware("1.2"), "they are known by now")
+
+	for _, u := range []*model.Update{{Services: []*model.Service{svcAs(service("less"), 9)}}, {Slices: []*model.Slice{less}}} {
+		w = welcomed(t, 2)
+		u.From, u.To, u.Shard = 1, 2, model.ServiceKey{Namespace: "default", Name: "less"}.Shard(2)
+		if u.Slices != nil {
+			u.Shard = less.ServiceKey().Shard(2)
+		}
+		apply(t, w, u)
+		w.RecordSoftware("1.0")
+		require.Equal(t, []uint32{u.Shard}, w.RecordSoftware("1.1"))
+		apply(t, w, &model.Update{Shard: u.Shard, To: 3, Full: true, Services: u.Services, Slices: u.Slices})
+		w.Relay = true
+		require.Empty(t, w.RecordSoftware("1.2"), "a relay's store would ignore what is sent again")
+		w.Relay = false
+		require.Empty(t, w.RecordSoftware("1.2"), "it is the same version")
+	}
+}
+
+// TestRelayHearsOfEverything checks that a relay is told what an Update named, as the cache now
+// holds it, and what is gone.
+func TestRelayHearsOfEverything(t *testing.T) {
+	w := welcomed(t, 1)
+	w.Relay = true
+	s, changed := named("s", "web", 2), named("s", "web", 3)
+	out := next(t, w, &model.Update{
+		Services: []*model.Service{service("web")}, Slices: []*model.Slice{s, named("t", "web", 1)},
+		ResourceVersions: model.ResourceVersions{Slices: 3},
+	})
+	require.Equal(t, &Applied{
+		Objects:          []model.Object{service("web"), s, named("t", "web", 1)},
+		ResourceVersions: model.ResourceVersions{Slices: 3},
+	}, out.Applied)
+	out = next(t, w, &model.Update{Deltas: []*model.SliceDelta{model.Diff(s, changed), {Namespace: "default", Name: "unknown"}}})
+	require.Len(t, out.Applied.Objects, 1)
+	require.Equal(t, changed.ContentVersion(), out.Applied.Objects[0].ContentVersion())
+	out = next(t, w, &model.Update{Full: true, Slices: []*model.Slice{changed}})
+	require.Equal(t, []model.Object{changed}, out.Applied.Objects)
+	require.ElementsMatch(t, []model.Key{service("web").Key(), named("t", "", 0).Key(), named("unknown", "", 0).Key()}, out.Applied.Removed)
+	w.SetServers([]Server{{Address: "a:1"}})
+	require.Equal(t, []Server{{Address: "a:1"}}, w.Servers())
 }
 
 func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
@@ -192,8 +460,11 @@ func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
 	require.Equal(t, []model.Key{named("s", "", 0).Key(), named("unknown", "", 0).Key()}, missing)
 	require.True(t, has(c.Cache, named("s", "web", 5)), "it stays as it is")
 	require.True(t, has(c.Cache, named("t", "web", 6)))
-	// A slice that already is what the delta results in is not missing.
-	require.Empty(t, apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{delta("t", 5, 6)}}))
+	// A slice that already is what the delta results in is not missing, though the delta fits it no
+	// longer.
+	require.Empty(t, apply(t, c, &model.Update{From: 3, To: 4, Deltas: []*model.SliceDelta{delta("t", 6, 4)}}))
+	require.Empty(t, apply(t, c, &model.Update{From: 3, To: 4, Deltas: []*model.SliceDelta{delta("t", 6, 4)}}))
+	require.True(t, has(c.Cache, named("t", "web", 4)))
 }
 
 // TestShardThatLacksSomethingHasNoPosition checks that a shard with missing objects has no position

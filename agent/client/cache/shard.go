@@ -246,7 +246,7 @@ func (s *cacheShard) others(u *model.Update) []model.Key {
 	for _, bucket := range u.FullBuckets {
 		buckets[bucket] = true
 	}
-	named := make(map[model.Key]struct{}, u.Len()+len(u.Unreadable))
+	named := make(map[model.Key]struct{}, u.Len())
 	for _, o := range u.Services {
 		named[o.Key()] = struct{}{}
 	}

@@ -90,7 +90,7 @@ func (w *Writer) forgetPositionsLocked() {
 // is known of unreadable objects.
 func (w *Writer) reshardLocked(shards uint32) {
 	old := w.shards
-	w.shards, w.pending.shards = newShards(int(shards)), w.pending.shards[:0]
+	w.shards, w.unreadable, w.pending.shards = newShards(int(shards)), 0, w.pending.shards[:0]
 	for i := range old {
 		for key, held := range old[i].services {
 			if held.service != nil {

@@ -1,0 +1,145 @@
+// These tests prove that a cache which is restored from Contents is as the cache was, that its
+// positions are only those that a server can continue from, and which shards Contents copies.
+package cache
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// udpService returns a Service with a UDP port.
+func udpService(name string) *model.Service {
+	return model.NewService(model.Service{
+		Namespace: "default", Name: name, Type: model.ClusterIP,
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 53}, {Protocol: model.UDP, Port: 53}},
+	})
+}
+
+func everything(int, uint64) bool { return true }
+
+// TestContentsAreRestored checks that another cache holds and reports the same after Restore.
+func TestContentsAreRestored(t *testing.T) {
+	w := &Writer{Cache: New()}
+	w.Subscribe("some")
+	require.NoError(t, w.Welcome(epoch, 2))
+	shard := webKey.Shard(2)
+	tcp := model.NewService(model.Service{Namespace: "default", Name: "tcp", Type: model.ClusterIP, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 53}}})
+	for _, s := range []*model.Service{udpService("web"), tcp} {
+		apply(t, w, &model.Update{Shard: s.ServiceKey().Shard(2), To: 3, FullBuckets: []uint32{s.Key().Bucket()}, Services: []*model.Service{s}})
+	}
+	lonely := named("lonely", "no-service", 1)
+	apply(t, w, &model.Update{Shard: shard, From: 3, To: 4, Slices: []*model.Slice{named("s", "web", 2), named("t", "web", 3)}})
+	apply(t, w, &model.Update{Shard: lonely.ServiceKey().Shard(2), To: 5, FullBuckets: []uint32{lonely.Key().Bucket()}, Slices: []*model.Slice{lonely}})
+	w.SetNode(&model.Node{Name: "n"})
+	w.SetServers([]Server{{Address: "a:1"}})
+	require.Nil(t, w.Contents(everything), "it is not complete before it is in sync")
+	seen := model.ResourceVersions{Services: 7, Slices: 8}
+	require.NoError(t, w.InSync([]uint64{5, 6}, seen))
+
+	r := &Writer{Cache: New()}
+	require.NoError(t, r.Restore(w.Contents(everything)))
+	want := w.Status()
+	want.InSync = false
+	require.Equal(t, want, r.Status())
+	require.Equal(t, w.Node(), r.Node())
+	require.Equal(t, w.Servers(), r.Servers())
+	require.ElementsMatch(t, w.Services(), r.Services())
+	svc, list := r.Service(webKey)
+	require.Equal(t, udpService("web"), svc)
+	require.Equal(t, []*model.Slice{named("s", "web", 2), named("t", "web", 3)}, list)
+	r.Subscribe("some")
+	require.Equal(t, []uint64{5, 6}, r.Hello().Sequences)
+	r.Subscribe("other")
+	require.Equal(t, []uint64{0, 0}, r.Hello().Sequences)
+
+	_, ok := r.Take()
+	require.False(t, ok, "nobody has said that it counts")
+	require.True(t, r.UseRestored())
+	<-r.Dirty()
+	require.True(t, r.Stale())
+	changes, ok := r.Take()
+	require.True(t, ok)
+	require.True(t, changes.Node)
+	require.ElementsMatch(t, w.Services(), changes.Services)
+	require.Equal(t, []*model.Service{udpService("web")}, r.TakeRestored())
+	require.Empty(t, r.TakeRestored())
+	require.NoError(t, r.InSync([]uint64{5, 6}, seen))
+	require.False(t, r.UseRestored(), "a server has confirmed it")
+	require.False(t, r.Stale())
+
+	r = &Writer{Cache: New()}
+	contents := w.Contents(everything)
+	contents.Node = nil
+	require.NoError(t, r.Restore(contents))
+	require.True(t, r.UseRestored())
+	changes, _ = r.Take()
+	require.False(t, changes.Node, "there is none")
+}
+
+// TestContentsOfChangedShards checks that Contents copies the shards that it is asked for, and that
+// a shard's revision grows with every change of its content.
+func TestContentsOfChangedShards(t *testing.T) {
+	w := welcomed(t, 4)
+	shard := webKey.Shard(4)
+	slice := named("s", "web", 2)
+	var before *Contents
+	for i, u := range []*model.Update{
+		{Services: []*model.Service{service("web")}},
+		{Slices: []*model.Slice{slice}},
+		{Unreadable: []model.Unreadable{unreadableSlice("s", 9, false)}},
+		{Removed: []model.Key{slice.Key()}},
+	} {
+		u.Shard, u.From, u.To = shard, uint64(i+1), uint64(i+2)
+		apply(t, w, u)
+		now := w.Contents(func(i int, revision uint64) bool { return before == nil || revision != before.Revisions[i] })
+		for i, u := range now.Shards {
+			require.Equal(t, before == nil || uint32(i) == shard, u != nil)
+		}
+		if before != nil {
+			require.Greater(t, now.Revisions[shard], before.Revisions[shard])
+		}
+		before = now
+	}
+	require.Equal(t, &model.Update{Shard: shard, Full: true, Services: []*model.Service{service("web")}}, before.Shards[shard])
+}
+
+// TestContentsHavePositionsToContinueFrom checks that a shard has no position in Contents if the
+// server would leave out what the restored cache lacks.
+func TestContentsHavePositionsToContinueFrom(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(*Writer)
+		want    uint64
+	}{
+		"complete":        {func(*Writer) {}, 1},
+		"a missing slice": {func(w *Writer) { w.shards[0].setMissing(named("s", "", 0).Key()) }, 0},
+		"unreadable":      {func(w *Writer) { w.shards[0].setUnreadable(named("s", "", 0).Key(), model.Version{1}) }, 0},
+		"resubscribing":   {func(w *Writer) { w.Resubscribe("other") }, 0},
+		"have resubscribed": {func(w *Writer) {
+			w.Resubscribe("other")
+			require.NoError(t, w.InSync([]uint64{3, 3}, model.ResourceVersions{}))
+		}, 3},
+	} {
+		w := welcomed(t, 2)
+		c.prepare(w)
+		require.Equal(t, c.want, w.Contents(everything).Sequences[0], name)
+	}
+
+	// This software may know more fields than that which wrote a checkpoint.
+	for _, whole := range []*model.Update{
+		{Full: true, Services: []*model.Service{svcAs(service("web"), 9)}}, {Full: true, Slices: []*model.Slice{as(named("s", "web", 2), 9)}},
+	} {
+		shards := []*model.Update{{Full: true}, {Shard: 1, Full: true}}
+		shard := webKey.Shard(2)
+		whole.Shard = shard
+		shards[shard] = whole
+		r := New()
+		require.NoError(t, r.Restore(&Contents{Epoch: epoch, Sequences: []uint64{3, 3}, Shards: shards}))
+		want := slices.Repeat([]uint64{3}, 2)
+		want[shard] = 0
+		require.Equal(t, want, r.Hello().Sequences)
+	}
+}
