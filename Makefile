@@ -222,13 +222,17 @@ ONLY ?=
 
 .PHONY: mutations
 mutations: ## put each bug of internal/simulate/mutations into a copy of the tree, and list what catches it, in about an hour; ONLY=tombstone chooses by name
-	nice -n 10 go run ./internal/simulate/mutations -only='$(ONLY)'
+	mkdir -p bin
+	go build -o bin/slicecast-mutations ./internal/simulate/mutations
+	nice -n 10 bin/slicecast-mutations -only='$(ONLY)'
 
-PACKAGES ?= internal/model internal/store
+PACKAGES ?= internal/model internal/store internal/wire agent/client/cache
 
 .PHONY: mutation-testing
 mutation-testing: ## change PACKAGES="internal/model ..." in one place at a time, and fail if their tests do not notice; ONLY=delta.go chooses changes
-	nice -n 10 go run ./internal/tools/mutationtesting -only='$(ONLY)' internal/tools/mutationtesting/explained.yaml $(PACKAGES)
+	mkdir -p bin
+	go build -o bin/slicecast-mutation-testing ./internal/tools/mutationtesting
+	nice -n 10 bin/slicecast-mutation-testing -only='$(ONLY)' internal/tools/mutationtesting/explained.yaml $(PACKAGES)
 
 .PHONY: clean
 clean: ## remove what build made

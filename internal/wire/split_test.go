@@ -189,22 +189,19 @@ func TestCompress(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, len(f) < size, size)
 	}
-	random := make([]byte, 2*compressAbove)
-	_, _ = rand.NewChaCha8([32]byte{}).Read(random)
-	was := 0
-	for zeros := range 100 {
-		f := append(Frame(random), make([]byte, zeros)...)
+	f, smaller := make(Frame, 2*compressAbove), 0
+	_, _ = rand.NewChaCha8([32]byte{}).Read(f)
+	for i := range f {
+		f[i] &= 0x7f // the more such bytes, the smaller f becomes
 		c, err := Compress(f)
 		require.NoError(t, err)
-		switch {
-		case len(c) < len(f):
+		if len(c) < len(f) {
 			require.EqualValues(t, responseZstd, c[0]>>3)
-			was++
-		default:
+			smaller++
+		} else {
 			require.Equal(t, f, c)
-			require.Zero(t, was, "a longer frame became smaller, and a shorter one did not")
 		}
 	}
-	require.Positive(t, was)
-	require.Less(t, was, 100)
+	require.Greater(t, smaller, 100)
+	require.Less(t, smaller, len(f))
 }

@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -30,7 +31,7 @@ func main() {
 	steps := flag.Int("steps", 20_000, "steps of the simulation")
 	simulation := flag.Bool("simulation", true, "run the simulation before the tests")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *only, *steps, *simulation)
 	stop()
 	if err != nil {
@@ -55,6 +56,10 @@ func run(ctx context.Context, only string, steps int, simulation bool) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	// The command go leaves its files when it is terminated.
+	if err := os.Setenv("GOTMPDIR", work); err != nil {
+		return err
+	}
 	l := lab{copied: filepath.Join(work, "tree"), overlay: filepath.Join(work, "overlay"), binary: filepath.Join(work, "simulate.test"), steps: steps, simulation: simulation}
 	if err := copyTree(ctx, tree, l.copied); err != nil {
 		return err
@@ -284,9 +289,13 @@ func output(ctx context.Context, directory, name string, args ...string) (out st
 	return string(b), err != nil
 }
 
+// command returns a command that is terminated with all its processes when ctx is done, so that no
+// test goes on in the copy.
 func command(ctx context.Context, directory, name string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = directory
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGTERM) }
 	return c
 }
 

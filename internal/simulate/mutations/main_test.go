@@ -1,11 +1,13 @@
 // These tests prove that each mutation still fits the tree and leaves it Go, so that the list does
 // not decay, and that the table of results keeps what was not tried again. Whether a mutation
-// compiles is seen when it is tried.
+// compiles is seen when it is tried. A terminated command leaves no process behind.
 package main
 
 import (
+	"context"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,6 +31,21 @@ func TestMutationsFit(t *testing.T) {
 		require.NoError(t, err, m.name)
 		require.NotEmpty(t, m.tests, m.name)
 	}
+}
+
+// TestTermination checks that the processes which a command has started end with it. The command
+// waits for them otherwise, because they share its output.
+func TestTermination(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := command(ctx, t.TempDir(), "sh", "-c", "sleep 3600; true")
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	cancel()
+	b, err := io.ReadAll(out)
+	require.NoError(t, err)
+	require.Empty(t, b)
+	require.Error(t, c.Wait())
 }
 
 func TestTable(t *testing.T) {

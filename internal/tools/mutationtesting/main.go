@@ -13,6 +13,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -238,6 +239,9 @@ func (l *lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
 	}
 	began, reported := time.Now(), time.Now()
 	for i := range numbers {
+		if ctx.Err() != nil {
+			break
+		}
 		if time.Since(reported) > 15*time.Second {
 			reported = time.Now()
 			fmt.Fprintf(os.Stderr, "%s: %d of %d mutants after %v, %d survived\n",
@@ -247,7 +251,7 @@ func (l *lab) tryAll(ctx context.Context, numbers []int) ([]string, error) {
 	}
 	close(next)
 	wg.Wait()
-	return statuses, errors.Join(errs...)
+	return statuses, cmp.Or(ctx.Err(), errors.Join(errs...))
 }
 
 // divide runs the tests without a mutant, and divides them into parts with limits. Most mutants are
@@ -356,7 +360,9 @@ func (p *instrumented) build(ctx context.Context, folder, work, binary string) e
 	if err := os.WriteFile(file, text, 0o644); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay="+file, "-o", binary, "./"+folder).CombinedOutput(); err != nil {
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay="+file, "-o", binary, "./"+folder)
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+work) // where go leaves its files when it is killed
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("the package with its mutants does not compile: %w\n%s", err, out)
 	}
 	return nil

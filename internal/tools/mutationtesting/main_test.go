@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -75,6 +76,20 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTermination checks that a run which is terminated says so once, and leaves no file behind.
+func TestTermination(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := try(ctx, sample, "")
+	require.ErrorIs(t, err, context.Canceled)
+	left, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, left)
+	_, err = (&lab{folder: sample}).tryAll(ctx, []int{1, 2, 3})
+	require.Equal(t, context.Canceled, err)
 }
 
 // TestReport checks that an explanation fails the command if its mutation does not survive, whether
