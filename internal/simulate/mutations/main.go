@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -255,7 +256,7 @@ func (l lab) simulate(ctx context.Context) (by *result, err error) {
 	out, failed := output(ctx, l.copied, "go", "test", "-overlay="+filepath.Join(l.overlay, "overlay.json"), "-vet=off", "-c",
 		"-o="+l.binary, "./internal/simulate")
 	if failed {
-		return nil, fmt.Errorf("it does not compile:\n%s", out)
+		return nil, cmp.Or(ctx.Err(), fmt.Errorf("it does not compile:\n%s", out))
 	}
 	directory := filepath.Join(l.copied, "internal/simulate")
 	simulate := func(what string) (out string, failed bool) {

@@ -363,7 +363,7 @@ func (p *instrumented) build(ctx context.Context, folder, work, binary string) e
 	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay="+file, "-o", binary, "./"+folder)
 	cmd.Env = append(os.Environ(), "GOTMPDIR="+work) // where go leaves its files when it is killed
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("the package with its mutants does not compile: %w\n%s", err, out)
+		return cmp.Or(ctx.Err(), fmt.Errorf("the package with its mutants does not compile: %w\n%s", err, out))
 	}
 	return nil
 }
