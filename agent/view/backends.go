@@ -218,7 +218,7 @@ func (b Backends) with(removed, inserted []Backend) Backends {
 		return b
 	}
 	out := Backends{count: b.count - len(removed) + len(inserted)}
-	if out.count <= onePart || b.count <= onePart {
+	if out.count <= onePart || b.count == 0 {
 		return ascending(patch(nil, slices.Concat(b.parts...), removed, inserted))
 	}
 	out.parts = make([][]Backend, 0, len(b.parts)+len(inserted))

@@ -27,8 +27,9 @@ func TestBackends(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		held := map[netip.AddrPort]Backend{}
 		list := func() []Backend { return slices.SortedFunc(maps.Values(held), compareBackends) }
-		for _, i := range rapid.SliceOfN(rapid.IntRange(0, 2000), 0, 1000).Draw(t, "first") {
-			held[numbered(i).Address] = numbered(i)
+		begin := rapid.IntRange(0, 1000).Draw(t, "begin")
+		for i := range rapid.SampledFrom([]int{0, 3, onePart - 1, onePart, onePart + 1, 400, 1000}).Draw(t, "size") {
+			held[numbered(begin+i).Address] = numbered(begin + i)
 		}
 		was := NewBackends(slices.Collect(maps.Values(held))...)
 		for range rapid.IntRange(1, 8).Draw(t, "steps") {
@@ -91,6 +92,76 @@ func TestBackends(t *testing.T) {
 	})
 }
 
+// TestBackendsAtTheBound asserts what the parts of sets are around the size up to which a set is a
+// single part, and of a set whose last backend ends a part.
+func TestBackendsAtTheBound(t *testing.T) {
+	t.Parallel()
+	end := 200
+	for !numbered(end).endsPart() {
+		end++
+	}
+	list := func(from, to int) (out []Backend) {
+		for i := from; i < to; i++ {
+			out = append(out, numbered(i))
+		}
+		return out
+	}
+	for size := onePart - 2; size <= onePart+2; size++ {
+		all := list(end-50, end-50+size)
+		want := NewBackends(all...)
+		require.Equal(t, size <= onePart, len(want.parts) == 1)
+		require.Equal(t, want, NewBackends(list(end-50, end-49+size)...).with([]Backend{numbered(end - 50 + size)}, nil))
+		require.Equal(t, want, NewBackends(all[1:]...).with(nil, all[:1]))
+	}
+	ending := list(end-199, end+1)
+	want := NewBackends(ending...)
+	for _, part := range want.parts {
+		require.NotEmpty(t, part)
+	}
+	require.Equal(t, want, Backends{}.with(nil, ending))
+	require.Equal(t, want, NewBackends(append(ending, numbered(end+1))...).with([]Backend{numbered(end + 1)}, nil))
+}
+
+// TestPartsAreEven asserts that large sets have parts of the expected size, whether their backends
+// differ in the last or other bits of their addresses, or in their ports only. Larger parts would
+// make each change cost more.
+func TestPartsAreEven(t *testing.T) {
+	t.Parallel()
+	for name, one := range map[string]func(i int) Backend{
+		"neighbors": func(i int) Backend { return numbered(2 * i) },
+		"one of each node": func(i int) Backend {
+			return Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 7}), 8080)}
+		},
+		"ports": func(i int) Backend {
+			return Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), uint16(i))}
+		},
+	} {
+		var list []Backend
+		for i := range 5000 {
+			list = append(list, one(i))
+		}
+		require.InDelta(t, 5000>>partBits, len(NewBackends(list...).parts), 20, name)
+	}
+}
+
+// TestSharedPartsAreSkipped asserts that the parts which two sets share are skipped as a whole when
+// the sets are compared, and only these.
+func TestSharedPartsAreSkipped(t *testing.T) {
+	t.Parallel()
+	var list []Backend
+	for i := range 1000 {
+		list = append(list, numbered(i))
+	}
+	a, b := NewBackends(list...), NewBackends(list...)
+	begin := cursor{parts: a.parts}
+	require.True(t, begin.atSamePart(cursor{parts: a.parts}))
+	require.False(t, begin.atSamePart(cursor{parts: b.parts}), "it is another part, though it is equal")
+	require.False(t, begin.atSamePart(cursor{parts: a.parts, at: 1}))
+	require.False(t, (&cursor{parts: a.parts, at: 1}).atSamePart(begin))
+	require.False(t, begin.atSamePart(cursor{}))
+	require.False(t, (&cursor{}).atSamePart(begin))
+}
+
 // TestBackendsShare asserts that nearly all parts are shared when one of many backends leaves.
 func TestBackendsShare(t *testing.T) {
 	t.Parallel()
@@ -99,7 +170,6 @@ func TestBackendsShare(t *testing.T) {
 		list = append(list, numbered(2*i))
 	}
 	all := NewBackends(list...)
-	require.InDelta(t, 5000>>partBits, len(all.parts), 20)
 	for i, b := range list {
 		less := all.with([]Backend{b}, nil)
 		again := less.with(nil, []Backend{b})
@@ -128,6 +198,7 @@ func TestNewBackends(t *testing.T) {
 	given := []Backend{b, a, {Address: b.Address, Local: true}}
 	require.Equal(t, NewBackends(a, b), NewBackends(given...))
 	require.Equal(t, []Backend{b, a, {Address: b.Address, Local: true}}, given, "what is given stays as it is")
+	require.Equal(t, NewBackends(b), NewBackends(b, Backend{Address: b.Address, Local: true}), "they are in order, but not ascending")
 	require.Zero(t, NewBackends())
 	require.Empty(t, NewBackends().List())
 	require.False(t, NewBackends().Contains(a.Address))

@@ -2,9 +2,7 @@ package view
 
 import (
 	"encoding/binary"
-	"iter"
 	"net/netip"
-	"slices"
 	"sort"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -166,25 +164,4 @@ func (r *endpointReader) forget() {
 	clear(r.all)
 	clear(r.sorted)
 	r.all, r.sorted = r.all[:0], r.sorted[:0]
-}
-
-// slicePorts returns the names and protocols of the ports that slices of a family have, each once.
-func slicePorts(of []*model.Slice, family model.Family) iter.Seq2[string, model.Protocol] {
-	return func(yield func(string, model.Protocol) bool) {
-		var seen []model.SlicePort
-		for _, s := range of {
-			if s.Family != family {
-				continue
-			}
-			for _, p := range s.Ports {
-				p.Port = 0
-				if slices.Contains(seen, p) {
-					continue
-				}
-				if seen = append(seen, p); !yield(p.Name, p.Protocol) {
-					return
-				}
-			}
-		}
-	}
 }

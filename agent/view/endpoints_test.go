@@ -85,6 +85,18 @@ func TestSets(t *testing.T) {
 	require.Zero(t, got[id(http, model.IPv4)].Local)
 }
 
+// TestOrderOfIPv6Addresses asserts that endpoints of several slices are in the order of their whole
+// addresses.
+func TestOrderOfIPv6Addresses(t *testing.T) {
+	got := see(t, options, service(web, dualStack), slice("a", endpoint("fd00:180:0:1::1"), endpoint("fd00:180:0:3::1")),
+		slice("b", endpoint("fd00:180:0:2::1"), endpoint("fd00:180:0:1::2")), slice("c", endpoint("fd00:180::3")))[id(http, model.IPv6)]
+	var list []string
+	for b := range got.Cluster.All() {
+		list = append(list, b.Address.Addr().String())
+	}
+	require.Equal(t, []string{"fd00:180::3", "fd00:180:0:1::1", "fd00:180:0:1::2", "fd00:180:0:2::1", "fd00:180:0:3::1"}, list)
+}
+
 // TestOneOfTwoCopiesIsRemoved asserts that an endpoint in two slices stays when it leaves one of
 // them.
 func TestOneOfTwoCopiesIsRemoved(t *testing.T) {

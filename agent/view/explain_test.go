@@ -72,6 +72,10 @@ func TestExplainEndpoints(t *testing.T) {
 			`all ready endpoints; hints for zones do not count, because none names this node's zone "zone-a"`,
 			[]view.Exclusion{""},
 		},
+		"another node": {
+			[]model.Endpoint{endpoint("10.180.0.1", nodes(elsewhere))},
+			"all ready endpoints; hints for nodes do not count, because none names this node", []view.Exclusion{""},
+		},
 		"nodes without hints": {
 			[]model.Endpoint{endpoint("10.180.0.1", nodes(here)), endpoint("10.180.0.2")},
 			"all ready endpoints; hints for nodes do not count, because only 1 of 2 have one", []view.Exclusion{"", ""},
@@ -98,6 +102,13 @@ func TestExplainRoutes(t *testing.T) {
 	require.Equal(t, "none: no endpoint on this node is ready, and none terminates while still serving", p.Local)
 	require.Equal(t, view.NotLocal, p.Endpoints[0].OfLocal)
 	require.Equal(t, view.RouteExplanation{Target: view.NoLocalEndpoint}, p.Frontends[0].Pods)
+
+	p = explained(t, pods, service(web, internalLocal), slice("web-1", remote, endpoint("10.180.0.1", local, terminating)))
+	require.Equal(t, "the terminating endpoints on this node that still serve, because none there is ready", p.Local)
+
+	// Neither an endpoint here that does not serve nor one elsewhere that does is one to use.
+	p = explained(t, pods, service(web, internalLocal), slice("web-1", endpoint("10.180.0.1", local, unready), endpoint("10.180.1.1", terminating)))
+	require.Equal(t, "none: no endpoint on this node is ready, and none terminates while still serving", p.Local)
 
 	p = explained(t, pods, service(web), slice("web-1", endpoint("10.180.1.1", unready)))
 	require.Equal(t, view.RouteExplanation{Target: view.NoEndpoint}, p.Frontends[0].Others)

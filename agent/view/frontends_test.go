@@ -313,6 +313,9 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "default/web:/UDP/IPv6", id(model.ServicePort{Protocol: model.UDP}, model.IPv6).String())
 	require.Equal(t, "unknown", view.FrontendKind(0).String())
 	require.Equal(t, "unknown", view.Target(0).String())
+	for target, leads := range map[view.Target]bool{view.Reject: false, view.Drop: false, view.Cluster: true, view.Local: true} {
+		require.Equal(t, leads, target.Leads())
+	}
 }
 
 // TestExternalIPsRefused asserts that refused external IPs are not served and not claimed.

@@ -66,6 +66,7 @@ func TestServiceIsBounded(t *testing.T) {
 	f.change()
 	require.Len(t, f.State().Ports, 10001)
 	require.Contains(t, f.Problems()[0].Reason, "the last 100 ports and the last 0 external addresses are not served")
+	require.NotContains(t, f.Problems()[0].Reason, "the same name")
 
 	f.set(web, manyPorts(100), manyExternalIPs(99))
 	f.change()

@@ -78,9 +78,9 @@ func (n *node) equal(o *node) bool {
 	return n.zone == o.zone && slices.Equal(n.ips, o.ips) && n.programmed.equal(o.programmed)
 }
 
+// equal reports whether the same is programmed for both, which follow from the same Options.
 func (n Node) equal(o Node) bool {
-	return n.Pods.Interface == o.Pods.Interface && n.Pods.InterfacePrefix == o.Pods.InterfacePrefix &&
-		slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
+	return slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
 		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) &&
 		n.Primary == o.Primary
 }

@@ -54,6 +54,8 @@ func TestUnrecognizedPods(t *testing.T) {
 		"no podCIDRs, outside":                {ranges: both, local: addrs("10.0.3.1", "10.9.0.7", "fd00::1"), ipv4: "10.9.0.7"},
 		"no podCIDRs, in the node's network":  {ranges: both, local: addrs("192.0.2.1", "2001:db8::1")},
 		"no podCIDRs, no addresses":           {ranges: both, ips: []netip.Addr{}, local: addrs("192.0.2.1")},
+		"no podCIDRs, no address of IPv4":     {ranges: both, ips: addrs("2001:db8::1"), local: addrs("10.9.0.7")},
+		"a single address":                    {ranges: prefixes("10.0.3.1/32"), podCIDRs: prefixes("10.0.3.1/32")},
 		"podCIDRs outside that are not used":  {ranges: both, podCIDRs: prefixes("172.16.3.0/24"), local: addrs("192.0.2.1", "10.0.3.1")},
 		"podCIDRs outside, pods elsewhere":    {ranges: both, podCIDRs: prefixes("172.16.3.0/24"), local: addrs("10.0.3.1", "10.9.0.7"), ipv4: "10.9.0.7"},
 		"podCIDRs outside that are used":      {ranges: both, podCIDRs: prefixes("172.16.3.0/24"), local: addrs("172.16.3.9"), ipv4: "172.16.3.9"},

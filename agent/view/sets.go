@@ -170,7 +170,7 @@ func keep[T comparable](before, now []T) []T {
 	return append(make([]T, 0, len(now)), now...)
 }
 
-// seen is what the view remembers about a Service with many slices: what its ports in View.ports
+// seen is what the view remembers about a Service that has had many slices: what its ports in View.ports
 // were computed from. With it, a change of a few endpoints can be applied without reading all of
 // them. It is valid for the present object of the Service and the present Node only.
 type seen struct {
@@ -186,7 +186,7 @@ type seenPort struct {
 }
 
 const (
-	// manySlices is the number of slices from which on a Service has a seen.
+	// manySlices is the number of slices from which on a Service gets a seen.
 	manySlices = 4
 	// fewChanges is the largest number of changed addresses that are looked up one by one.
 	fewChanges = 16

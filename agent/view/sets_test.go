@@ -203,6 +203,56 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	require.Equal(t, 4970, changes[0].After.Cluster.Len())
 }
 
+// TestLocalSetComesIntoUse is TestSetComesIntoUse for the set of the policy Local.
+func TestLocalSetComesIntoUse(t *testing.T) {
+	f := newFight(t)
+	f.set(api, clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
+	s := service(web, externalLocal, externalIP("203.0.113.1"), created(1))
+	var of []*model.Slice
+	for i := range 8 {
+		of = append(of, slice(fmt.Sprint("s", i), endpoint(fmt.Sprint("10.180.0.", i), local)))
+	}
+	f.Set(web, s, of)
+	f.change()
+	require.Zero(t, f.State().Ports[id(http, model.IPv4)].Local)
+	f.Set(api, nil, nil)
+	f.change()
+	require.Equal(t, 8, f.State().Ports[id(http, model.IPv4)].Local.Len())
+}
+
+// TestCopyOfAnEndpointComesAndGoes asserts that an endpoint which one of many slices has from the
+// beginning stays usable as long as any slice has it as ready.
+func TestCopyOfAnEndpointComesAndGoes(t *testing.T) {
+	v := view.New(options)
+	s := service(web)
+	var of []*model.Slice
+	for i := range 8 {
+		of = append(of, slice(fmt.Sprint("s", i), endpoint(fmt.Sprint("10.180.1.", i)), endpoint(fmt.Sprint("10.180.2.", i))))
+	}
+	has := func() bool {
+		v.Set(web, s, slices.Clone(of))
+		v.Update()
+		cluster := v.State().Ports[id(http, model.IPv4)].Cluster
+		require.GreaterOrEqual(t, cluster.Len(), 15)
+		return cluster.Contains(ap("10.180.1.0:8080"))
+	}
+	require.True(t, has())
+	others := func(name string, i int, e ...model.Endpoint) {
+		of[i] = slice(name, append(e, endpoint(fmt.Sprint("10.180.2.", i)))...)
+	}
+	others("s1", 1, endpoint("10.180.1.1"), endpoint("10.180.1.0"))
+	require.True(t, has())
+	others("s0", 0, endpoint("10.180.1.0", unready))
+	require.True(t, has(), "it is ready in the other slice")
+	others("s1", 1, endpoint("10.180.1.1"), endpoint("10.180.1.0", unready))
+	require.False(t, has())
+	others("s0", 0, endpoint("10.180.1.0"))
+	require.True(t, has())
+	others("s1", 1, endpoint("10.180.1.1"))
+	others("s0", 0)
+	require.False(t, has())
+}
+
 // TestSetComesIntoUse covers a Service that gets an address from another one, and therefore needs a
 // set that it did not use before. The set is computed, although the Service and its many slices are
 // unchanged.

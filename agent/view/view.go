@@ -164,20 +164,15 @@ func (v *View) markDirty(s *service) {
 }
 
 // touchNode touches the Services that a NodePort affects when it is claimed or released: those that
-// claim its port on one of the node's own addresses. It ignores claims of addresses.
+// own its port on one of the node's own addresses. It ignores claims of addresses.
 func (v *View) touchNode(c claim) {
 	if c.address.IsValid() {
 		return
 	}
 	for _, ip := range v.node.ips {
-		if c.address = ip; model.FamilyOf(ip) != c.family {
-			continue
-		}
+		c.address = ip
 		if owner, ok := v.claims.owners[c]; ok {
 			v.touch(owner.service)
-		}
-		for _, r := range v.claims.rivals[c] {
-			v.touch(r.service)
 		}
 	}
 }
@@ -257,10 +252,7 @@ func (v *View) Problems() []Problem {
 // updateService recomputes the ports and health checks of a Service, and appends what differs to
 // changes.
 func (v *View) updateService(s *service, changes []Change) []Change {
-	switch {
-	case len(s.slices) < manySlices:
-		s.seen = nil
-	case s.seen == nil:
+	if len(s.slices) >= manySlices && s.seen == nil {
 		s.seen = &seen{ports: make(map[ServicePortID]seenPort)}
 	}
 	if s.reconsider {
@@ -418,8 +410,14 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 		return HealthCheck{}, false
 	}
 	var counted []netip.Addr
-	for name, protocol := range slicePorts(s.slices, family) {
-		for _, e := range v.reader.read(s.slices, ServicePortID{s.key, name, protocol, family}, netip.Addr{}) {
+	ids := make(map[ServicePortID]struct{})
+	for _, slice := range s.slices {
+		for _, p := range slice.Ports {
+			ids[ServicePortID{s.key, p.Name, p.Protocol, family}] = struct{}{}
+		}
+	}
+	for id := range ids {
+		for _, e := range v.reader.read(s.slices, id, netip.Addr{}) {
 			if e.local && e.ready() {
 				counted = append(counted, e.Address)
 			}

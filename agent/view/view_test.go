@@ -291,7 +291,7 @@ func TestManyProblems(t *testing.T) {
 func TestPortsOf(t *testing.T) {
 	v := view.New(view.Options{})
 	v.SetNode(thisNode)
-	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalIP("203.0.113.1"))
+	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalIP("203.0.113.1"), ranges("192.168.0.0/24"))
 	v.Set(web, s, []*model.Slice{sliceOf("4", []model.SlicePort{http8080, dns5353}, endpoint("10.180.1.1"))})
 	v.Update()
 	before := v.State()
@@ -300,6 +300,9 @@ func TestPortsOf(t *testing.T) {
 	of := got[id(dns, model.IPv4)]
 	require.Zero(t, of.Cluster.Len())
 	require.Len(t, of.Frontends, len(before.Ports[id(dns, model.IPv4)].Frontends))
+	for i, f := range before.Ports[id(dns, model.IPv4)].Frontends {
+		require.Equal(t, f.Sources, of.Frontends[i].Sources, "they include the load balancer's address, as the node is among them")
+	}
 	require.Equal(t, before, v.State())
 	changes, node := v.Update()
 	require.Empty(t, changes)
