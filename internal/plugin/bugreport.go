@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
@@ -327,7 +326,7 @@ func (b *bugreport) serverParts(
 
 // podParts adds a Pod and its logs.
 func (b *bugreport) podParts(ctx context.Context, f *fleet.Fleet, a *archive, group, dir string, pod *corev1.Pod, container string) {
-	text, err := yaml.Marshal(a.redact.Pod(pod, container))
+	text, err := a.redact.YAML(a.redact.Pod(pod, container))
 	a.add(group, dir+"pod.yaml", "Pod, with its flags", text, err)
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	log, err := f.Log(ctx, name, container, false, b.since, maxReportPart)

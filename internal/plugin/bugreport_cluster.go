@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/plugin/redact"
@@ -24,7 +23,7 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 	add := func(file, title string, objects any, err error) {
 		var text []byte
 		if err == nil {
-			text, err = yaml.Marshal(objects)
+			text, err = a.redact.YAML(objects)
 		}
 		a.add(clusterGroup, "cluster/"+file, title, text, err)
 	}

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/plugin/redact"
+	"github.com/slicecast/slicecast/internal/plugin/redact/redacttest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -224,6 +225,79 @@ func TestBugreport(t *testing.T) {
 	require.Contains(t, files, "nodes/node-0/status.json")
 	require.NotContains(t, files, "nodes/node-a/pod.yaml")
 	require.Contains(t, files["index.html"], "Node node-z: agent: <span class=\"note\">no Pod of an agent is on the node")
+}
+
+// TestBugreportForms checks that no secret is in any file of a bug report, whatever its form and
+// whatever the file is made from, and that what is around the secrets is still there.
+func TestBugreportForms(t *testing.T) {
+	forms := redacttest.Forms(t)
+	text, lines := redacttest.Join(forms)
+	var some []redacttest.Form // for objects, whose size is limited
+	for i, f := range forms {
+		if i%25 == 0 && !f.Open {
+			some = append(some, f)
+		}
+	}
+	fewer, _ := redacttest.Join(some)
+	e := newEnvironment(t)
+	e.change = func(p *corev1.Pod) {
+		p.Spec.Containers[0].Args = append(p.Spec.Containers[0].Args, "--vendor="+fewer)
+		p.Annotations = map[string]string{"vendor.example/settings": fewer, "slicecast.io/vendor": fewer}
+	}
+	e.server("server-0")
+	e.kubelet.Log(serverNamespace, "server-0", "server", text)
+	e.pod(agentNamespace, "agent-node-0", "slicecast-agent", "agent", "node-0", nil, corev1.PodRunning)
+	e.kubelet.Log(agentNamespace, "agent-node-0", "agent", text)
+	e.kubelet.Exec(agentNamespace, "agent-node-0", func(command []string) (string, error) {
+		if command[1] == "status" {
+			status, err := json.Marshal(map[string]any{"status": map[string]any{"nodeName": "node-0", "lastError": text}})
+			return string(status), err
+		}
+		var out bytes.Buffer
+		for _, name := range []string{"rules/nftables.txt", "rules/iptables.txt", "rules/ipvs.txt", "kernel/sysctls.txt", "agent/metrics.txt", "agent/flagz.txt", "agent/configz.txt"} {
+			if err := json.NewEncoder(&out).Encode(inspected{Name: name, Content: text}); err != nil {
+				return "", err
+			}
+		}
+		return out.String(), errors.New(fewer)
+	})
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "slicecast-config"}, Data: map[string]string{"agent.yaml": fewer, "apiServerHost": fewer, "vendor": fewer}}
+	_, err := plane.Client().CoreV1().ConfigMaps(agentNamespace).Create(t.Context(), config, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, plane.Client().CoreV1().ConfigMaps(agentNamespace).Delete(context.Background(), config.Name, metav1.DeleteOptions{}))
+	})
+	for i, f := range some {
+		event := &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("seeded-", i), Namespace: agentNamespace}, Reason: "Seeded", Message: f.Text,
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "agent-node-0", Namespace: agentNamespace},
+		}
+		_, err := plane.Client().CoreV1().Events(agentNamespace).Create(t.Context(), event, metav1.CreateOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			require.NoError(t, plane.Client().CoreV1().Events(agentNamespace).Delete(context.Background(), event.Name, metav1.DeleteOptions{}))
+		})
+	}
+	r := runAs(t.Context(), plane.Kubeconfig(t, plane.AdminConfig()), "bugreport", "--output=-", "--nodes=node-0")
+	require.Equal(t, incomplete, r.code, r.errors)
+	files := unpack(t, strings.NewReader(r.out))
+	for path, content := range files {
+		require.Empty(t, redacttest.Left(content, forms...), path)
+	}
+	for _, path := range []string{
+		"servers/slicecast-system/server-0/log.txt", "nodes/node-0/log.txt", "nodes/node-0/rules/nftables.txt", "nodes/node-0/kernel/sysctls.txt",
+		"nodes/node-0/agent/metrics.txt", "nodes/node-0/status.json",
+	} {
+		for _, line := range lines {
+			require.Contains(t, files[path], line, path)
+		}
+	}
+	for path, kept := range map[string]string{
+		"cluster/slicecast-agents/config.yaml": "msg=Line", "cluster/slicecast-agents/events.yaml": "Seeded Pod/agent-node-0", "nodes/node-0/pod.yaml": "msg=Line",
+		"servers/slicecast-system/server-0/pod.yaml": "msg=Line", "index.html": "msg=Line",
+	} {
+		require.Contains(t, files[path], kept, path)
+	}
 }
 
 // TestBugreportWithoutRights checks that what a user may not have is named, beside what the roles

@@ -165,14 +165,14 @@ func (f *Fleet) Secrets() []string {
 	}
 	if c.ExecProvider != nil {
 		for _, e := range c.ExecProvider.Env {
-			if redact.SecretName(e.Name) {
+			if redact.IsSecret(e.Name, e.Value) {
 				all = append(all, e.Value)
 			}
 		}
 	}
 	if c.AuthProvider != nil {
 		for name, value := range c.AuthProvider.Config {
-			if redact.SecretName(name) {
+			if redact.IsSecret(name, value) {
 				all = append(all, value)
 			}
 		}

@@ -153,8 +153,13 @@ type rule struct {
 }
 
 // privateKey matches keys. One whose end is missing may go on until the end of the text. The lines
-// of a key can also be separated by \n in a string.
-var privateKey = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)
+// of a key can also be separated by \n in a string. Of a key whose beginning is missing, it matches
+// the lines before the end.
+var privateKey = regexp.MustCompile(`(?s)-{4,5} ?BEGIN [\w ]*(?:PRIVATE KEY|Static key).*?(?:-{4,5} ?END [\w ]*(?:PRIVATE KEY|Static key)[\w ]*-{4,5}|\z)|` +
+	`(?:[\w+/]{16,}={0,2}[ \t]*(?:\r?\n|\\n)[ \t]*)*(?:[\w+/]+={0,2}[ \t]*(?:\r?\n|\\n)[ \t]*)?-----END [A-Z0-9 ]*PRIVATE KEY-----`)
+
+// before matches where a word begins, also after an escaped end of line in a string.
+const before = `(\\[nrt]|\b)`
 
 var rules = []rule{
 	{
@@ -164,39 +169,25 @@ var rules = []rule{
 	{[]string{"eyj"}, regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), LeftOut},
 	{
 		[]string{"bearer", "basic", "negotiate"},
-		regexp.MustCompile(`(?i)\b(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut,
+		regexp.MustCompile(`(?i)` + before + `(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1}${2} " + LeftOut,
 	},
 	// What is before the host is a name and a password, or a token. JSON may escape slashes.
 	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^\s"']+@`), "${1}" + LeftOut + "@"},
-	// Signatures in URLs, as of Azure's storage.
+	// Signatures in URLs, as of Azure's storage, and URLs that are secret as a whole.
 	{[]string{"sig="}, regexp.MustCompile(`([?&]sig=)[^&\s"'()]+`), "${1}" + LeftOut},
-	// Tokens of OpenShift, GitHub, Slack and AWS.
-	{[]string{"sha256~"}, regexp.MustCompile(`\bsha256~[\w-]{20,}`), LeftOut},
-	{[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_"}, regexp.MustCompile(`\bgh[pousr]_\w{20,}`), LeftOut},
-	{[]string{"xox"}, regexp.MustCompile(`\bxox[abprs]-[\w-]{10,}`), LeftOut},
-	{[]string{"akia"}, regexp.MustCompile(`\bAKIA[0-9A-Z]{16}\b`), LeftOut},
+	{
+		[]string{"hooks.slack.com", "webhook.office.com", "/api/webhooks/"},
+		regexp.MustCompile(`((?:hooks\.slack\.com|webhook\.office\.com|/api/webhooks)/)[^\s"'()]+`), "${1}" + LeftOut,
+	},
+	// Names and passwords of curl and of MySQL.
+	{
+		[]string{"curl"},
+		regexp.MustCompile(`(\bcurl\b[^\r\n]*?[ \t](?:-u|--user|--proxy-user)(?:=|[ \t]*)["']?[^\s:"']*:)[^\s"'()]+`), "${1}" + LeftOut,
+	},
+	{[]string{"@tcp(", "@unix(", "@udp("}, regexp.MustCompile(`([\w.\-]+:)[^\s"'()]+@(tcp|udp|unix)\(`), "${1}" + LeftOut + "@${2}("},
+	// Private keys in JSON (RFC 7517), whose fields have short names.
+	{[]string{"kty"}, regexp.MustCompile(`("(?:d|p|q|dp|dq|qi|k)\\*"[ \t]*:[ \t]*\\*")[\w\-]{16,}`), "${1}" + LeftOut},
 }
-
-// secretWords are parts of the names of secrets, in lower case. The name auth is one by itself.
-var secretWords = []string{
-	"token", "password", "passwd", "passphrase", "secret", "credential", "api-key", "api_key", "apikey", "private-key", "private_key",
-	"privatekey", "access-key", "access_key", "accesskey", "account-key", "account_key", "accountkey", "_pass", "-pass", "pwd", "client-key-data", "dockerconfigjson", "dockercfg", "signature", auth,
-}
-
-const auth = "auth"
-
-// maxName bounds what is looked at of a name, in bytes on each side of a secret word.
-const maxName = 100
-
-// harmlessEnds are the ends of names of what is no secret, although a part of the name says so:
-// files, names of objects, and numbers of metrics. They are in lower case.
-var harmlessEnds = []string{
-	"file", "path", "audience", "audiences", "name", "account", "accounts", "seconds", "total", "issuer", "map", "secretref",
-	"secretkeyref", "review", "reviews",
-}
-
-// objectFlag is the flag of servers that names a Secret.
-const objectFlag = "tls-secret"
 
 // harmlessValue matches values that are no secrets: truth values, short numbers, durations and
 // paths.
@@ -204,16 +195,23 @@ var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5
 	`/(?:run|var/run|etc)/[\w./\-]*)["']?$`)
 
 // Text returns a text without secrets. The time that it takes is proportional to the text's length.
-func (r *Redactor) Text(s string) string {
+func (r *Redactor) Text(s string) string { return r.text(s, 0) }
+
+// text returns a text without secrets that has been decoded so many times.
+func (r *Redactor) text(s string, depth int) string {
+	s = r.withoutQuoted(s, depth)
 	// Keys come first: a part of a known value may be in the lines around them.
-	s = r.withoutKnown(privateKey.ReplaceAllString(s, LeftOut))
+	if strings.Contains(s, "PRIVATE KEY") || strings.Contains(s, "Static key") {
+		s = privateKey.ReplaceAllString(s, LeftOut)
+	}
+	s = r.withoutEncoded(r.withoutKnown(s), depth)
 	lower := lowered(s)
 	for _, rule := range rules {
 		if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
 			s = rule.pattern.ReplaceAllString(s, rule.with)
 		}
 	}
-	return withoutBootstrapTokens(withoutNamed(s))
+	return withoutBootstrapTokens(withoutNamed(withoutTokens(s)))
 }
 
 // lowered returns s with letters of ASCII in lower case, so that it has the same length.
@@ -242,12 +240,17 @@ var secretFields = []string{"data", "stringdata"}
 // text, it leaves out everything that may be the values of one.
 func withoutNamed(s string) string {
 	lower := lowered(s)
-	words, isSecret := secretWords, isSecretName
+	words, says := candidates, suspect
 	if secretObject.MatchString(s) {
 		words = append(slices.Clone(words), "data") // which stringdata has, too
-		isSecret = func(name string) bool { return isSecretName(name) || slices.Contains(secretFields, name) }
+		says = func(name string) suspicion {
+			if slices.Contains(secretFields, lowered(name)) {
+				return strong
+			}
+			return suspect(name)
+		}
 	}
-	var at []int // where secret words begin
+	var at []int // where candidates begin
 	for _, word := range words {
 		for i := 0; ; i++ {
 			next := strings.Index(lower[i:], word)
@@ -259,6 +262,7 @@ func withoutNamed(s string) string {
 		}
 	}
 	slices.Sort(at)
+	says = remembered(says)
 	var out strings.Builder
 	done := 0 // what is before it is in out
 	seen := 0 // where the last name ends
@@ -274,35 +278,29 @@ func withoutNamed(s string) string {
 			end++
 		}
 		seen = end
-		name := lower[begin:end]
-		if begin > 0 && s[begin-1] == '\\' {
-			name = strings.TrimPrefix(name, "n") // of an escaped end of line
+		name := s[begin:end]
+		switch {
+		case begin > 0 && s[begin-1] == '\\' && strings.IndexByte("nrt", name[0]) >= 0:
+			name = name[1:] // after an escaped end of line
+		case begin > 0 && s[begin-1] == '%' && len(name) > 2:
+			name = name[2:] // after an escaped byte in a URL
 		}
-		if !isSecret(name) {
-			continue
+		var v found
+		switch says(name) {
+		case strong:
+			if v = valueAfter(s, begin, end); v.end > v.begin && harmlessValue.MatchString(s[v.begin:v.end]) {
+				continue
+			}
+		case weak:
+			v = randomAfter(s, end)
 		}
-		v := valueAfter(s, begin, end)
-		if v.end == v.begin || harmlessValue.MatchString(s[v.begin:v.end]) {
-			continue
+		if v.end > v.begin {
+			out.WriteString(s[done:v.begin] + v.instead)
+			done = v.end
 		}
-		out.WriteString(s[done:v.begin] + v.instead)
-		done = v.end
 	}
 	out.WriteString(s[done:])
 	return out.String()
-}
-
-// SecretName reports whether a name is one that secrets have.
-func SecretName(name string) bool { return isSecretName(lowered(name)) }
-
-// isSecretName reports whether a name in lower case is one that secrets have. The word auth is in
-// names of other things, and is one only by itself.
-func isSecretName(name string) bool {
-	if strings.TrimLeft(name, "-") == objectFlag || slices.ContainsFunc(harmlessEnds, func(end string) bool { return strings.HasSuffix(name, end) }) {
-		return false
-	}
-	return strings.TrimLeft(name, "-") == auth ||
-		slices.ContainsFunc(secretWords, func(w string) bool { return w != auth && strings.Contains(name, w) })
 }
 
 // The lengths of the two parts of a token for bootstrapping nodes.
@@ -312,7 +310,7 @@ const bootstrapID, bootstrapSecret = 6, 16
 // and digits with a dot in between.
 func withoutBootstrapTokens(s string) string {
 	isPart := func(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
-	ends := func(i int) bool { return i < 0 || i >= len(s) || !isName(s[i]) }
+	ends := func(i int) bool { return i < 0 || i >= len(s) || !isName(s[i]) || i > 0 && s[i-1] == '\\' }
 	var out strings.Builder
 	done := 0
 	for i := strings.IndexByte(s, '.'); i >= 0; {
@@ -335,8 +333,7 @@ func withoutBootstrapTokens(s string) string {
 // words returns a command line without the words that follow flags for secrets.
 func words(line []string) []string {
 	for i := 1; i < len(line); i++ {
-		flag := lowered(line[i-1])
-		if strings.HasPrefix(flag, "-") && !strings.Contains(flag, "=") && isSecretName(flag) {
+		if flag := line[i-1]; strings.HasPrefix(flag, "-") && !strings.Contains(flag, "=") && IsSecret(flag, line[i]) {
 			line[i] = LeftOut
 		}
 	}
@@ -393,7 +390,7 @@ func (r *Redactor) Meta(m *metav1.ObjectMeta) {
 		if strings.HasPrefix(name, ownAnnotations) {
 			continue
 		}
-		if decoded, ok := decode(value); SecretName(name) || ok && len(decoded) >= minDecoded {
+		if decoded, ok := decode(value); IsSecret(name, value) || ok && len(decoded) >= minDecoded {
 			r.Know(value)
 		}
 		m.Annotations[name] = LeftOut

@@ -17,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/plugin/redact/redacttest"
 )
 
 // TestKeysBesideKnownKeys asserts that what is known of a key does not hide that another one is a
@@ -110,6 +112,11 @@ func TestText(t *testing.T) {
 		"projected:\n  sources:\n  - secret:\n      items:\n      - key: tls.key\n        mode: 256\n        path: tls.key\n      name: a\n      optional: true",
 		"secrets:\n- name: a\n- name: b", "kind: ConfigMap\ndata:\n  a: b", `{"kind":"SecretClass","data":"a"}`,
 		"automountServiceAccountToken: false\ncontainers:\n- args:\n  - --node-name=a", `"hasToken": true,`,
+		"open /etc/x/tls.key: no such file or directory", "key=shop/web-7f9c6d5b4-x2x4z again", "labels:\n  key: node.kubernetes.io/not-ready", "topologyKey: kubernetes.io/hostname",
+		`level=INFO msg="bypass" session=42 key=default/slicecast-server-858655bdcd-cpjjc`, "sessionAffinity: ClientIP", `"digest": "q83vEjRWeJq83vEjRWeJq83vEjRWeJq83vEjRWeJq80="`,
+		"chain KUBE-SVC-TCOU7JCQXEZGVUNU and service-ULMVA6XW-ns1/svc1/tcp/p80", "uid: 6f1c7a3e-7a55-4d5b-9d1f-0a6f2d1c9b7e", "pkt_type pass, accept", "passes 3 of 4",
+		"image: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "epoch=3f9a8b7c6d5e4f3a", "code=Unavailable desc=x", "author=me key=value",
+		"LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUIKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=", "aGVsbG8gd29ybGQsIHRoaXMgaXMgbm8gc2VjcmV0",
 		"ghcr.io/slicecast/slicecast-agent@sha256:0123", "mail user@host about //x", "waiting for a token\n  at the server", "--token --node-name=a",
 	} {
 		require.Equal(t, text, r.Text(text))
@@ -150,6 +157,9 @@ func TestLongTexts(t *testing.T) {
 		"x", "token", "token=", "eyJ", "bearer ", "-----BEGIN PRIVATE KEY", "://", "a.", `"auth":"`, "authorization", "token: |\n", "token: |\n ",
 		"token:\n", "token: #", "token: |#", "token:\n- ", "token: [", `token: {"`, `token='`, `token="\`, `token=\"`, "token: \n\n", " token: x\n  ",
 		"://@", "token:\n name: token:\n ", "token=,a", "from-the-environmen", "-token: ", `\ntoken: |\n `, "token:\n  - name: a\n",
+		"key=", "key: ", "key:\n", "key: |\n", "key: [", `key\`, "key ", "keyA1", "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS", "QUJDREVGR0hJSktMTU5PUFFSU1Q=\n", "A1b", "A1b_", "QQ==\n ", "-----END PRIVATE KEY-----",
+		"-----END PRIVATE KEY", "ABCD\n", "ABCD\n-----END PRIVATE KEY", "<token>", "<token", "token%3D", "token value", `"token","value":`, "token,value", "curl -u ", "curl -u a:", "curl", ":x@tcp(", "x:@tcp", `"kty""d":"`, "gh", "ghp_", "glpat-",
+		"hvs.", "hooks.slack.com/", "1234567890:AA", "8Q~",
 	}
 	for _, part := range parts {
 		requireBounded(t, r, strings.Repeat(part, 1<<17/len(part)))
@@ -249,4 +259,34 @@ func FuzzText(f *testing.F) {
 			requireBounded(t, r, strings.Repeat(unit, 1<<16/len(unit)))
 		}
 	})
+}
+
+// TestForms checks that nothing is left of secrets in the forms in which programs print them: in
+// texts, and in JSON and YAML that have such a text.
+func TestForms(t *testing.T) {
+	r := &Redactor{}
+	for _, form := range redacttest.Forms(t) {
+		object := map[string]any{"items": []string{"a text that is so long that YAML goes on in another line, and " + form.Text}}
+		inJSON, err := json.Marshal(object)
+		require.NoError(t, err)
+		inYAML, err := r.YAML(object)
+		require.NoError(t, err)
+		for _, got := range []string{r.Text(form.Text), r.Text(string(inJSON)), r.Text(string(inYAML))} {
+			require.Empty(t, redacttest.Left(got, form), "%q became %q", form.Text, got)
+			require.Equal(t, got, r.Text(got), "it is left out once")
+		}
+	}
+}
+
+// TestFormsTogether checks that what is between secrets remains.
+func TestFormsTogether(t *testing.T) {
+	forms := redacttest.Forms(t)
+	text, lines := redacttest.Join(forms)
+	got := (&Redactor{}).Text(text)
+	require.Empty(t, redacttest.Left(got, forms...))
+	for _, line := range lines {
+		if !strings.Contains(got, line+"\n") {
+			t.Errorf("%q is missing", line)
+		}
+	}
 }

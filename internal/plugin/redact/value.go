@@ -18,6 +18,10 @@ type found struct {
 // valueAfter returns the value after a name in s. It scans bytes before the value's end only, so
 // that the time of leaving out all values is proportional to the length of s.
 func valueAfter(s string, begin, end int) found {
+	if at := valueField.FindStringSubmatchIndex(s[end:min(len(s), end+maxHeader)]); at != nil {
+		// This name is itself a value, beside the field with the value of the secret.
+		begin, end = end+at[2], end+at[3]
+	}
 	i := end
 	for i < len(s) && s[i] == '\\' {
 		i++
@@ -34,12 +38,22 @@ func valueAfter(s string, begin, end int) found {
 	yaml := i == separator+1 && s[separator] == ':'
 	switch flag := s[begin] == '-'; {
 	case i > separator:
+	case begin > 0 && s[begin-1] == '<' && strings.HasPrefix(s[i:], ">"):
+		next := strings.IndexByte(s[i:min(len(s), i+maxValue)], '<')
+		if next < 0 {
+			next = len(firstLine(s[i:]))
+		}
+		return found{i + 1, i + next, LeftOut}
+	case strings.HasPrefix(s[i:], "%3D"), strings.HasPrefix(s[i:], "%3A"):
+		i += len("%3D")
 	case flag && separator > end && isBlank(s[separator-1]):
 		// The next word is a flag's value, unless it is the next flag.
 		if strings.HasPrefix(s[separator:], "--") {
 			return found{}
 		}
 		i = separator
+	case separator > end && isBlank(s[separator-1]):
+		return randomAfter(s, end)
 	default:
 		return found{}
 	}
@@ -50,6 +64,8 @@ func valueAfter(s string, begin, end int) found {
 	switch escaped := len(rest) - len(strings.TrimLeft(rest, `\`)); {
 	case yaml && (starts && blockHeader.MatchString(rest[:min(len(rest), maxHeader)]) || blockAnywhere.MatchString(rest[:min(len(rest), maxHeader)])):
 		return block(s, begin, end, from)
+	case yaml && leftOutEscaped.MatchString(rest[:min(len(rest), maxHeader)]):
+		v.end = from // as the string that this is in says without its escapes
 	case yaml && blockEscaped.MatchString(rest[:min(len(rest), 8)]):
 		v.end = from + quoted(rest, `"`, 0)
 	case rest == "":
@@ -79,12 +95,42 @@ func valueAfter(s string, begin, end int) found {
 	return v
 }
 
+// valueField matches what is between a name that is a value and the value that belongs to it, as in
+// {"name": "PASSWORD", "value": "..."}.
+var valueField = regexp.MustCompile(`^\\*["']?(?:,?[ \t]*\\*["']?|\r?\n[ \t]*|\\+n[ \t]*)(value)\\*["']?[ \t]*[:=]`)
+
+// randomAfter returns the value after a name that ends at end, if it looks random. All that is
+// between them are blanks, quotes, brackets and a separator, or the beginning of a block or list in
+// YAML.
+func randomAfter(s string, end int) found {
+	m := beforeRandom.FindString(s[end:min(len(s), end+maxHeader)])
+	if m == "" {
+		return found{}
+	}
+	begin := end + len(m)
+	stop := begin
+	for stop < len(s) && (isEncoded(s[stop]) || s[stop] == '.' || s[stop] == '~') {
+		stop++
+	}
+	if !looksRandom(s[begin:stop]) {
+		return found{}
+	}
+	for stop < len(s) && s[stop] == '=' {
+		stop++
+	}
+	return found{begin, moreEncoded(s, stop), LeftOut}
+}
+
+// beforeRandom matches what is between a name and a random value.
+var beforeRandom = regexp.MustCompile(`^\\*["']?(?:[ \t]*(?:[:=]{1,2}|=>)|[ \t])[ \t]*(?:[|>][-+0-9]{0,2}[ \t]*)?(?:(?:\r?\n|\\n)[ \t]*(?:-[ \t])?)?\[?\\*["']?`)
+
 // These match the beginning of a value in YAML that is in the following lines: of the first name in
 // a line, of any name, and in a string of JSON.
 var (
-	blockHeader   = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]{0,20}#|(?:[|>][-+0-9]{0,2})?[ \t]{0,20}\r?(?:\n|$))`)
-	blockAnywhere = regexp.MustCompile(`^[|>][-+0-9]{0,2}[ \t]{0,20}\r?(?:\n|$)`)
-	blockEscaped  = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]*)?\\+[nr]`)
+	blockHeader    = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]{0,20}#|(?:[|>][-+0-9]{0,2})?[ \t]{0,20}\r?(?:\n|$))`)
+	blockAnywhere  = regexp.MustCompile(`^[|>][-+0-9]{0,2}[ \t]{0,20}\r?(?:\n|$)`)
+	leftOutEscaped = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]*)?\\+[nr][ \t]*` + regexp.QuoteMeta(LeftOut))
+	blockEscaped   = regexp.MustCompile(`^(?:[|>][-+0-9]{0,2}[ \t]*)?\\+[nr]`)
 )
 
 // maxHeader is more than these expressions look at.
