@@ -73,11 +73,7 @@ func newStatusCommand() *cobra.Command {
 			client := pb.NewAgentDebugServiceClient(conn)
 			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
 				s, err := client.GetStatus(ctx, &pb.AgentDebugServiceGetStatusRequest{})
-				if grpcstatus.Code(err) == codes.Unavailable {
-					return nil, fmt.Errorf("no answer from %s: %s; check that the agent runs",
-						socket, grpcstatus.Convert(err).Message())
-				}
-				return &statusReport{s, shards}, err
+				return &statusReport{s, shards}, unanswered(err, socket)
 			})
 		},
 	}
@@ -86,6 +82,18 @@ func newStatusCommand() *cobra.Command {
 		"started with.")
 	c.Flags().BoolVar(&shards, "shards", false, "Show the shards, too.")
 	return c
+}
+
+// unanswered returns an error of asking the agent with what to do about it.
+func unanswered(err error, socket string) error {
+	switch grpcstatus.Code(err) {
+	case codes.Unavailable:
+		return fmt.Errorf("no answer from %s: %s; check that the agent runs", socket, grpcstatus.Convert(err).Message())
+	case codes.DeadlineExceeded:
+		return fmt.Errorf("the agent accepts connections at %s and does not answer: it hangs. Its log may say why, and "+
+			"/debug/pprof/goroutine?debug=2 of its pages where; a restart ends that, and the kernel keeps its rules meanwhile", socket)
+	}
+	return err
 }
 
 // statusReport is the report that the status command prints.

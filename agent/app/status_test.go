@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -97,6 +99,15 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 	}
 	o := parse(t, "--source=file", "--manifests="+dir, "--programmer=printer", "--status-socket=/nowhere/agent.sock")
 	require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard), "--status-socket: ")
+}
+
+// TestStatusOfAnAgentThatHangs checks what is said of an agent that accepts connections and answers
+// nothing.
+func TestStatusOfAnAgentThatHangs(t *testing.T) {
+	err := unanswered(status.Error(codes.DeadlineExceeded, "context deadline exceeded"), "/run/agent.sock")
+	require.EqualError(t, err, "the agent accepts connections at /run/agent.sock and does not answer: it hangs. Its log may say why, and "+
+		"/debug/pprof/goroutine?debug=2 of its pages where; a restart ends that, and the kernel keeps its rules meanwhile")
+	require.NoError(t, unanswered(nil, "x"))
 }
 
 // TestStatusTables compares the tables with what they should look like.

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
@@ -21,12 +24,13 @@ import (
 const parallelAgents = 16
 
 func newAgentCommand(o *options) *cobra.Command {
-	out := &show.Options{}
+	out := &show.Options{Wide: true}
 	c := &cobra.Command{
 		Use:   "agent NODE...",
 		Short: "Show what the agents of nodes say themselves",
 		Long: `agent runs "slicecast-agent status" in the Pods of agents. It shows what no server knows: which server an agent
-follows or why it follows none, and what its kernel holds. It needs the right to pods/exec in the agents' namespace.
+follows or why it follows none, and what its kernel holds. It also asks the servers when they last heard of the API
+server. It needs the right to pods/exec in the agents' namespace. -o wide shows the shards, too.
 The exit code is 1 if an agent follows no server, cannot program something or has a warning.`,
 		Example: `  kubectl slicecast agent node-1
   kubectl slicecast agent node-1 node-2 -o json`,
@@ -65,8 +69,12 @@ type agentStatus struct {
 	Answer json.RawMessage `json:"answer,omitempty"`
 	// Problems are what is wrong according to the answer.
 	Problems []string `json:"problems,omitempty"`
+	// LastEvent is what the API server's last event is known of, at the root of the servers that the
+	// agent follows.
+	LastEvent *lastEvent `json:"lastEvent,omitempty"`
 
-	text string // what it prints for people
+	text   string               // what it prints for people
+	server *pb.ServerConnection // the server that it follows; nil if there is none
 }
 
 // agentPods returns the Pods of the agents.
@@ -79,13 +87,25 @@ func agentPods(ctx context.Context, f *fleet.Fleet) ([]*fleet.Agent, error) {
 }
 
 func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, output string) (*agentReport, error) {
-	pods, err := agentPods(ctx, f)
+	servers, err := f.Servers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := f.Agents(ctx, servers)
 	if err != nil {
 		return nil, err
 	}
 	r := &agentReport{agents: make([]agentStatus, len(nodes))}
 	var all errgroup.Group
 	all.SetLimit(parallelAgents)
+	var answers []fleet.Answer[*pb.GetStatusResponse]
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		answers = fleet.Ask(ctx, f, servers, func(ctx context.Context, conn *grpc.ClientConn) (*pb.GetStatusResponse, error) {
+			return pb.NewDebugServiceClient(conn).GetStatus(ctx, &pb.GetStatusRequest{})
+		})
+	}()
 	for i, node := range nodes {
 		a := &r.agents[i]
 		a.Node = node
@@ -96,7 +116,7 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		}
 		a.Pod = agent.String()
 		all.Go(func() error {
-			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %v (--timeout)", o.timeout))
+			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, hangs(agent, fmt.Sprintf("%v (--timeout)", o.timeout)))
 			defer cancel()
 			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, agent, fleet.MaxOutput, nil, command...) })
 			if err != nil {
@@ -106,7 +126,67 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		})
 	}
 	_ = all.Wait() // the errors are in the report
+	<-asked
+	for i := range r.agents {
+		if a := &r.agents[i]; a.server != nil {
+			a.LastEvent = findLastEvent(answers, a.server)
+		}
+	}
 	return r, ctx.Err()
+}
+
+// hangs returns what is wrong if a command in the Pod of an agent does not end in time, and what to
+// do about it.
+func hangs(a *fleet.Agent, within string) error {
+	return fmt.Errorf("slicecast-agent has not answered in its Pod within %s, although the Pod runs: the agent or the node hangs. "+
+		"See kubectl logs -n %s %s and kubectl describe node %s; if that lasts, kubectl delete pod -n %s %s starts the agent anew, and the kernel keeps its rules meanwhile",
+		within, a.Namespace, a.Name, a.Node, a.Namespace, a.Name)
+}
+
+// lastEvent says when something last came from the API server.
+type lastEvent struct {
+	// Server is the Pod that follows the API server: the agent's server, or the one that feeds it.
+	Server string `json:"server,omitempty"`
+	// AgeSeconds is how long ago it was.
+	AgeSeconds float64 `json:"ageSeconds,omitempty"`
+	// Unknown is why that is unknown.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// String is a sentence for people.
+func (e *lastEvent) String() string {
+	if e.Unknown != "" {
+		return "last event unknown: " + e.Unknown
+	}
+	return fmt.Sprintf("last event %s ago, at %s", show.Age(time.Duration(e.AgeSeconds*float64(time.Second))), e.Server)
+}
+
+// findLastEvent returns when the API server was last heard of by a server, or by the one from which
+// that one has its state through relays. The name of a server is that of its Pod or, in the network
+// of its node, that of the node.
+func findLastEvent(answers []fleet.Answer[*pb.GetStatusResponse], server *pb.ServerConnection) *lastEvent {
+	for range len(answers) {
+		host, _, _ := net.SplitHostPort(server.GetAddress()) // no server has an empty address
+		at := slices.IndexFunc(answers, func(a fleet.Answer[*pb.GetStatusResponse]) bool {
+			return a.Err == nil && (a.Server.Name == server.GetName() || slices.Contains(a.Server.Addresses, host))
+		})
+		if at < 0 {
+			break
+		}
+		a := answers[at]
+		if up := a.Value.GetUpstream(); up != nil {
+			server = up.GetServer()
+			continue
+		}
+		if a.Value.GetSource().GetLastEventTime() == nil {
+			return &lastEvent{Unknown: a.Server.String() + " does not say it: it follows no API server, or is of an earlier version"}
+		}
+		return &lastEvent{Server: a.Server.String(), AgeSeconds: since(a.Value, a.Value.GetSource().GetLastEventTime().AsTime()).Seconds()}
+	}
+	if server == nil {
+		return &lastEvent{Unknown: "the relay that it follows is connected to no server"}
+	}
+	return &lastEvent{Unknown: fmt.Sprintf("no answer of the server %s; kubectl slicecast status says why", server.GetName())}
 }
 
 // ask asks the agent with run, which runs a command in the agent's Pod and returns its output.
@@ -124,11 +204,17 @@ func (a *agentStatus) ask(output string, run func(command ...string) ([]byte, er
 		return fmt.Errorf("what the agent has printed is of another version: %w; upgrade what is older", err)
 	}
 	a.Problems = agentProblems(s)
-	if output != "table" {
+	a.server = s.GetServer()
+	command := []string{"slicecast-agent", "status"}
+	switch output {
+	case "table":
+	case "wide":
+		command = append(command, "--shards")
+	default:
 		a.Answer = answer
 		return nil
 	}
-	text, err := run("slicecast-agent", "status")
+	text, err := run(command...)
 	a.text = string(text)
 	return err
 }
@@ -185,6 +271,9 @@ func (r *agentReport) Print(out *show.Page) {
 				continue
 			}
 			out.Row(line)
+		}
+		if a.LastEvent != nil {
+			out.Title("API server: %s", a.LastEvent)
 		}
 	}
 }

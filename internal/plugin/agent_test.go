@@ -22,17 +22,17 @@ func TestProblemsOfAgents(t *testing.T) {
 		good + `, "failures": [{"service": {"namespace": "default", "name": "web"}, "reason": "no such set"}]`: "it cannot program default/web: no such set",
 		good + `, "warnings": [{"warning": "NODE_WARNING_KUBE_PROXY", "reason": "a kube-proxy runs"}]`:         "kube_proxy: a kube-proxy runs",
 	} {
-		for _, output := range []string{"table", "json"} {
+		for _, output := range []string{"table", "wide", "json"} {
 			r := &agentReport{agents: make([]agentStatus, 1)}
 			a := &r.agents[0]
 			require.NoError(t, a.ask(output, func(command ...string) ([]byte, error) {
-				if strings.HasSuffix(strings.Join(command, " "), "slicecast-agent status") {
+				if line := strings.Join(command, " "); output == "table" && line == "slicecast-agent status" || output == "wide" && line == "slicecast-agent status --shards" {
 					return []byte("Agent  of node"), nil
 				}
 				require.Equal(t, []string{"slicecast-agent", "status", "--output=json"}, command)
 				return []byte(`{"status": {` + status + `}}`), nil
 			}))
-			require.Equal(t, output == "table", a.text != "")
+			require.Equal(t, output != "json", a.text != "")
 			require.Equal(t, output == "json", a.Answer != nil)
 			if problem == "" {
 				require.Empty(t, a.Problems)

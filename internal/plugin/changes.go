@@ -255,6 +255,8 @@ func (r *changesReport) Fields() []show.Field {
 
 // Print implements show.Report.
 func (r *changesReport) Print(out *show.Page) {
+	r.servers.print(out)
+	r.printUnseen(out)
 	out.Title("%s", show.Plural("change", len(r.changes)))
 	if len(r.changes) > 0 {
 		header := []string{"AGE", "SERVICES", "NODES", "LACKING", "UNKNOWN", "50%", "99%", "100%", "LAST"}
@@ -266,8 +268,6 @@ func (r *changesReport) Print(out *show.Page) {
 			out.Row(c.cells(out.Wide)...)
 		}
 	}
-	r.printUnseen(out)
-	r.servers.print(out)
 }
 
 // printUnseen names the servers that have not seen one of the changes, with the oldest such change.
@@ -282,7 +282,7 @@ func (r *changesReport) printUnseen(out *show.Page) {
 	if len(oldest) == 0 {
 		return
 	}
-	out.Title("Servers that have not seen all of these changes, and whose nodes may lack them: %d", len(oldest))
+	out.Title("Servers that have not seen all of the changes below, and whose nodes may lack them: %d", len(oldest))
 	out.Row("SERVER", "NODES", "OLDEST CHANGE")
 	for _, name := range slices.Sorted(maps.Keys(oldest)) {
 		out.Row(name, fmt.Sprint(nodes[name]), show.Age(oldest[name]))

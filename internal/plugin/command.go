@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -81,11 +82,28 @@ type options struct {
 	allNamespaces  bool
 	serviceAccount string
 	timeout        time.Duration
+	// verbosity is that of the log on standard error, as klog counts it.
+	verbosity int
+	log       io.Writer
+}
+
+// The verbosities from which on the log says who was asked, and names the requests to the API server
+// as kubectl does.
+const askedVerbosity, requestVerbosity = 1, 6
+
+// logger returns the log that the user wants.
+func (o *options) logger() *slog.Logger {
+	switch {
+	case o.verbosity < askedVerbosity:
+		return slog.New(slog.DiscardHandler)
+	case o.verbosity < requestVerbosity:
+		return slog.New(slog.NewTextHandler(o.log, nil))
+	}
+	return slog.New(slog.NewTextHandler(o.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // NewCommand returns the command kubectl slicecast.
 func NewCommand() *cobra.Command {
-	o := &options{}
 	root := &cobra.Command{
 		Use:   "slicecast",
 		Short: "Show what the servers of Slicecast know of the nodes",
@@ -101,6 +119,7 @@ be asked, or nothing at all.`,
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl slicecast"}
 	}
+	o := &options{log: errorWriter{root}}
 	daemon.AddVersion(root)
 	fs := root.PersistentFlags()
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file.")
@@ -113,11 +132,19 @@ be asked, or nothing at all.`,
 	root.MarkFlagsMutuallyExclusive("namespace", "all-namespaces")
 	fs.StringVar(&o.serviceAccount, "service-account", fleet.DefaultServiceAccount,
 		"ServiceAccount in the servers' namespace whose token the servers are shown.")
+	fs.IntVarP(&o.verbosity, "v", "v", 0, fmt.Sprintf("Verbosity of the log on standard error: from %d on, who was asked and how long that took; "+
+		"from %d on, also the requests to the API server.", askedVerbosity, requestVerbosity))
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Second, "Maximum time to wait for each server.")
 	root.AddCommand(newStatusCommand(o), newNodesCommand(o), newChangesCommand(o), newLacksCommand(o), newAgentCommand(o), newCheckCommand(o),
 		newVerifyCommand(o), newExplainCommand(o), newConnectivityCommand(o), newPageCommand(o), newBugreportCommand(o))
 	return root
 }
+
+// errorWriter writes to the standard error of a command, which tests may replace.
+type errorWriter struct{ c *cobra.Command }
+
+// Write implements io.Writer.
+func (w errorWriter) Write(p []byte) (int, error) { return w.c.ErrOrStderr().Write(p) }
 
 // fleet returns the fleet of the cluster that the flags choose. The caller must close it.
 func (o *options) fleet() (*fleet.Fleet, error) {
@@ -138,7 +165,7 @@ func (o *options) fleet() (*fleet.Fleet, error) {
 		return nil, errors.New("--namespace is empty: set it to the namespace of the servers, or use --all-namespaces")
 	}
 	return fleet.New(fleet.Options{
-		Config: config, Namespace: namespace, ServiceAccount: o.serviceAccount, Timeout: o.timeout,
+		Config: config, Namespace: namespace, ServiceAccount: o.serviceAccount, Timeout: o.timeout, Logger: o.logger(),
 	})
 }
 
@@ -236,7 +263,8 @@ func (s servers) code(isWrong bool) int {
 	return fine
 }
 
-// print names the servers that did not answer.
+// print names the servers that did not answer. It comes first, because what follows lacks what they
+// would have said.
 func (s servers) print(out *show.Page) {
 	if s.silent() == 0 {
 		return

@@ -5,6 +5,7 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -99,7 +100,7 @@ func (f *front) finalize() {
 
 // reach returns a fleet whose requests go to the front.
 func (f *front) reach(timeout time.Duration) *fleet.Fleet {
-	reached, err := fleet.New(fleet.Options{Config: &rest.Config{Host: f.address}, Namespace: fleet.DefaultNamespace, Timeout: timeout})
+	reached, err := fleet.New(fleet.Options{Config: &rest.Config{Host: f.address}, Namespace: fleet.DefaultNamespace, Timeout: timeout, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(f, err)
 	f.Cleanup(reached.Close)
 	return reached

@@ -52,7 +52,9 @@ func TestMain(m *testing.M) {
 	testenv.Isolate(controlplane.Prepare)
 	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Controllers: true}, &plane),
 		// If both ends of SPDY close at once, it waits for a second for somebody to take the error.
-		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
+		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"),
+		// If a command's time is over, the heartbeat of its WebSocket ends with the next ping.
+		goleak.IgnoreTopFunction("k8s.io/client-go/tools/remotecommand.(*heartbeat).start"))
 }
 
 const (

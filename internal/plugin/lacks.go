@@ -169,6 +169,7 @@ func (r *lacksReport) Fields() []show.Field {
 
 // Print implements show.Report.
 func (r *lacksReport) Print(out *show.Page) {
+	r.servers.print(out)
 	if len(r.held) > 0 {
 		r.printService(out)
 	}
@@ -179,7 +180,6 @@ func (r *lacksReport) Print(out *show.Page) {
 		printNodes(out, r.nodes)
 	}
 	r.printUnknown(out)
-	r.servers.print(out)
 }
 
 func (r *lacksReport) printService(out *show.Page) {

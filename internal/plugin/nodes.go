@@ -345,6 +345,7 @@ func (r *nodesReport) elsewhere() (n int) {
 
 // Print implements show.Report.
 func (r *nodesReport) Print(out *show.Page) {
+	r.servers.print(out)
 	out.Title("%s", show.Plural("node", len(r.nodes)))
 	if len(r.nodes) > 0 {
 		printNodes(out, r.nodes)
@@ -354,7 +355,6 @@ func (r *nodesReport) Print(out *show.Page) {
 	}
 	r.printUnknown(out)
 	printWarnings(out, slices.Concat(r.nodes, r.relays))
-	r.servers.print(out)
 }
 
 // printUnknown says which nodes may be missing: those of relays, and those that are not connected.

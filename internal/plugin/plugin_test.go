@@ -21,12 +21,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 func TestStatus(t *testing.T) {
@@ -77,7 +81,7 @@ func TestWhatIsNotAskedIsNamed(t *testing.T) {
 	require.Contains(t, r.out, "Not asked: 4 of 5 servers")
 	for pod, reason := range map[string]string{
 		"pending": "the Pod is Pending", "refusing": "failed to connect to slicecast-system/refusing:8472",
-		"silent": "no answer within 2s (--timeout)", "nameless": "set the Pod's annotation slicecast.io/server-name",
+		"silent": "no answer within 2s (--timeout), although the Pod runs: the server or its node hangs, or the way to it does; see kubectl logs -n slicecast-system silent", "nameless": "set the Pod's annotation slicecast.io/server-name",
 	} {
 		require.Regexp(t, "\nslicecast-system/"+pod+` +[^\n]*`+strings.NewReplacer("(", `\(`, ")", `\)`).Replace(reason), r.out)
 	}
@@ -88,7 +92,7 @@ func TestWhatIsNotAskedIsNamed(t *testing.T) {
 	for _, args := range [][]string{{"nodes"}, {"changes"}, {"lacks", "default/kubernetes"}} {
 		r := e.run(append(args, "--timeout=2s")...)
 		require.Equal(t, incomplete, r.code, r.out)
-		require.Contains(t, r.out, "Not asked: 4 of 5 servers")
+		require.Regexp(t, `\ANot asked: 4 of 5 servers\n`, r.out, "before what lacks their answers")
 	}
 }
 
@@ -342,6 +346,62 @@ func TestAgents(t *testing.T) {
 	require.Contains(t, e.run("__complete", "--kubeconfig="+e.kubeconfig, "agent", "").out, "node-0\n")
 }
 
+// TestAgentsThatHang checks what is said of an agent whose command does not end, and when the API
+// server was last heard of according to the server that another agent follows.
+func TestAgentsThatHang(t *testing.T) {
+	e := newEnvironment(t)
+	e.server("server-1")
+	e.pod(agentNamespace, "agent-0", "slicecast-agent", "agent", "node-0", nil, corev1.PodRunning)
+	e.eventually(fine, []string{"serving"}, "status")
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	e.kubelet.Exec(agentNamespace, "agent-0", answersOfAgents)
+	r := runAs(t.Context(), admin, "agent", "node-0")
+	require.Equal(t, fine, r.code, r.out)
+	require.Regexp(t, `API server: last event \d\S*s ago, at slicecast-system/server-1\n`, r.out)
+	r = runAs(t.Context(), admin, "agent", "node-0", "-o", "json")
+	require.Contains(t, r.out, `"ageSeconds": `)
+
+	ended := make(chan struct{})
+	defer close(ended)
+	e.kubelet.Exec(agentNamespace, "agent-0", func([]string) (string, error) {
+		<-ended
+		return "", nil
+	})
+	r = runAs(t.Context(), admin, "agent", "node-0", "--timeout=1s")
+	require.Equal(t, incomplete, r.code)
+	for _, text := range []string{
+		"slicecast-agent has not answered in its Pod within 1s (--timeout), although the Pod runs", "kubectl logs -n slicecast-agents agent-0",
+		"kubectl delete pod -n slicecast-agents agent-0 starts the agent anew, and the kernel keeps its rules",
+	} {
+		require.Contains(t, r.out, text)
+	}
+}
+
+// TestLastEvents checks that the age of the last event is that of the server at the root.
+func TestLastEvents(t *testing.T) {
+	now := time.Now()
+	answer := func(name string, s *pb.GetStatusResponse) fleet.Answer[*pb.GetStatusResponse] {
+		s.Time = timestamppb.New(now)
+		return fleet.Answer[*pb.GetStatusResponse]{Server: &fleet.Server{NamespacedName: types.NamespacedName{Namespace: "n", Name: name}, Addresses: []string{"fd00::" + name[:1]}}, Value: s}
+	}
+	up := func(name string) *pb.UpstreamStatus {
+		return &pb.UpstreamStatus{Server: &pb.ServerConnection{Name: name}}
+	}
+	answers := []fleet.Answer[*pb.GetStatusResponse]{
+		answer("root", &pb.GetStatusResponse{Source: &pb.SourceStatus{LastEventTime: timestamppb.New(now.Add(-time.Minute))}}),
+		answer("relay", &pb.GetStatusResponse{Upstream: up("root")}), answer("lonely", &pb.GetStatusResponse{Upstream: &pb.UpstreamStatus{}}),
+		answer("file", &pb.GetStatusResponse{}), answer("circle", &pb.GetStatusResponse{Upstream: up("circle")}),
+	}
+	for name, says := range map[string]string{
+		"root": "last event 1m0s ago, at n/root", "relay": "last event 1m0s ago, at n/root", "lonely": "last event unknown: the relay that it follows is connected to no server",
+		"file": "last event unknown: n/file does not say it: it follows no API server, or is of an earlier version",
+		"none": "last event unknown: no answer of the server none; kubectl slicecast status says why", "circle": "last event unknown: no answer of the server circle; kubectl slicecast status says why",
+	} {
+		require.Equal(t, says, findLastEvent(answers, &pb.ServerConnection{Name: name, Address: "10.0.0.1:8472"}).String())
+	}
+	require.Equal(t, "last event 1m0s ago, at n/root", findLastEvent(answers, &pb.ServerConnection{Name: "node-1", Address: "[fd00::r]:8472"}).String())
+}
+
 func TestWatch(t *testing.T) {
 	e := newEnvironment(t)
 	e.server("server-1")
@@ -433,7 +493,7 @@ func TestRelays(t *testing.T) {
 	require.NotContains(t, r.out, "Relays that were not asked")
 	require.Regexp(t, `slicecast-system/relay-1 +relay +serving`, asAdmin(fine, "", "status").out)
 	// A change counts the nodes that the server knew of when it published the change.
-	knows := regexp.MustCompile(`server-1 +server +serving +\S+ +\S+ +\d+ +\d+ +1 +1 `)
+	knows := regexp.MustCompile(`server-1 +server +serving +\S+ +\S+ +\d\S+s +\d+ +\d+ +1 +1 `)
 	require.Eventually(t, func() bool { r = runAs(t.Context(), admin, "status"); return knows.MatchString(r.out) }, patience, tick, "%v", &r)
 	e.service("behind-relay")
 	r = asAdmin(fine, "default/behind-relay", "changes", "-o", "wide")

@@ -240,6 +240,7 @@ func TestHangingWatch(t *testing.T) {
 	e.service("unseen")
 	r := e.eventually(fine, []string{"default/unseen", "whose nodes may lack them: 1"}, "changes")
 	require.Regexp(t, `default/unseen +1 +0 +1 `, r.out)
+	require.Regexp(t, `\A[^\n]*Servers that have not seen all of the changes below`, r.out)
 	require.Regexp(t, `\nslicecast-system/server-2 +1 +`, r.out)
 	close(g.refusing)
 	r = e.eventually(wrong, []string{"because its API server does not answer"}, "status")

@@ -153,7 +153,9 @@ func nonNil[T any](list []T) []T {
 
 // Print implements show.Report.
 func (r *statusReport) Print(out *show.Page) {
-	header := []string{"SERVER", "KIND", "STATE", "VERSION", "UP", "SERVICES", "ENDPOINTS", "CLIENTS", "NODES", "OPEN CHANGES", "OLDEST"}
+	r.servers.print(out)
+	out.Title("")
+	header := []string{"SERVER", "KIND", "STATE", "VERSION", "UP", "LAST EVENT", "SERVICES", "ENDPOINTS", "CLIENTS", "NODES", "OPEN CHANGES", "OLDEST"}
 	if out.Wide {
 		header = append(header, "NODE", "ADDRESSES", "SLICES", "SERVICES' VERSION", "SLICES' VERSION", "EPOCH", "UPSTREAM")
 	}
@@ -169,7 +171,6 @@ func (r *statusReport) Print(out *show.Page) {
 		}
 	}
 	printRelays(out, r.relays)
-	r.servers.print(out)
 }
 
 func (s *serverStatus) cells(wide bool) []string {
@@ -179,7 +180,7 @@ func (s *serverStatus) cells(wide bool) []string {
 	}
 	v := s.status
 	if v == nil {
-		cells = append(cells, "not asked", "", "", "", "", "", "", "", "")
+		cells = append(cells, "not asked", "", "", "", "", "", "", "", "", "")
 		if wide {
 			cells = append(cells, s.Node, strings.Join(s.Addresses, ","), "", "", "", "", "")
 		}
@@ -193,7 +194,7 @@ func (s *serverStatus) cells(wide bool) []string {
 	if c := v.GetOldestOpenConvergence(); c != nil {
 		oldest = show.Age(since(v, c.GetPublishTime().AsTime()))
 	}
-	cells = append(cells, s.State, v.GetServerVersion(), show.Age(since(v, v.GetStartTime().AsTime())),
+	cells = append(cells, s.State, v.GetServerVersion(), show.Age(since(v, v.GetStartTime().AsTime())), eventAge(v),
 		fmt.Sprint(v.GetSize().GetServices()), fmt.Sprint(v.GetSize().GetEndpoints()), fmt.Sprint(clients),
 		fmt.Sprint(v.GetNodes()), fmt.Sprint(v.GetOpenConvergences()), oldest)
 	if wide {
@@ -203,6 +204,15 @@ func (s *serverStatus) cells(wide bool) []string {
 			v.GetUpstream().GetServer().GetName())
 	}
 	return cells
+}
+
+// eventAge returns how long ago something last came from the API server, according to a server. It
+// is empty if the server does not know, as a relay.
+func eventAge(s *pb.GetStatusResponse) string {
+	if s.GetSource().GetLastEventTime() == nil {
+		return ""
+	}
+	return show.Age(since(s, s.GetSource().GetLastEventTime().AsTime()))
 }
 
 // serverState says whether a server serves its clients, and whether what it serves may be of the

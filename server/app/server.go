@@ -112,6 +112,9 @@ func New(c Config) (_ *Server, err error) {
 			answers.Stale = x.Stale
 		}
 	}
+	if x, ok := s.config.Source.(interface{ LastEvent() time.Time }); ok {
+		answers.LastEvent = x.LastEvent
+	}
 	s.hub = fanout.New(options)
 	answers.Hub = s.hub
 	s.debug = debug.New(answers)

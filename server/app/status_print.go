@@ -83,6 +83,9 @@ func (r *statusReport) printServer(out *show.Page) {
 	if v := s.GetSource().GetResourceVersions(); v != nil {
 		source += fmt.Sprintf(", resource versions %d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
 	}
+	if at := s.GetSource().GetLastEventTime(); at != nil {
+		source += fmt.Sprintf(", last event %s ago", r.since(at))
+	}
 	if since := s.GetSource().GetStaleSince(); since != nil {
 		source += fmt.Sprintf(", may lack changes of the last %s: %s", r.since(since), s.GetSource().GetLastError())
 	}

@@ -29,7 +29,7 @@ import (
 // maxConvergences is how many Updates GetStatus reports the convergence of.
 const maxConvergences = 16
 
-// Options configures a Service. All fields except Stale and Upstream are required.
+// Options configures a Service. All fields except Stale, LastEvent and Upstream are required.
 type Options struct {
 	Hub   *fanout.Hub
 	Store *store.Store
@@ -38,6 +38,9 @@ type Options struct {
 	// Stale returns since when the source may have missed changes, and why; zero if it has not. It is
 	// nil if the source does not know.
 	Stale func() (since time.Time, why string)
+	// LastEvent returns when something last came from the API server; zero if nothing has. It is nil
+	// if the source is no API server.
+	LastEvent func() time.Time
 	// Upstream returns the state of a relay's connection to its servers.
 	Upstream func() client.Connection
 }
@@ -77,6 +80,11 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 	if s.Stale != nil {
 		if since, why := s.Stale(); !since.IsZero() {
 			out.Source.StaleSince, out.Source.LastError = timestamppb.New(since), why
+		}
+	}
+	if s.LastEvent != nil {
+		if at := s.LastEvent(); !at.IsZero() {
+			out.Source.LastEventTime = timestamppb.New(at)
 		}
 	}
 	for _, c := range convergences {

@@ -251,6 +251,16 @@ func TestStaleSource(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, since.Equal(got.GetSource().GetStaleSince().AsTime()))
 	require.Equal(t, "Service: refused", got.GetSource().GetLastError())
+	require.Nil(t, got.GetSource().GetLastEventTime())
+	last := time.Time{}
+	s.LastEvent = func() time.Time { return last }
+	got, err = s.GetStatus(t.Context(), nil)
+	require.NoError(t, err)
+	require.Nil(t, got.GetSource().GetLastEventTime(), "nothing has come yet")
+	last = time.Now()
+	got, err = s.GetStatus(t.Context(), nil)
+	require.NoError(t, err)
+	require.True(t, last.Equal(got.GetSource().GetLastEventTime().AsTime()))
 }
 
 func TestConvergences(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -63,7 +64,7 @@ func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, comm
 // what the command prints to out while it runs, and perhaps for a moment after ctx has ended.
 // Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
 // Pod can do, so it is for administrators.
-func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer, command ...string) error {
+func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer, command ...string) (err error) {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	over, err := remotecommand.NewWebSocketExecutor(f.options.Config, "GET", target.String())
@@ -81,6 +82,10 @@ func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader
 		return err
 	}
 	problems := limited{limit: maxProblems}
+	began := time.Now()
+	defer func() {
+		f.options.Logger.Info("Ran a command in a Pod", "pod", pod, "command", strings.Join(command, " "), "took", time.Since(began), "err", err)
+	}()
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: &problems})
 	switch said := strings.TrimSpace(string(problems.bytes())); {
 	case ctx.Err() != nil:

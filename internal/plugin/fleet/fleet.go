@@ -19,7 +19,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"sync"
@@ -74,6 +76,9 @@ type Options struct {
 	ServiceAccount string
 	// Timeout bounds each request to the API server, and each question to a server.
 	Timeout time.Duration
+	// Logger is told at the level info who was asked and how long that took, and at the level debug
+	// of each request to the API server. It is required.
+	Logger *slog.Logger
 }
 
 // Fleet reaches the servers of a cluster. Its methods may be called at any time.
@@ -99,6 +104,7 @@ type connection struct {
 func New(o Options) (*Fleet, error) {
 	config := rest.CopyConfig(o.Config)
 	config.QPS = -1 // parallel bounds the requests
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return logged{next, o.Logger} })
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
@@ -219,7 +225,12 @@ func Ask[T any](
 			a.Server = s
 			ctx, cancel := f.bound(ctx)
 			defer cancel()
+			began := time.Now()
 			a.Err = explain(ctx, insist(ctx, func() error { return askOnce(ctx, f, a, ask) }))
+			if errors.Is(a.Err, ErrTimeout) {
+				a.Err = fmt.Errorf("%w, although the Pod runs: the server or its node hangs, or the way to it does; see kubectl logs -n %s %s", a.Err, s.Namespace, s.Name)
+			}
+			f.options.Logger.Info("Asked a server", "server", s, "took", time.Since(began), "err", a.Err)
 			return nil
 		})
 	}

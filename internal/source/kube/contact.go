@@ -60,6 +60,13 @@ func (c *contact) fail(at time.Time, err error) {
 	c.why = err.Error()
 }
 
+// last returns when something last came from the API server, or zero.
+func (c *contact) last() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heard
+}
+
 // stale returns since when changes may have been missed, as of now, and why. It returns zero if
 // none were. Before the first answer nothing can be missed, because the server does not serve yet.
 func (c *contact) stale(now time.Time) (since time.Time, why string) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 func TestStale(t *testing.T) {
@@ -19,6 +21,7 @@ func TestStale(t *testing.T) {
 	r.awaitSynced(t)
 	since, why := r.source.Stale()
 	require.Zero(t, since, why)
+	require.WithinDuration(t, time.Now(), r.source.LastEvent(), time.Minute)
 
 	began := time.Now()
 	api.fail(func(w http.ResponseWriter, r *http.Request) bool {
@@ -41,9 +44,22 @@ func TestStale(t *testing.T) {
 	})
 	since, _ = services.stale(time.Now())
 	require.Equal(t, first, since, "the first failure counts")
+	last := r.source.LastEvent()
+	require.False(t, last.After(services.last()), "what the other kinds hear does not count for it")
 
 	api.fail(nil)
 	eventually(t, "the recovery", func() bool { since, _ = r.source.Stale(); return since.IsZero() })
+	eventually(t, "an event", func() bool { return r.source.LastEvent().After(last) })
+}
+
+// TestLastEventBeforeAll checks that the time is zero while a kind has not been heard of.
+func TestLastEventBeforeAll(t *testing.T) {
+	s := &Source{resources: []*resource{{kind: model.KindService}, {kind: model.KindNode}, {kind: model.KindSlice}}}
+	now := time.Now()
+	s.resources[0].contact.hear(now)
+	require.Zero(t, s.LastEvent())
+	s.resources[2].contact.hear(now.Add(-time.Second))
+	require.Equal(t, now.Add(-time.Second), s.LastEvent())
 }
 
 func TestContact(t *testing.T) {

@@ -92,6 +92,24 @@ func (s *Source) Stale() (since time.Time, why string) {
 	return since, why
 }
 
+// LastEvent returns when something last came from the API server, of Services or EndpointSlices,
+// whichever is longer ago. It is zero until both have come.
+func (s *Source) LastEvent() (last time.Time) {
+	for _, r := range s.resources {
+		if r.kind != model.KindService && r.kind != model.KindSlice {
+			continue
+		}
+		at := r.contact.last()
+		if at.IsZero() {
+			return at
+		}
+		if last.IsZero() || at.Before(last) {
+			last = at
+		}
+	}
+	return last
+}
+
 // Run implements source.Source. It retries after any failure.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	defer s.client.CloseIdleConnections()

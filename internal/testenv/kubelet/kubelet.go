@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -107,7 +108,8 @@ func (k *Kubelet) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // exec serves /exec/NAMESPACE/POD/CONTAINER, and with a UID before the container. The client opens
-// streams for the error, the output and the errors of the command, and the command has no input.
+// streams for the error, the output and the errors of the command. If it also opens one for the
+// input, the input is read before the command runs, which does not get it.
 func (k *Kubelet) exec(w http.ResponseWriter, r *http.Request, path string) {
 	parts := strings.Split(path, "/")
 	k.mu.Lock()
@@ -120,7 +122,10 @@ func (k *Kubelet) exec(w http.ResponseWriter, r *http.Request, path string) {
 	if _, err := httpstream.Handshake(r, w, []string{remotecommand.StreamProtocolV4Name}); err != nil {
 		return // Handshake has answered
 	}
-	const wanted = 3
+	wanted := 3
+	if stdin, err := strconv.ParseBool(r.URL.Query().Get(corev1.ExecStdinParam)); err == nil && stdin {
+		wanted++
+	}
 	streams := make(chan httpstream.Stream, wanted)
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, replied <-chan struct{}) error {
 		go func() {
@@ -143,6 +148,9 @@ func (k *Kubelet) exec(w http.ResponseWriter, r *http.Request, path string) {
 		case <-conn.CloseChan():
 			return
 		}
+	}
+	if in := by[corev1.StreamTypeStdin]; in != nil {
+		_, _ = io.Copy(io.Discard, in) // it fails if the client is gone
 	}
 	output, err := run(r.URL.Query()["command"])
 	status := metav1.Status{Status: metav1.StatusSuccess}

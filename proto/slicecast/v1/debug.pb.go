@@ -314,7 +314,10 @@ type SourceStatus struct {
 	// serves what it holds. A relay has UpstreamStatus.stale_since instead.
 	StaleSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
 	// Why the source may have missed changes. It is empty if stale_since is absent.
-	LastError     string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// When something last came from the API server, of Services or EndpointSlices, whichever is longer
+	// ago: an event, a bookmark or an answer. Absent if nothing has, or if the source is none.
+	LastEventTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_event_time,json=lastEventTime,proto3" json:"last_event_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,6 +385,13 @@ func (x *SourceStatus) GetLastError() string {
 		return x.LastError
 	}
 	return ""
+}
+
+func (x *SourceStatus) GetLastEventTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastEventTime
+	}
+	return nil
 }
 
 // StateSize is how much state there is.
@@ -2128,7 +2138,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\bwarnings\x18\x10 \x03(\v2\x1a.slicecast.v1.WarningCountR\bwarnings\"Y\n" +
 	"\fWarningCount\x123\n" +
 	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x14\n" +
-	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\xe3\x01\n" +
+	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\xa7\x02\n" +
 	"\fSourceStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06synced\x18\x02 \x01(\bR\x06synced\x12K\n" +
@@ -2136,7 +2146,8 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\vstale_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x05 \x01(\tR\tlastError\"u\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\x12B\n" +
+	"\x0flast_event_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\rlastEventTime\"u\n" +
 	"\tStateSize\x12\x16\n" +
 	"\x06shards\x18\x01 \x01(\rR\x06shards\x12\x1a\n" +
 	"\bservices\x18\x02 \x01(\rR\bservices\x12\x16\n" +
@@ -2357,67 +2368,68 @@ var file_slicecast_v1_debug_proto_depIdxs = []int32{
 	26, // 10: slicecast.v1.WarningCount.warning:type_name -> slicecast.v1.NodeWarning
 	27, // 11: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
 	24, // 12: slicecast.v1.SourceStatus.stale_since:type_name -> google.protobuf.Timestamp
-	28, // 13: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
-	24, // 14: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
-	29, // 15: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
-	29, // 16: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
-	29, // 17: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	7,  // 18: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
-	30, // 19: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
-	27, // 20: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	29, // 21: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
-	21, // 22: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	24, // 23: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 24: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	30, // 25: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	30, // 26: slicecast.v1.ListAgentsRequest.about:type_name -> slicecast.v1.ServiceName
-	11, // 27: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	28, // 28: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	24, // 29: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 30: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	13, // 31: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	13, // 32: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	12, // 33: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
-	26, // 34: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
-	24, // 35: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
-	24, // 36: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	16, // 37: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	27, // 38: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	30, // 39: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	31, // 40: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	32, // 41: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	24, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	21, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	24, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	27, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	4,  // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	22, // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	24, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	29, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	23, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	24, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	12, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
-	24, // 55: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	24, // 56: slicecast.v1.ServerConnection.stale_since:type_name -> google.protobuf.Timestamp
-	30, // 57: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	24, // 58: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 59: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	9,  // 60: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	14, // 61: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	17, // 62: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	19, // 63: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 64: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	10, // 65: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	15, // 66: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	18, // 67: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	20, // 68: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	64, // [64:69] is the sub-list for method output_type
-	59, // [59:64] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	24, // 13: slicecast.v1.SourceStatus.last_event_time:type_name -> google.protobuf.Timestamp
+	28, // 14: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
+	24, // 15: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
+	29, // 16: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
+	29, // 17: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
+	29, // 18: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
+	7,  // 19: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
+	30, // 20: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
+	27, // 21: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	29, // 22: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	21, // 23: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	24, // 24: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 25: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	30, // 26: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	30, // 27: slicecast.v1.ListAgentsRequest.about:type_name -> slicecast.v1.ServiceName
+	11, // 28: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	28, // 29: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	24, // 30: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 31: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	13, // 32: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	13, // 33: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	12, // 34: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
+	26, // 35: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
+	24, // 36: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
+	24, // 37: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	16, // 38: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	27, // 39: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	30, // 40: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	31, // 41: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	32, // 42: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	24, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	21, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	24, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	27, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	4,  // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	22, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	24, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	29, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	23, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	24, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	12, // 55: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
+	24, // 56: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	24, // 57: slicecast.v1.ServerConnection.stale_since:type_name -> google.protobuf.Timestamp
+	30, // 58: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	24, // 59: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 60: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	9,  // 61: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	14, // 62: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	17, // 63: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	19, // 64: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 65: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	10, // 66: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	15, // 67: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	18, // 68: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	20, // 69: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	65, // [65:70] is the sub-list for method output_type
+	60, // [60:65] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }
