@@ -189,8 +189,8 @@ e2e-network-policies: ## the chart's NetworkPolicies, enforced by kube-router, w
 	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=network-policies
 
 .PHONY: e2e-connectivity
-e2e-connectivity: ## kubectl slicecast connectivity with Slicecast, with a broken node, and with kube-proxy; about ten minutes
-	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=connectivity,connectivity-kube-proxy
+e2e-connectivity: ## kubectl slicecast connectivity with Slicecast, with a broken node, and with kube-proxy, in about ten minutes; PROGRAMMER=nftables|iptables
+	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=connectivity,connectivity-kube-proxy -e2e.programmer=$(PROGRAMMER)
 
 PATHS ?= all
 OUTAGE ?= 10m

@@ -3,6 +3,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
+	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/show"
 )
 
@@ -223,6 +225,8 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 const (
 	scenarioOK     = "ok"
 	scenarioFailed = "FAILED"
+	// scenarioSlow is for what led where it should, but took long. It is no failure.
+	scenarioSlow = "SLOW"
 	// scenarioSkipped is for what the cluster does not have.
 	scenarioSkipped = "skipped"
 	// scenarioUnjudged is for what could not be done, such as running a command in a Pod.
@@ -241,8 +245,57 @@ type scenarioResult struct {
 	// Service and From are the arguments that an explanation of a failure needs.
 	Service string `json:"service,omitempty"`
 	From    string `json:"from,omitempty"`
-	// Reasons are what explain says about the Service on the node.
+	// Packets are the attempts, and Attempts is their number. Of many, only maxPackets are kept: those
+	// that failed or were slow first.
+	Packets  []packet `json:"packets,omitempty"`
+	Attempts int      `json:"attempts,omitempty"`
+	// Reasons are what explain says about the Service on the node, in short.
 	Reasons []string `json:"reasons,omitempty"`
+	// Explanation is what "explain -o json" prints.
+	Explanation json.RawMessage `json:"explanation,omitempty"`
+}
+
+// packet is the outcome of an attempt to reach a target.
+type packet struct {
+	// From is the address of the client, and To the protocol and address of the target.
+	From string `json:"from"`
+	To   string `json:"to"`
+	// Expected is what should come of it, and Got what did.
+	Expected string `json:"expected"`
+	Got      string `json:"got"`
+	// Seconds is how long that took.
+	Seconds float64 `json:"seconds"`
+}
+
+// maxPackets bounds the packets that are kept of a result.
+const maxPackets = 50
+
+// setPackets sets the packets of a result.
+func (s *scenarioResult) setPackets(from, expected string, results []probe.Result) {
+	s.Attempts = len(results)
+	results = slices.Clone(results)
+	interesting := func(r probe.Result) bool { return r.Outcome != probe.Answered || r.Took > slowAnswer }
+	slices.SortStableFunc(results, func(a, b probe.Result) int {
+		switch {
+		case interesting(a) == interesting(b):
+			return 0
+		case interesting(a):
+			return -1
+		}
+		return 1
+	})
+	for _, r := range results[:min(len(results), maxPackets)] {
+		got := string(r.Outcome)
+		switch {
+		case r.Server != "":
+			got += " by " + r.Server + " to the client " + r.Client
+		case len(r.Addresses) > 0:
+			got += ": " + strings.Join(r.Addresses, ", ")
+		case r.Error != "":
+			got += ": " + r.Error
+		}
+		s.Packets = append(s.Packets, packet{From: from, To: s.Target, Expected: expected, Got: got, Seconds: r.Took.Seconds()})
+	}
 }
 
 // connectivityReport is the report of connectivity.
@@ -321,5 +374,5 @@ func (r *connectivityReport) Print(out *show.Page) {
 			out.Row(reason)
 		}
 	}
-	out.Title("%d ok, %d failed, %d not judged, %d skipped", counts[scenarioOK], counts[scenarioFailed], counts[scenarioUnjudged], counts[scenarioSkipped])
+	out.Title("%d ok, %d slow, %d failed, %d not judged, %d skipped", counts[scenarioOK], counts[scenarioSlow], counts[scenarioFailed], counts[scenarioUnjudged], counts[scenarioSkipped])
 }

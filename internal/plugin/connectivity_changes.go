@@ -23,6 +23,8 @@ import (
 var (
 	errLimit = fmt.Errorf("not within %v", settleTime)
 	errSeen  = errors.New("something else was seen")
+	// errSlow means that a scenario has succeeded slowly.
+	errSlow = errors.New("an answer was slow")
 )
 
 // each waits for all series at the same time, and returns a result for each.
@@ -35,6 +37,8 @@ func (r *connectivityRun) each(scenario, service string, all []*series, wait fun
 			detail, err := wait(i, s)
 			switch {
 			case err == nil:
+			case errors.Is(err, errSlow):
+				one.State = scenarioSlow
 			case errors.Is(err, errLimit), errors.Is(err, errSeen):
 				one.State, one.Service, one.From = scenarioFailed, r.namespace+"/"+service, r.source(s.pod, s.target)
 			default:
@@ -55,6 +59,8 @@ type followed struct {
 	// lost are the attempts that nobody answered, of which example is one.
 	lost    int
 	example probe.Result
+	// slowest is the longest time of an answer.
+	slowest time.Duration
 }
 
 // note adds a result of the series, and reports whether the backend answered.
@@ -64,13 +70,18 @@ func (f *followed) note(one timedResult, backend string) bool {
 		f.lost++
 		f.example = one.Result
 		return false
-	case one.Server != backend:
+	}
+	f.slowest = max(f.slowest, one.Took)
+	if one.Server != backend {
 		return false
 	}
-	if f.first.IsZero() {
+	// Of attempts at the same time, a later one may be answered first.
+	if f.first.IsZero() || one.at.Before(f.first) {
 		f.first = one.at
 	}
-	f.last = one.at
+	if one.at.After(f.last) {
+		f.last = one.at
+	}
 	return true
 }
 
@@ -78,6 +89,9 @@ func (f *followed) note(one timedResult, backend string) bool {
 func (f *followed) result(detail string) (string, error) {
 	if f.lost > 0 {
 		return fmt.Sprintf("expected an answer to each attempt, because a backend was ready all the time; %d had none: %s %s", f.lost, f.example.Outcome, f.example.Error), errSeen
+	}
+	if f.slowest > slowAnswer {
+		return fmt.Sprintf("%s; an answer took %v: packets were lost, or a machine is busy", detail, f.slowest.Round(time.Millisecond)), errSlow
 	}
 	return detail, nil
 }
@@ -87,10 +101,13 @@ func (f *followed) result(detail string) (string, error) {
 func (r *connectivityRun) readiness(ctx context.Context) (out []scenarioResult) {
 	const service, down, up = "changing", "a backend turns unready", "a backend turns ready"
 	pod := podName(roleChanging, 0)
-	all, stop := r.start(ctx, r.clusterTargets(service), probe.Plan{Interval: pace, Timeout: dialTimeout})
+	all, stop := r.start(ctx, r.clusterTargets(service), probe.Plan{Interval: pace, Parallel: parallelAttempts, Timeout: dialTimeout})
 	defer func() {
 		if err := stop(); err != nil && ctx.Err() == nil {
 			out = append(out, scenarioResult{Scenario: down, State: scenarioUnjudged, Detail: err.Error()})
+		}
+		if ctx.Err() == nil { // otherwise the attempts have ended with it
+			out = append(out, r.late(up, service, all)...)
 		}
 	}()
 	// Before the change, each series must reach the backend, or "no longer" would mean nothing.
@@ -151,6 +168,21 @@ func (r *connectivityRun) readiness(ctx context.Context) (out []scenarioResult) 
 		}
 		return seen[i].result(after("first", seen[i].first.Sub(since)))
 	})...)
+}
+
+// late returns a failure for each series that has lost attempts after its last result that counted.
+func (r *connectivityRun) late(scenario, service string, all []*series) (out []scenarioResult) {
+	for _, s := range all {
+		f := followed{lost: len(s.lost)}
+		if f.lost == 0 {
+			continue
+		}
+		f.example = s.lost[0]
+		one := scenarioResult{Scenario: scenario, Node: s.node, Target: s.target.String(), State: scenarioFailed, Service: r.namespace + "/" + service, From: r.source(s.pod, s.target)}
+		one.Detail, _ = f.result("") // which is an error, as attempts were lost
+		out = append(out, one)
+	}
+	return out
 }
 
 // after says when the first or last new connection to a backend was. This command sees the

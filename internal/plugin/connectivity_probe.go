@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -93,6 +94,9 @@ type series struct {
 	target target
 	// results receives the results.
 	results chan timedResult
+	// lost are the attempts without an answer of which nobody knew when the series was stopped. They
+	// are valid after that.
+	lost []probe.Result
 }
 
 // timedResult is a result with the time at which its attempt began, by this machine's clock.
@@ -152,15 +156,20 @@ func (r *connectivityRun) start(ctx context.Context, targets []target, plan prob
 		for _, in := range inputs {
 			_ = in.Close()
 		}
-		for _, s := range all {
-			go func() {
-				for range s.results {
-					// What comes after the end does not count.
-				}
-			}()
-		}
 		defer cancel()
-		return running.Wait()
+		var late sync.WaitGroup
+		for _, s := range all {
+			late.Go(func() {
+				for one := range s.results {
+					if one.Outcome != probe.Answered {
+						s.lost = append(s.lost, one.Result)
+					}
+				}
+			})
+		}
+		err := running.Wait()
+		late.Wait()
+		return err
 	}
 }
 

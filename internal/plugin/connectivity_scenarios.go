@@ -21,21 +21,29 @@ import (
 )
 
 const (
-	// dialTimeout bounds an attempt that should be answered, and silence one that should not be.
-	dialTimeout, silence = 2 * time.Second, time.Second
+	// dialTimeout bounds an attempt that should be answered, and silence one that should not be. In
+	// dialTimeout, TCP sends a lost SYN twice again.
+	dialTimeout, silence = 5 * time.Second, time.Second
+	// slowAnswer is how long an answer takes that is called slow. TCP sends a lost SYN again after a
+	// second.
+	slowAnswer = 500 * time.Millisecond
 	// refusal bounds an attempt that should be refused. An ICMPv6 error that comes while connect
 	// still holds the socket is ignored. TCP then learns of it by the SYN that it sends again after
 	// one second.
 	refusal = 3 * time.Second
 	// pace is the time between attempts while something changes.
 	pace = 25 * time.Millisecond
+	// parallelAttempts is how many attempts of a series are made at the same time, so that one that
+	// is not answered does not hold up the others.
+	parallelAttempts = 8
 	// convinced is how many answers in a row of other backends show that a backend is no longer
 	// chosen. If one of two were still chosen at random, that would take 2^40 series.
 	convinced = 40
 	// maxFailures is how many attempts without an answer end a series that should have answers
 	// only.
 	maxFailures = 3
-	// parallelScenarios is how many commands run in Pods at the same time.
+	// parallelScenarios is how many commands run in Pods at the same time. Each makes four attempts
+	// at once, so that the probes do not slow each other.
 	parallelScenarios = 8
 )
 
@@ -54,8 +62,15 @@ type trial struct {
 	targets                      []target
 	// plan has the number of attempts and their time.
 	plan probe.Plan
-	// judge returns what is wrong with the results of a target, or an empty string.
-	judge func(results []probe.Result) string
+	judge
+}
+
+// judge says what should come of the attempts at a target.
+type judge struct {
+	// expected is what should come of each.
+	expected string
+	// wrong returns what is wrong with the results, or an empty string.
+	wrong func(results []probe.Result) string
 }
 
 // scenarios plays all scenarios and returns their results. What nothing changes is checked first.
@@ -66,7 +81,7 @@ func (r *connectivityRun) scenarios(ctx context.Context) (results []scenarioResu
 		defer mu.Unlock()
 		for _, s := range some {
 			// After an interruption, all that is left cannot be judged.
-			if (s.State == scenarioFailed || s.State == scenarioUnjudged) && ctx.Err() == nil {
+			if (s.State == scenarioFailed || s.State == scenarioUnjudged || s.State == scenarioSlow) && ctx.Err() == nil {
 				r.say("%s %s: %s", s.State, s.Scenario, strings.Join(slices.DeleteFunc([]string{s.Node, s.Target, s.Detail}, func(s string) bool { return s == "" }), ", "))
 			}
 		}
@@ -156,12 +171,12 @@ func (r *connectivityRun) checks() (all []trial) {
 	}
 	first := servers[:1]
 	whole := probe.Plan{Attempts: enough(len(servers)), Parallel: 8, Timeout: dialTimeout, MaxFailures: maxFailures}
-	one := probe.Plan{Attempts: 3, Timeout: dialTimeout}
+	one := probe.Plan{Attempts: 3, Parallel: 3, Timeout: dialTimeout}
 	nothing := probe.Plan{Attempts: 3, Interval: 300 * time.Millisecond, Timeout: silence}
 	for i, n := range r.nodes {
 		client := podName(roleClient, i)
-		add := func(scenario, pod, service string, targets []target, plan probe.Plan, judge func([]probe.Result) string) {
-			all = append(all, trial{scenario, n.name, pod, service, targets, plan, judge})
+		add := func(scenario, pod, service string, targets []target, plan probe.Plan, j judge) {
+			all = append(all, trial{scenario, n.name, pod, service, targets, plan, j})
 		}
 		add("ClusterIP, all backends", client, "all", r.clusterTargets("all"), whole, wholeSet(servers))
 		add("ClusterIP, from a backend, also to itself", servers[i], "all", r.clusterTargets("all"), whole, wholeSet(servers))
@@ -169,7 +184,7 @@ func (r *connectivityRun) checks() (all []trial) {
 		add("ClusterIP, many backends", client, "many", r.clusterTargets("many"),
 			probe.Plan{Attempts: enough(manyPorts * len(servers)), Parallel: 16, Timeout: dialTimeout, MaxFailures: maxFailures}, wholeSet(servers))
 		add("no endpoints", client, "none", r.clusterTargets("none"), probe.Plan{Attempts: 3, Interval: 300 * time.Millisecond, Timeout: refusal}, refused)
-		add("sessionAffinity ClientIP", client, "affinity", r.clusterTargets("affinity"), probe.Plan{Attempts: 20, Timeout: dialTimeout}, sameBackend(servers))
+		add("sessionAffinity ClientIP", client, "affinity", r.clusterTargets("affinity"), probe.Plan{Attempts: 20, Timeout: dialTimeout, MaxFailures: 1}, sameBackend(servers))
 		if i == 0 {
 			add("internalTrafficPolicy Local", client, "local", r.clusterTargets("local"), one, wholeSet(first))
 		} else {
@@ -212,14 +227,16 @@ func enough(n int) int { return int(math.Ceil(float64(n) * (math.Log(float64(n))
 func (r *connectivityRun) settle(ctx context.Context, c trial) (out []scenarioResult) {
 	began := time.Now()
 	var failed map[int]string
+	var results [][]probe.Result
 	for settled := false; ; {
-		results, err := r.dial(ctx, c)
+		var err error
+		results, err = r.dial(ctx, c)
 		if err != nil {
 			return []scenarioResult{{Scenario: c.scenario, Node: c.node, State: scenarioUnjudged, Detail: fmt.Sprintf("run the probe in the Pod %s: %v", c.pod, err)}}
 		}
 		failed = map[int]string{}
 		for i := range c.targets {
-			if text := c.judge(results[i]); text != "" {
+			if text := c.wrong(results[i]); text != "" {
 				failed[i] = text
 			}
 		}
@@ -230,6 +247,10 @@ func (r *connectivityRun) settle(ctx context.Context, c trial) (out []scenarioRe
 	}
 	for i, t := range c.targets {
 		one := scenarioResult{Scenario: c.scenario, Node: cmp.Or(t.node, c.node), Target: t.String(), State: scenarioOK}
+		one.setPackets(cmp.Or(r.source(c.pod, t), c.pod), c.expected, results[i])
+		if text := slowness(results[i]); text != "" {
+			one.State, one.Detail = scenarioSlow, text
+		}
 		if one.Node != c.node {
 			one.Target += " from " + c.node
 		}

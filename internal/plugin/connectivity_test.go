@@ -5,6 +5,7 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestJudges(t *testing.T) {
 	both := []string{"a", "b"}
 	for _, c := range []struct {
 		name    string
-		judge   func([]probe.Result) string
+		judge   judge
 		results []probe.Result
 		want    string // part of what is wrong; empty means nothing
 	}{
@@ -54,7 +55,7 @@ func TestJudges(t *testing.T) {
 		{"resolved", resolved([]string{"2", "1"}), []probe.Result{{Addresses: []string{"1", "2"}}}, ""},
 		{"an address is missing", resolved([]string{"2", "1"}), []probe.Result{{Addresses: []string{"1"}}}, "expected 1, 2; saw 1"},
 	} {
-		got := c.judge(c.results)
+		got := c.judge.wrong(c.results)
 		if c.want == "" {
 			require.Empty(t, got, c.name)
 		} else {
@@ -81,6 +82,61 @@ func TestFollowed(t *testing.T) {
 	require.Contains(t, detail, "1 had none: refused")
 	require.Equal(t, "last new connection 20ms after the EndpointSlice", after("last", 20*time.Millisecond))
 	require.Contains(t, after("first", -time.Second), "before this command saw")
+}
+
+// TestSlowIsNoFailure checks that slow answers are told from failures, in results of a target and in
+// series, and that they do not change the exit code.
+func TestSlowIsNoFailure(t *testing.T) {
+	quick, slow := answersOf("a")[0], answersOf("a")[0]
+	slow.Took = 1100 * time.Millisecond
+	require.Empty(t, slowness([]probe.Result{quick, {Outcome: probe.TimedOut, Took: dialTimeout}}), "what has no answer is no slow answer")
+	require.Equal(t, "1 of 2 answers took more than 500ms, the longest 1.1s: packets were lost, or a machine is busy", slowness([]probe.Result{quick, slow}))
+	require.Empty(t, wholeSet([]string{"a"}).wrong([]probe.Result{quick, slow}))
+	r := &connectivityReport{Namespace: "x", Results: []scenarioResult{{Scenario: "s", Node: "n", Target: "tcp 1", State: scenarioSlow, Detail: "took long"}}}
+	require.Equal(t, fine, r.code())
+	text := printed(t, r)
+	require.Contains(t, text, "SLOW    tcp 1: took long")
+	require.Contains(t, text, "0 ok, 1 slow, 0 failed")
+
+	var f followed
+	require.True(t, f.note(timedResult{slow, time.Unix(1000, 0)}, "a"))
+	_, err := f.result("fine")
+	require.ErrorIs(t, err, errSlow)
+	results := (&connectivityRun{}).each("s", "web", []*series{{node: "n"}}, func(int, *series) (string, error) { return f.result("fine") })
+	require.Equal(t, scenarioSlow, results[0].State)
+	require.Equal(t, "fine; an answer took 1.1s: packets were lost, or a machine is busy", results[0].Detail)
+
+	// An attempt that is lost when the series ends is a failure.
+	s := &series{node: "n", lost: []probe.Result{{Outcome: probe.TimedOut, Error: "i/o timeout"}}}
+	results = (&connectivityRun{namespace: "x"}).late("s", "web", []*series{s, {}})
+	require.Len(t, results, 1)
+	require.Equal(t, scenarioFailed, results[0].State)
+	require.Contains(t, results[0].Detail, "1 had none: timed out i/o timeout")
+}
+
+// TestPackets checks that each attempt is in the report with what was expected and seen, and that
+// those of interest are kept if there are many.
+func TestPackets(t *testing.T) {
+	many := answersOf(strings.Fields(strings.Repeat("a ", 2*maxPackets))...)
+	lost := probe.Result{Outcome: probe.TimedOut, Error: "i/o timeout", Took: dialTimeout}
+	refusedOne := probe.Result{Outcome: probe.Refused, Error: "connection refused"}
+	slow := answersOf("b")[0]
+	slow.Took = time.Second
+	s := scenarioResult{Target: "tcp 10.96.0.1:80"}
+	s.setPackets("10.1.0.7", "an answer of one of a, b", append(many, lost, slow, refusedOne))
+	require.Equal(t, 2*maxPackets+3, s.Attempts)
+	require.Len(t, s.Packets, maxPackets)
+	one := packet{From: "10.1.0.7", To: "tcp 10.96.0.1:80", Expected: "an answer of one of a, b"}
+	for i, want := range []struct {
+		got     string
+		seconds float64
+	}{{"timed out: i/o timeout", 5}, {"answered by b to the client 10.0.0.1", 1}, {"refused: connection refused", 0}, {"answered by a to the client 10.0.0.1", 0}} {
+		one.Got, one.Seconds = want.got, want.seconds
+		require.Equal(t, one, s.Packets[i])
+	}
+	s = scenarioResult{}
+	s.setPackets("a", resolved([]string{"1", "2"}).expected, []probe.Result{{Outcome: probe.Answered, Addresses: []string{"1"}}})
+	require.Equal(t, []packet{{From: "a", Expected: "the addresses 1, 2", Got: "answered: 1"}}, s.Packets)
 }
 
 func TestConnectivityFlags(t *testing.T) {
@@ -142,8 +198,16 @@ func TestFailuresAreExplained(t *testing.T) {
 	for i, s := range results[1:] {
 		if i < 2*maxExplained {
 			require.Contains(t, s.Reasons, "What node-x does is not known: no Pod of an agent runs there")
+			var whole struct {
+				Node  string
+				Steps []step
+			}
+			require.NoError(t, json.Unmarshal(s.Explanation, &whole))
+			require.Equal(t, "node-x", whole.Node)
+			require.NotEmpty(t, whole.Steps)
 		} else {
 			require.Equal(t, []string{"not explained, as more than 5 failed; ask with explain"}, s.Reasons)
+			require.Nil(t, s.Explanation)
 		}
 	}
 }
@@ -164,7 +228,7 @@ func TestConnectivityReport(t *testing.T) {
 	require.Equal(t, wrong, r.code())
 	require.Contains(t, printed(), "tcp 1: saw x")
 	require.Contains(t, printed(), "s, m, tcp 1: what explain says\nbecause")
-	require.Contains(t, printed(), "2 ok, 1 failed, 0 not judged, 0 skipped")
+	require.Contains(t, printed(), "2 ok, 0 slow, 1 failed, 0 not judged, 0 skipped")
 	r.Results = append(r.Results, scenarioResult{State: scenarioUnjudged})
 	require.Equal(t, incomplete, r.code(), "what was not judged is not merely wrong")
 }

@@ -38,6 +38,9 @@ const (
 	maxName = 128
 	// maxPlans, maxAttempts and maxParallel bound what a client does.
 	maxPlans, maxAttempts, maxParallel = 256, 20_000, 64
+	// maxAtOnce bounds the attempts of all plans with an end together, so that they do not slow each
+	// other and what is measured is the network.
+	maxAtOnce = 4
 	// maxPlansSize bounds the plans that a client reads, in bytes.
 	maxPlansSize = 1 << 20
 )
@@ -111,6 +114,8 @@ type Result struct {
 	Outcome Outcome `json:"outcome"`
 	// Began is when the attempt began, counted from the begin of all plans.
 	Began time.Duration `json:"began"`
+	// Took is how long it was until the answer, or until the attempt failed.
+	Took time.Duration `json:"took"`
 	// Server is the name of the server that answered, and Client the address from which the request
 	// came to it.
 	Server string `json:"server,omitempty"`
@@ -121,7 +126,8 @@ type Result struct {
 }
 
 // Run reads plans, a JSON array, carries them out at the same time, and writes each result as a
-// line of JSON. Plans without end last until the input ends.
+// line of JSON. Plans without end last until the input ends, and then only wait for attempts that
+// have begun.
 func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	var plans []Plan
 	decoder := json.NewDecoder(io.LimitReader(in, maxPlansSize))
@@ -134,17 +140,19 @@ func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	endless := slices.ContainsFunc(plans, func(p Plan) bool { return p.Attempts == 0 })
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	more, end := context.WithCancel(ctx)
+	defer end()
 	if endless {
 		// This goroutine may outlive Run by a read of the input.
 		go func() {
 			_, _ = io.Copy(io.Discard, in)
-			cancel()
+			end()
 		}()
 	}
-	c := &client{cancel: cancel, began: time.Now(), encoder: json.NewEncoder(out)}
+	c := &client{cancel: cancel, began: time.Now(), atOnce: make(chan struct{}, maxAtOnce), encoder: json.NewEncoder(out)}
 	var all sync.WaitGroup
 	for i, p := range plans {
-		all.Go(func() { c.carryOut(ctx, i, p) })
+		all.Go(func() { c.carryOut(ctx, more, i, p) })
 	}
 	all.Wait()
 	return c.err
@@ -154,6 +162,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer) error {
 type client struct {
 	cancel context.CancelFunc
 	began  time.Time
+	atOnce chan struct{} // has an element for each attempt that runs of a plan with an end
 
 	mu      sync.Mutex // guards encoder and err
 	encoder *json.Encoder
@@ -173,7 +182,8 @@ func (c *client) report(r Result) {
 	}
 }
 
-func (c *client) carryOut(ctx context.Context, index int, p Plan) {
+// carryOut carries out a plan. Attempts begin until more ends, and last until ctx ends.
+func (c *client) carryOut(ctx, more context.Context, index int, p Plan) {
 	var kept net.Conn
 	defer func() {
 		if kept != nil {
@@ -192,13 +202,13 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 			timer.Reset(p.Interval)
 			select {
 			case <-timer.C:
-			case <-ctx.Done():
+			case <-more.Done():
 				return
 			}
 		}
 		select {
 		case slots <- struct{}{}:
-		case <-ctx.Done():
+		case <-more.Done():
 			return
 		}
 		if p.MaxFailures > 0 && failures.Load() >= int64(p.MaxFailures) {
@@ -208,7 +218,7 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 			began := time.Since(c.began)
 			var r Result
 			r, kept = attempt(ctx, p, kept)
-			r.Plan, r.Began = index, began
+			r.Plan, r.Began, r.Took = index, began, time.Since(c.began)-began
 			if <-slots; ctx.Err() == nil {
 				c.report(r)
 			}
@@ -219,15 +229,20 @@ func (c *client) carryOut(ctx context.Context, index int, p Plan) {
 		}
 		all.Go(func() {
 			defer func() { <-slots }()
+			if p.Attempts > 0 {
+				c.atOnce <- struct{}{}
+				defer func() { <-c.atOnce }()
+			}
 			began := time.Since(c.began)
 			r, conn := attempt(ctx, p, nil)
+			took := time.Since(c.began) - began
 			if r.Outcome != Answered {
 				failures.Add(1)
 			}
 			if conn != nil {
 				_ = conn.Close()
 			}
-			if r.Plan, r.Began = index, began; ctx.Err() == nil {
+			if r.Plan, r.Began, r.Took = index, began, took; ctx.Err() == nil {
 				c.report(r)
 			}
 		})

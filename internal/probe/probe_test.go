@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,13 +92,15 @@ func TestOutcomes(t *testing.T) {
 		require.Len(t, byPlan[plan], count)
 		for _, r := range byPlan[plan] {
 			require.Positive(t, r.Began)
-			r.Began = 0
+			require.Positive(t, r.Took)
+			r.Began, r.Took = 0, 0
 			require.Equal(t, Result{Plan: plan, Outcome: Answered, Server: "a", Client: "127.0.0.1"}, r)
 		}
 	}
 	require.Equal(t, Refused, byPlan[3][0].Outcome, byPlan[3][0].Error)
 	require.Equal(t, Refused, byPlan[4][0].Outcome, byPlan[4][0].Error)
 	require.Equal(t, TimedOut, byPlan[5][0].Outcome, byPlan[5][0].Error)
+	require.GreaterOrEqual(t, byPlan[5][0].Took, 50*time.Millisecond)
 	require.Len(t, byPlan[6], 2)
 	require.Contains(t, byPlan[7][0].Addresses, "127.0.0.1")
 
@@ -149,6 +152,59 @@ func TestPlansEndWithTheInput(t *testing.T) {
 	_, err := io.Copy(io.Discard, results)
 	require.NoError(t, err)
 	require.NoError(t, <-done)
+}
+
+// TestLateResults checks that what has begun when the input ends is reported nevertheless.
+func TestLateResults(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	in, plans := io.Pipe()
+	var out bytes.Buffer
+	done := make(chan error, 1)
+	go func() { done <- Run(t.Context(), in, &out) }()
+	require.NoError(t, json.NewEncoder(plans).Encode([]Plan{{Network: "tcp", Address: silent.Addr().String(), Interval: time.Hour, Timeout: 100 * time.Millisecond}}))
+	conn, err := silent.Accept() // it has begun
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, plans.Close())
+	require.NoError(t, <-done)
+	require.Contains(t, out.String(), `"outcome":"timed out"`)
+}
+
+// TestAtOnce checks that plans do not begin more attempts at once than are admitted, in all.
+func TestAtOnce(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	var mu sync.Mutex
+	open, most := 0, 0
+	go func() {
+		for {
+			conn, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			open++
+			most = max(most, open)
+			mu.Unlock()
+			go func() {
+				_, _ = io.Copy(io.Discard, conn) // until the client gives up
+				mu.Lock()
+				open--
+				mu.Unlock()
+				_ = conn.Close()
+			}()
+		}
+	}()
+	plan := Plan{Network: "tcp", Address: silent.Addr().String(), Attempts: 8, Parallel: 8, Timeout: 50 * time.Millisecond}
+	require.Len(t, run(t, plan, plan, plan, plan), 32)
+	mu.Lock()
+	defer mu.Unlock()
+	require.GreaterOrEqual(t, most, maxAtOnce/2)
+	// The end of a connection may be noticed after the next one has begun.
+	require.LessOrEqual(t, most, 2*maxAtOnce)
 }
 
 func TestBounds(t *testing.T) {

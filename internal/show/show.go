@@ -211,6 +211,9 @@ func frame(text []byte, lines int, first bool) []byte {
 	return []byte(home + strings.Join(all, "\n") + "\n")
 }
 
+// JSON returns a report as one JSON object.
+func JSON(r Report) ([]byte, error) { return encode(r.Fields()) }
+
 // encode returns one JSON object. It contains fields that are zero, so that programs need not know
 // which fields are omitted.
 func encode(fields []Field) ([]byte, error) {

@@ -31,7 +31,7 @@ func init() {
 // withProxy starts a cluster of two nodes with a proxy.
 func withProxy(t *testing.T, proxy cluster.Proxy) install {
 	t.Helper()
-	c, err := cluster.Start(t.Context(), cluster.Options{Nodes: 2, Proxy: proxy, Logf: t.Logf})
+	c, err := cluster.Start(t.Context(), cluster.Options{Nodes: 2, Proxy: proxy, Programmer: *programmer, Logf: t.Logf})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Stop()) })
 	return install{t, c}

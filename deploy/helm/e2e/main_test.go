@@ -31,7 +31,10 @@ const (
 	serverPods = "app.kubernetes.io/name=slicecast-server"
 )
 
-var chosen = flag.String("e2e.installs", "alone", "installs of the chart, separated by commas")
+var (
+	chosen     = flag.String("e2e.installs", "alone", "installs of the chart, separated by commas")
+	programmer = flag.String("e2e.programmer", "nftables", "programmer of the agents in tests of connectivity: nftables or iptables")
+)
 
 // installs are all installs by their names. The files of the tests add theirs.
 var installs = map[string]func(*testing.T){}
