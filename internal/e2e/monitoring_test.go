@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -35,7 +36,7 @@ import (
 // monitoring is the folder with the rules and dashboards.
 const monitoring = "../../deploy/helm/slicecast/monitoring"
 
-const relayPort = 8482
+const relayPort, unreachedPort = 8482, 8492
 
 // monitored is a cluster whose metrics are scraped: a server with the agent on node a, and a relay
 // with the agent on node b.
@@ -43,6 +44,7 @@ type monitored struct {
 	*cluster
 	relay    *process
 	ca       *ca.CA
+	clients  string // the file with the CA of clients
 	timeline prometheus.Timeline
 	targets  map[string]prometheus.Target // by instance: server, relay, a and b
 }
@@ -59,26 +61,19 @@ func newMonitored(t *testing.T) *monitored {
 	certificate, _, err := m.ca.PEM()
 	require.NoError(t, err)
 	c.serverCA = writeFile(t, c.dir, "servers.crt", certificate)
-	clients := writeFile(t, c.dir, "clients.crt", c.cp.AdminConfig().CAData)
+	m.clients = writeFile(t, c.dir, "clients.crt", c.cp.AdminConfig().CAData)
 
 	world := network.World.IPv4
-	start := func(name string, port int, args ...string) *process {
-		m.certify(name, 365)
-		p := newProcess(t, network.World, serverCommand, name, fmt.Sprint("127.0.0.1:", port+1), append([]string{
-			fmt.Sprintf("--bind-address=%s:%d", world, port), fmt.Sprintf("--metrics-bind-address=%s:%d", world, port+2),
-			"--tls-cert-file=" + filepath.Join(c.dir, name+".crt"), "--tls-private-key-file=" + filepath.Join(c.dir, name+".key"),
-			"--client-ca-file=" + clients, "--drain-window=100ms", "--heartbeat-interval=2s",
-		}, args...))
-		p.Start()
-		p.AwaitReady()
-		m.target("slicecast-"+name, name, network.World, fmt.Sprintf("https://%s:%d/metrics", world, port+2))
-		return p
-	}
-	c.server = start("server", serverPort, "--kubeconfig="+c.cp.Kubeconfig(t, c.cp.AdminConfig()))
+	c.server = m.newServer("slicecast-server", "server", serverPort, "--heartbeat-interval=2s", m.kubeconfig())
+	c.server.Start()
+	c.server.AwaitReady()
 	cert, key := writeClientCertificate(t, c.dir, "relay-client", c.cp.ConfigFor("relay", "slicecast:relays"))
 	// An agent that is stopped for some seconds must not take the relay for silent.
-	m.relay = start("relay", relayPort, "--heartbeat-interval=1m", "--source=upstream", fmt.Sprintf("--upstream-servers=%s:%d", world, serverPort),
-		"--upstream-ca-file="+c.serverCA, "--upstream-client-cert-file="+cert, "--upstream-client-key-file="+key)
+	m.relay = m.newServer("slicecast-relay", "relay", relayPort, "--heartbeat-interval=1m", "--source=upstream",
+		fmt.Sprintf("--upstream-servers=%s:%d", world, serverPort), "--upstream-ca-file="+c.serverCA,
+		"--upstream-client-cert-file="+cert, "--upstream-client-key-file="+key)
+	m.relay.Start()
+	m.relay.AwaitReady()
 
 	for n, port := range map[*node]int{c.a: serverPort, c.b: relayPort} {
 		require.NoError(t, os.MkdirAll(m.checkpoints(n), 0o755))
@@ -90,6 +85,24 @@ func newMonitored(t *testing.T) *monitored {
 		m.target("slicecast-agent", n.Name, n.Host, "http://127.0.0.1:10249/metrics")
 	}
 	return m
+}
+
+// newServer returns a server or relay that is not started yet, and adds its target.
+func (m *monitored) newServer(job, name string, port int, args ...string) *process {
+	m.t.Helper()
+	world := network.World.IPv4
+	m.certify(name, 365)
+	m.target(job, name, network.World, fmt.Sprintf("https://%s:%d/metrics", world, port+2))
+	return newProcess(m.t, network.World, serverCommand, name, fmt.Sprint("127.0.0.1:", port+1), append([]string{
+		fmt.Sprintf("--bind-address=%s:%d", world, port), fmt.Sprintf("--metrics-bind-address=%s:%d", world, port+2),
+		"--tls-cert-file=" + filepath.Join(m.dir, name+".crt"), "--tls-private-key-file=" + filepath.Join(m.dir, name+".key"),
+		"--client-ca-file=" + m.clients, "--drain-window=100ms",
+	}, args...))
+}
+
+// kubeconfig returns the flag of a server for the API server.
+func (m *monitored) kubeconfig() string {
+	return "--kubeconfig=" + m.cp.Kubeconfig(m.t, m.cp.AdminConfig())
 }
 
 // startAgent starts the agent on a node, which prefers the programs in the folder m.programs.
@@ -152,7 +165,7 @@ func scraper(host *testenv.Host, config *tls.Config, url string) func(context.Co
 
 // scrape scrapes all targets.
 func (m *monitored) scrape() {
-	m.timeline.Scrape(m.t.Context(), m.targets["server"], m.targets["relay"], m.targets["a"], m.targets["b"])
+	m.timeline.Scrape(m.t.Context(), slices.Collect(maps.Values(m.targets))...)
 }
 
 var errNoSeries = errors.New("no series")
@@ -329,10 +342,16 @@ func TestMonitoring(t *testing.T) {
 	recovered()
 
 	require.NoError(t, m.cp.APIServer.Kill())
+	const unreached = "unreached"
+	late := m.newServer("slicecast-server", unreached, unreachedPort, m.kubeconfig())
+	late.Start()
+	m.await(unreached, "slicecast_server_nodes", 0, 0)
 	m.scrape()
 	m.timeline.Age(true)
 	during("no API server", 20*time.Minute, "SlicecastWatchLag")
 	m.timeline.Age(false)
+	late.Terminate()
+	delete(m.targets, unreached)
 	require.NoError(t, m.cp.APIServer.Start(t.Context()))
 	recovered()
 
@@ -357,6 +376,21 @@ func TestMonitoring(t *testing.T) {
 	m.startAgent(m.b)
 	m.await("b", inSync, 1, 1)
 	m.await("server", "slicecast_server_nodes", 2, 2)
+	recovered()
+
+	m.relay.Kill()
+	m.await("b", inSync, 0, 0)
+	during("no relay", 20*time.Minute, "SlicecastNodeStale", "SlicecastServerUnreachable")
+	m.relay.Start()
+	m.relay.AwaitReady()
+	m.await("b", inSync, 1, 1)
+	m.await("server", "slicecast_server_nodes", 2, 2)
+	recovered()
+
+	all := maps.Clone(m.targets)
+	maps.DeleteFunc(m.targets, func(_ string, target prometheus.Target) bool { return target.Job == "slicecast-agent" })
+	during("agents are not scraped", 40*time.Minute, "SlicecastAgentsNotScraped")
+	m.targets = all
 	recovered()
 
 	signal := func(s syscall.Signal) { require.NoError(t, syscall.Kill(m.b.agent.Pid(), s)) }
@@ -412,11 +446,16 @@ func TestMonitoring(t *testing.T) {
 	for _, name := range regexp.MustCompile(`(?m)^ +- alert: (\S+)$`).FindAllStringSubmatch(string(rules), -1) {
 		require.True(t, caused[name[1]], "the cause of %s is missing in this test", name[1])
 	}
+	silent := make(map[string]bool) // the instances to which the API server is silent
 	for _, a := range result.Alerts {
+		if a.Name == "SlicecastWatchLag" {
+			silent[a.Labels["instance"]] = true
+		}
 		for _, text := range a.Annotations {
 			require.NotContains(t, text, "<", a.Name) // neither <no value> nor <error expanding template: …>
 		}
 	}
+	require.Equal(t, map[string]bool{"server": true, unreached: true}, silent, "lost, and never reached")
 }
 
 // replaceNode creates a Node anew with another range of IPv4 pods, because it cannot be changed.

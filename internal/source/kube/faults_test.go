@@ -497,3 +497,16 @@ func TestStopsWhileTheServerIsDown(t *testing.T) {
 	r.stop()
 	require.False(t, r.IsSynced())
 }
+
+// TestTheStartCountsAsAnEvent proves that an API server that was never reached is seen in the same
+// metric as one that was lost.
+func TestTheStartCountsAsAnEvent(t *testing.T) {
+	begin := time.Now().Unix()
+	s, err := New(Options{Config: &rest.Config{Host: "https://127.0.0.1:1"}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	require.NoError(t, err)
+	last := s.resources[0].metrics.lastEvent
+	for _, kind := range []string{"Service", "EndpointSlice", "Node", "ServiceCIDR"} {
+		require.InDelta(t, begin, testutil.ToFloat64(last.WithLabelValues(kind)), 60, kind)
+	}
+	require.Equal(t, 4, testutil.CollectAndCount(last))
+}

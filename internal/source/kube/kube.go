@@ -64,12 +64,14 @@ func New(o Options) (*Source, error) {
 		metrics:   newMetrics(o.Metrics),
 	}
 	add := func(kind model.Kind, group schema.GroupVersion, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
-		return &resource{
+		r := &resource{
 			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
 			server: cache.NewFilteredListWatchFromClient(getters[group], plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
 				lo.LabelSelector, lo.FieldSelector = selected.LabelSelector, selected.FieldSelector
 			}),
 		}
+		r.touch() // an API server that is never reached must be seen, too
+		return r
 	}
 	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true

@@ -255,6 +255,7 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 		r.log.Debug("Cannot resume from the last resourceVersion, listing again", "operation", operation, "err", err)
 	case r.optional && isAbsence(err):
 		r.contact.succeed(time.Now())
+		r.metrics.lastEvent.DeleteLabelValues(r.kind.String()) // no event is to be expected
 		switch {
 		case !r.absent.CompareAndSwap(false, true):
 		case apierrors.IsForbidden(err):

@@ -128,9 +128,15 @@ func TestSyncsWithoutServiceCIDRs(t *testing.T) {
 			eventually(t, "the first sync", sink.IsSynced)
 			eventually(t, "more attempts", func() bool { return asked.Load() >= 6 })
 			require.Equal(t, "[]", ranges(sink, "n1"))
+			kinds := 3 // an alert on old events must not wait for those of ServiceCIDRs
+			if c.errors > 0 {
+				kinds = 4
+			}
+			require.Equal(t, kinds, testutil.CollectAndCount(s.resources[0].metrics.lastEvent))
 
 			a.fail(nil)
 			eventually(t, "ServiceCIDRs once they can be seen", func() bool { return ranges(sink, "n1") == "[10.96.0.0/16]" })
+			require.Equal(t, 4, testutil.CollectAndCount(s.resources[0].metrics.lastEvent))
 			cancel()
 			require.NoError(t, <-done)
 			require.Equal(t, 1, strings.Count(log.String(), c.log), log.String())

@@ -113,7 +113,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	r.sink.Replace(r.kind, objects, rv)
 	r.contact.succeed(time.Now())
 	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
-	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
+	r.touch()
 	r.done()
 	return nil
 }
@@ -124,8 +124,11 @@ func (r *resource) Resync() error { return nil }
 func (r *resource) saw(rv uint64) {
 	r.highest = max(r.highest, rv)
 	r.contact.hear(time.Now())
-	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
+	r.touch()
 }
+
+// touch sets the time of the last event to now.
+func (r *resource) touch() { r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime() }
 
 // refuse reports a list that is not accepted, and returns err, which makes the reflector try again.
 // It stops the watch of a streamed list, as the reflector would leave it open.
