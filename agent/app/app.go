@@ -142,7 +142,12 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	}
 	o.Registry = a.registry
 	kube.RegisterClientMetrics(a.registry)
-	o.iptablesMetrics = iptables.NewMetrics(a.registry)
+	programming := a.registry // of metrics about what the agent programs
+	if o.Programmer == programmerShadow {
+		programming = nil
+	} else {
+		o.iptablesMetrics = iptables.NewMetrics(programming)
+	}
 	if a.programmer, err = o.choose(logger, out); err != nil {
 		return nil, err
 	}
@@ -160,15 +165,15 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 		Check: a.check(viewOptions), Report: a.feed.Warn, Logger: logger, Registerer: a.registry,
 	})
 	a.displaced = bounded.NewDisplaced(a.registry, "agent")
-	a.flows = conntrack.New(conntrack.Options{Logger: logger, Registerer: a.registry})
+	a.flows = conntrack.New(conntrack.Options{Logger: logger, Registerer: programming})
 	a.health = health.New(health.Options{
 		Node: a.cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Displaced: a.displaced,
 		Logger: logger, Registerer: a.registry,
 	})
 	options := reconcile.Options{
 		Cache: a.cache, View: view.New(viewOptions), Programmer: a.programmer.Programmer, Reporter: a.feed,
-		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Mode: a.programmer.name, Logger: logger,
-		Registerer: a.registry,
+		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Mode: a.programmer.name,
+		Shadow: o.Programmer == programmerShadow, Logger: logger, Registerer: a.registry,
 	}
 	if !o.programsNothing() {
 		o.Node.tune(logger)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/kubeproxy"
@@ -26,7 +27,8 @@ func newCleanupCommand() *cobra.Command {
 		Short: "Remove the rules and the checkpoint of agents from this node, or the rules of kube-proxy",
 		Long: `cleanup removes all rules that agents have programmed on this node, whichever programmer they used, and their
 checkpoint. Run it when no agent runs on the node and something else serves the node's Services. If an agent runs, cleanup
-fails. From within a container, it may not see a running agent.
+fails, unless the agent programs nothing (--programmer=shadow or printer). From within a container, it may not see a running
+agent.
 
 With --kube-proxy, cleanup instead removes all rules that kube-proxy has programmed, in any of its modes. It keeps those of
 the kubelet and of Slicecast. Run it when kube-proxy is stopped and the agent has programmed the node. Established
@@ -70,7 +72,7 @@ func runningAgent(programs bool) string {
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		arguments := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-		if err == nil && len(line) > 0 && isAgent(arguments[1:], programs) { // a zombie has no line
+		if err == nil && len(line) > 0 && isAgent(process, arguments[1:], programs) { // a zombie has no line
 			return filepath.Base(process)
 		}
 	}
@@ -78,8 +80,9 @@ func runningAgent(programs bool) string {
 }
 
 // isAgent reports whether a slicecast-agent with these arguments is an agent and no other command
-// and, if programs is set, programs the kernel. Flags of other versions do not matter.
-func isAgent(arguments []string, programs bool) bool {
+// and, if programs is set, programs the kernel. process is its folder in /proc. Flags of other
+// versions do not matter.
+func isAgent(process string, arguments []string, programs bool) bool {
 	root := NewCommand()
 	root.FParseErrWhitelist.UnknownFlags = true
 	if c, _, err := root.Find(arguments); err != nil || c != root {
@@ -93,5 +96,28 @@ func isAgent(arguments []string, programs bool) bool {
 		return false
 	}
 	programmer := flags.Lookup("programmer").Value.String()
-	return !programs || programmer != "printer" && programmer != "shadow"
+	if path := flags.Lookup("config").Value.String(); path != "" && !flags.Changed("programmer") {
+		programmer = configuredProgrammer(process, path)
+	}
+	return !programs || programmer != programmerPrinter && programmer != programmerShadow
+}
+
+// configuredProgrammer returns the programmer in a configuration file, at the path as a process sees
+// it. It returns an empty string if the file does not say or cannot be read.
+func configuredProgrammer(process, path string) string {
+	start := "cwd"
+	if filepath.IsAbs(path) {
+		start = "root"
+	}
+	content, err := os.ReadFile(filepath.Join(process, start, path))
+	if err != nil {
+		return ""
+	}
+	var file struct {
+		Programmer string `json:"programmer"`
+	}
+	if err := yaml.Unmarshal(content, &file); err != nil { // fields of other versions do not matter
+		return ""
+	}
+	return file.Programmer
 }

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -137,5 +139,25 @@ func TestKubeProxysPortIsLeftToIt(t *testing.T) {
 		for _, args := range lists {
 			require.Equal(t, want, strings.Join(parse(t, append(args, "--source=kube")...).MetricsAddresses, ","), args)
 		}
+	}
+}
+
+// TestShadowsPages proves that a shadow says what it is, and that it exports no metrics of
+// kube-proxy about programming, because it programs nothing.
+func TestShadowsPages(t *testing.T) {
+	address := freeAddress(t)
+	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=shadow", "--metrics-bind-address="+address)
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	}, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, "shadow", page(t, address, "proxyMode"))
+	metrics := page(t, address, "metrics")
+	require.Contains(t, metrics, "slicecast_agent_shadow_differences")
+	for _, name := range regexp.MustCompile(`(?m)^kubeproxy_\w+`).FindAllString(metrics, -1) {
+		require.Regexp(t, "^kubeproxy_proxy_(healthz|livez)_total$", name, "the shadow's own pages")
 	}
 }

@@ -82,6 +82,9 @@ type Options struct {
 	// Mode is kube-proxy's name for what the Programmer uses: iptables, ipvs or nftables. It decides
 	// which of kube-proxy's metrics there are.
 	Mode string
+	// Shadow means that the Programmer programs nothing, and something else programs the node. Then
+	// kube-proxy's metrics, which are about programming, are not registered.
+	Shadow bool
 	// FreeMemory returns unused memory to the operating system. nil means debug.FreeOSMemory.
 	FreeMemory func()
 	Flows      Flows                 // nil means that nobody follows flows
@@ -160,7 +163,11 @@ func New(o Options) *Reconciler {
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
 		metrics: newMetrics(o.Registerer),
 	}
-	r.kubeProxy = newKubeProxyMetrics(o.Registerer, o.Mode, o.Cache, r.families)
+	registerer := o.Registerer
+	if o.Shadow {
+		registerer = nil
+	}
+	r.kubeProxy = newKubeProxyMetrics(registerer, o.Mode, o.Cache, r.families)
 	r.status.families = make(map[model.Family]*familyStatus)
 	r.status.failures = make(map[model.ServiceKey]Failure)
 	for _, family := range r.families {

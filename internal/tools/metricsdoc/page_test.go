@@ -127,6 +127,7 @@ func serverCommand(dir string) command {
 
 func agentCommand(dir string) command {
 	servers := []string{"--servers=127.0.0.1:1", "--insecure-plaintext"}
+	const programs = "another --programmer than shadow"
 	return command{
 		name: "slicecast-agent", about: `For everybody on the node, and at --secure-metrics-bind-address for clients with a certificate of
 --metrics-client-ca-file.
@@ -134,17 +135,17 @@ func agentCommand(dir string) command {
 Metrics that begin with kubeproxy_ have the names, types, labels and buckets of kube-proxy 1.37, and its meaning unless
 the description says otherwise. [configuration.md](configuration.md#kube-proxys-pages) says which are missing.`,
 		variants: []variant{
-			{servers, []string{"servers"}},
-			{slices.Concat(servers, []string{"--checkpoint=" + dir + "/checkpoint"}), []string{"servers", "--checkpoint"}},
-			{[]string{"--source=file", "--manifests=" + dir}, []string{"--source=file"}},
-			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{"--source=kube"}},
+			{servers, []string{"servers", programs}},
+			{slices.Concat(servers, []string{"--checkpoint=" + dir + "/checkpoint"}), []string{"servers", programs, "--checkpoint"}},
+			{[]string{"--source=file", "--manifests=" + dir}, []string{programs, "--source=file"}},
+			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{programs, "--source=kube"}},
 			{slices.Concat(servers, []string{"--programmer=shadow"}), []string{"servers", "--programmer=shadow"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := agent.Options{Registry: r}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.AddFlags(fs)
-			// Only the shadow has metrics of its own, and the printer needs nothing from the machine.
+			// Only the shadow has other metrics, and the printer needs nothing from the machine.
 			if err := fs.Parse(append([]string{"--programmer=printer"}, args...)); err != nil {
 				return err
 			}
