@@ -301,11 +301,7 @@ func (e *explainer) packet(
 	if out.OutcomeCount = len(outcomes); outcomes != nil {
 		out.Found = found(outcomes)
 	}
-	guarded, err := rules.Trace(trace.Packet{Protocol: p.ID.Protocol, Source: s.Address, Destination: to, Interface: s.Over, Firewalls: true})
-	if err != nil {
-		e.Unjudged = append(e.Unjudged, fmt.Sprintf("the firewalls for %v from %v: %v", to, s, err))
-	}
-	for _, o := range guarded {
+	for _, o := range outcomes {
 		if o.RefusedBy != nil && o.Doubt != nil {
 			e.Unjudged = append(e.Unjudged, fmt.Sprintf("whether %v refuses what comes to %v from %v: before it, %v may accept it, which cannot be judged",
 				o.RefusedBy, to, s, o.Doubt))

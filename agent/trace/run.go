@@ -39,7 +39,8 @@ type state struct {
 	// virtual is what the packet was for when IPVS chose the backend. It is not valid if IPVS did
 	// not. Conntrack does not take that for a translation.
 	virtual netip.AddrPort
-	// doubt is a firewall's rule that may have accepted the packet, but cannot be judged.
+	// doubt is a rule of a firewall that may have accepted the packet in the base chain that it
+	// passes, but cannot be judged.
 	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
 	masqueradedBy *Rule
@@ -269,6 +270,9 @@ func (x *run) base(b *base, s state) []state {
 		default:
 			accepted = append(accepted, ended[i])
 		}
+	}
+	for i := range accepted {
+		accepted[i].doubt = nil // an accept ends this base chain only
 	}
 	return accepted
 }

@@ -563,7 +563,7 @@ func (x *run) outcomes() []Outcome {
 		if s.by != nil {
 			o.Scheduler = s.by.scheduler
 		}
-		if s.doubt != nil && s.verdict != Pass && !x.packet.Firewalls { // with Firewalls, Doubt says so
+		if s.doubt != nil && s.verdict != Pass {
 			x.rules.unjudged[s.doubt] = struct{}{}
 		}
 		o.Affinity = s.memory.since(x.packet.Known)

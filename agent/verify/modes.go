@@ -58,11 +58,11 @@ func (c *comparison) addMasquerades() {
 // decided.
 func (c *comparison) wanted(q question) (view.Route, deviation) {
 	route := c.route(q.frontend, q.source)
-	isFiltered := len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.address)
+	isFiltered := len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.Address)
 	if isFiltered {
 		route = view.Route{To: view.Drop}
 	}
-	if !c.rules.KubeProxyIPVS || isFiltered && q.source.over != "" {
+	if !c.rules.KubeProxyIPVS || isFiltered && q.source.Over != "" {
 		return route, asDecided
 	}
 	of, d := c.ofIPVS(q, route)
@@ -93,9 +93,9 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 	case c.masqueradesAll(q.frontend):
 		out.Masquerade = true
 	case pods.Of(c.family):
-		out.Masquerade = !pods.Recognizes(q.source.address, q.source.over)
+		out.Masquerade = !pods.Recognizes(q.source.Address, q.source.Over)
 	default: // kube-proxy masquerades what comes from addresses of Services
-		out.Masquerade = q.source.over == ""
+		out.Masquerade = q.source.Over == ""
 	}
 	switch {
 	case out == route:
@@ -112,10 +112,10 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 // another load balancer's address of the Service. The view has such addresses among the sources,
 // because a node may use them. With IPVS it uses the address that the connection goes to.
 func (c *comparison) onlyOwnAddress(q question, out []trace.Outcome) bool {
-	if !c.rules.KubeProxyIPVS || len(q.frontend.Sources) == 0 || q.source.address == q.to.Addr() {
+	if !c.rules.KubeProxyIPVS || len(q.frontend.Sources) == 0 || q.source.Address == q.to.Addr() {
 		return false
 	}
-	isAnother := func(f view.Frontend) bool { return f.Kind == view.LoadBalancer && f.Address == q.source.address }
+	isAnother := func(f view.Frontend) bool { return f.Kind == view.LoadBalancer && f.Address == q.source.Address }
 	passes := func(o trace.Outcome) bool { return o.Verdict != trace.Drop }
 	return slices.ContainsFunc(q.port.Frontends, isAnother) && !slices.ContainsFunc(out, passes)
 }
@@ -166,5 +166,5 @@ func tolerated(q question, wanted, found trace.Verdict) bool {
 	case trace.Drop:
 		return external && noneLocal && (wanted == trace.Reject || q.frontend.Kind == view.NodePort && wanted == trace.Pass)
 	}
-	return external && q.source.over == "" && none
+	return external && q.source.Over == "" && none
 }

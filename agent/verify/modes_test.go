@@ -20,19 +20,19 @@ func TestModeIPVS(t *testing.T) {
 		reject, drop = view.Route{To: view.Reject}, view.Route{To: view.Drop}
 		toLocalMasq  = view.Route{To: view.Local, Masquerade: true}
 		vip          = address(model.IPv4, "97", 4)
-		pod          = source{"a pod", netip.MustParseAddr("10.180.0.9"), anyPodInterface}
-		node         = source{"the node", vip, ""}
-		outside      = source{"outside", netip.MustParseAddr("203.0.113.2"), "outside"}
+		pod          = Source{"a pod", netip.MustParseAddr("10.180.0.9"), anyPodInterface}
+		node         = Source{"the node", vip, ""}
+		outside      = Source{"outside", netip.MustParseAddr("203.0.113.2"), "outside"}
 		policyLocal  = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, toLocal)
 		noneLocal    = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, drop)
 		ranged       = policyLocal
 		rangedReject = frontend(view.LoadBalancer, vip, 80, reject, reject, reject)
-		beyond       = source{"outside", netip.MustParseAddr("203.0.113.9"), "outside"}
+		beyond       = Source{"outside", netip.MustParseAddr("203.0.113.9"), "outside"}
 	)
 	ranged.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/30"), netip.MustParsePrefix("10.180.0.0/16")}
 	rangedReject.Sources = ranged.Sources
 	type route struct {
-		from source
+		from Source
 		to   view.Route
 		d    deviation
 	}
@@ -88,10 +88,10 @@ func TestModeIPVS(t *testing.T) {
 		}
 		for _, r := range c.want {
 			q := question{p, c.frontend, r.from, netip.AddrPortFrom(vip, 80)}
-			got, d := of(Options{State: state}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4).wanted(q)
+			got, d := newComparison(Options{State: state}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4).wanted(q)
 			require.Equal(t, r.to, got, "%s, %v", name, r.from)
 			require.Equal(t, r.d, d, "%s, %v", name, r.from)
-			_, d = of(Options{State: state}, &trace.Rules{}, model.IPv4).wanted(q)
+			_, d = newComparison(Options{State: state}, &trace.Rules{}, model.IPv4).wanted(q)
 			require.Equal(t, asDecided, d, "%s with rules of Slicecast", name)
 		}
 	}
@@ -110,14 +110,14 @@ func TestAnotherAddressAsSource(t *testing.T) {
 	}
 	dropped, passed := []trace.Outcome{{Probability: 1, Verdict: trace.Drop}}, []trace.Outcome{{Probability: 0.5, Verdict: trace.Drop}, {Probability: 0.5}}
 	question := func(from netip.Addr) question {
-		return question{p, p.Frontends[0], source{"outside", from, "outside"}, netip.AddrPortFrom(first, 80)}
+		return question{p, p.Frontends[0], Source{"outside", from, "outside"}, netip.AddrPortFrom(first, 80)}
 	}
-	ofIPVS := of(Options{}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4)
+	ofIPVS := newComparison(Options{}, &trace.Rules{KubeProxyIPVS: true}, model.IPv4)
 	require.True(t, ofIPVS.onlyOwnAddress(question(second), dropped))
 	require.False(t, ofIPVS.onlyOwnAddress(question(second), passed))
 	require.False(t, ofIPVS.onlyOwnAddress(question(first), dropped))
 	require.False(t, ofIPVS.onlyOwnAddress(question(netip.MustParseAddr("203.0.113.2")), dropped))
-	require.False(t, of(Options{}, &trace.Rules{}, model.IPv4).onlyOwnAddress(question(second), dropped))
+	require.False(t, newComparison(Options{}, &trace.Rules{}, model.IPv4).onlyOwnAddress(question(second), dropped))
 }
 
 // TestNodesSource proves that what the node sends to an address on a device for Services has this
