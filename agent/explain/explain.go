@@ -101,9 +101,12 @@ type Packet struct {
 	Why        string `json:"why,omitempty"`
 	// Found is what the rules of the kernel do. It is empty if they were not evaluated.
 	Found string `json:"found,omitempty"`
-	// RefusedBy says which rules of firewalls and network policies, which no proxy owns, drop or
-	// reject some of the packets. They are no difference.
+	// RefusedBy says which rules of firewalls and network policies, which no proxy owns, or which
+	// settings of the kernel drop or reject some of the packets, or of the backends' answers. They are
+	// no difference.
 	RefusedBy []string `json:"refusedBy"`
+	// DecidedBy is the rule of another program that led to Difference. It is empty if there is none.
+	DecidedBy string `json:"decidedBy,omitempty"`
 	// Difference is what the kernel does differently, as a sentence.
 	Difference string `json:"difference,omitempty"`
 	// Deviation is what kube-proxy's mode does on purpose in another way than decided. It is no
@@ -161,6 +164,16 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 		e.flows(family, of)
 		if rules != nil {
 			a.Unjudged = append(a.Unjudged, rules.Foreign()...)
+		}
+	}
+	if q.From.IsValid() {
+		strict, err := trace.StrictInterfaces(q.From)
+		if err != nil {
+			return nil, err
+		}
+		for _, setting := range strict {
+			a.Unjudged = append(a.Unjudged, fmt.Sprintf("%s: what comes from %v over that interface is dropped, because the route to %v leads over another one (%s)",
+				setting, q.From, q.From, trace.InterfaceTo(q.From)))
 		}
 	}
 	a.Served = len(a.Ports) > 0
@@ -245,8 +258,28 @@ func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// sources returns where packets to a frontend come from.
+// sources returns where packets to a frontend come from. They arrive over the interfaces that the
+// routes to their sources lead over. No pod need have the imagined address of a pod, so a route that
+// leads outside says nothing of pods.
 func (e *explainer) sources(p view.PortExplanation, f view.Frontend) []verify.Source {
+	all := e.imagined(p, f)
+	pods := e.options.State.Node.Pods
+	outside := ""
+	if at := slices.IndexFunc(all, func(s verify.Source) bool { return s.Name == "outside" }); at >= 0 {
+		outside = trace.InterfaceTo(all[at].Address)
+	}
+	for i, s := range all {
+		over := trace.InterfaceTo(s.Address)
+		known := over != "" && (s.Name != "a pod" || over != outside)
+		if s.Over != "" && known && pods.Recognizes(s.Address, over) == pods.Recognizes(s.Address, s.Over) {
+			all[i].Over = over
+		}
+	}
+	return all
+}
+
+// imagined returns the sources with interfaces that need not exist.
+func (e *explainer) imagined(p view.PortExplanation, f view.Frontend) []verify.Source {
 	all := verify.Sources(e.options, p.ID.Family, f)
 	from := e.question.From
 	if !from.IsValid() {
@@ -293,7 +326,7 @@ func (e *explainer) packet(
 	result, outcomes := verify.Packet(e.options, rules, p.ServicePort, f, s, to)
 	e.Unjudged = append(e.Unjudged, result.Unjudged...)
 	if len(result.Differences) > 0 {
-		out.Difference = result.Differences[0].String()
+		out.Difference, out.DecidedBy = result.Differences[0].String(), decidedBy(outcomes)
 	}
 	if len(result.Facts) > 0 {
 		out.Deviation = result.Facts[0]
@@ -302,14 +335,7 @@ func (e *explainer) packet(
 		out.Found = found(outcomes)
 	}
 	for _, o := range outcomes {
-		if o.RefusedBy != nil && o.Doubt != nil {
-			e.Unjudged = append(e.Unjudged, fmt.Sprintf("whether %v refuses what comes to %v from %v: before it, %v may accept it, which cannot be judged",
-				o.RefusedBy, to, s, o.Doubt))
-			continue
-		}
-		if o.RefusedBy != nil {
-			out.RefusedBy = append(out.RefusedBy, fmt.Sprintf("%v by %v", o.Refusal, o.RefusedBy))
-		}
+		e.refusals(&out, o)
 	}
 	out.RefusedBy = bounded(out.RefusedBy, maxRules)
 	for _, o := range outcomes[:min(len(outcomes), maxOutcomes)] {
@@ -326,6 +352,44 @@ func (e *explainer) packet(
 	return out
 }
 
+// refusals adds what refuses a packet, or the answer to it.
+func (e *explainer) refusals(out *Packet, o trace.Outcome) {
+	answers := fmt.Sprintf("the answer of %v ", o.Backend)
+	for _, r := range []struct {
+		what      string
+		by, doubt *trace.Rule
+		text      string
+	}{
+		{"what comes to " + out.Frontend + " from " + out.Source, o.RefusedBy, o.Doubt, o.Refusal.String()},
+		{answers + "to " + out.Source, o.AnswerRefusedBy, o.AnswerDoubt, answers + o.AnswerRefusal.String()},
+		{answers + "to " + out.Source, o.AnswerUntrackedBy, nil, answers + "is not translated back, because conntrack is kept from tracking it"},
+	} {
+		switch {
+		case r.by == nil:
+		case r.doubt != nil:
+			e.Unjudged = append(e.Unjudged, fmt.Sprintf("whether %v refuses %s: before it, %v may accept it, which cannot be judged", r.by, r.what, r.doubt))
+		default:
+			out.RefusedBy = append(out.RefusedBy, fmt.Sprintf("%s by %v", r.text, r.by))
+		}
+	}
+}
+
+// decidedBy returns the rule of another program that has translated packets, or has kept them from
+// being translated.
+func decidedBy(outcomes []trace.Outcome) string {
+	for _, o := range outcomes {
+		for _, r := range []*trace.Rule{o.UntrackedBy, o.By} {
+			if r != nil && r.Foreign {
+				return r.String()
+			}
+		}
+		if last := len(o.Path) - 1; !o.Backend.IsValid() && last >= 0 && o.Path[last].Foreign {
+			return o.Path[last].String()
+		}
+	}
+	return ""
+}
+
 // found says in words what happens to a packet.
 func found(outcomes []trace.Outcome) string {
 	backends, masqueraded := map[netip.AddrPort]bool{}, 0
@@ -337,6 +401,8 @@ func found(outcomes []trace.Outcome) string {
 			if o.Masquerade {
 				masqueraded++
 			}
+		case o.Verdict == trace.Pass && o.UntrackedBy != nil:
+			others = append(others, "is not translated, because conntrack does not track it")
 		case o.Verdict == trace.Pass:
 			others = append(others, "is not translated")
 		default:

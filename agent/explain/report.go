@@ -104,7 +104,10 @@ func (k *Packet) print(out *show.Page) {
 		out.Row(" ", "kernel: "+k.Found)
 	}
 	for _, r := range k.RefusedBy {
-		out.Row(" ", "a firewall or a network policy: "+r)
+		out.Row(" ", "not by the proxy: "+r)
+	}
+	if k.DecidedBy != "" {
+		out.Row(" ", "decided by another program: "+k.DecidedBy)
 	}
 	for _, text := range []string{k.Deviation, k.Difference} {
 		if text != "" {

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -22,46 +23,61 @@ import (
 // maxModulus is the largest number of results of a random number that are followed.
 const maxModulus = 1 << 18
 
-// outputInterface is the text of the expression that loads the name of the output interface.
-const outputInterface = "output interface"
-
 var errForm = errors.New("it is malformed")
 
 // compileRule decodes a rule. What cannot be judged makes the rule unknown.
 func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 	r := &Rule{Table: t.name, Chain: c.name, Position: position}
-	var words []string
+	w := &words{loaded: map[int]string{}, constants: map[int]constant{}}
+	t.words = w
 	for kind, content := range netlink.Attributes(h.Expressions) {
 		if kind != unix.NFTA_LIST_ELEM {
 			continue
 		}
 		name := netlink.Text(netlink.Attribute(content, unix.NFTA_EXPR_NAME))
 		s, text, err := t.compile(name, netlink.Attribute(content, unix.NFTA_EXPR_DATA))
-		if len(words) > 0 && words[len(words)-1] == outputInterface && err == nil {
+		if w.last() == outputInterface && err == nil {
 			if c, ok := s.(compare); !ok || c.op > unix.NFT_CMP_NEQ || !bytes.Equal(c.data, nft.InterfaceName("lo")) {
 				err = errOutput
 			}
 		}
-		if text == "" {
-			text = name
+		if err == nil {
+			r.asksMark |= w.note(s, text)
 		}
-		words = append(words, text)
+		if text == sourcePortWord && r.unknownOfClients == "" && r.unknown == "" {
+			r.unknownOfClients = fmt.Sprintf("the expression %q cannot be judged: %v", name, errClientPort)
+			r.certain = slices.Clone(r.steps)
+		}
+		w.all = append(w.all, cmp.Or(text, name))
 		switch {
 		case err != nil && r.unknown == "":
+			if r.unknownOfClients == "" {
+				r.certain = slices.Clone(r.steps)
+			}
 			r.unknown = fmt.Sprintf("the expression %q cannot be judged: %v", name, err)
-			r.certain = slices.Clone(r.steps)
-		case err == nil && s != nil:
+			r.consequence.add(ofUnknown(name))
+		case err != nil:
+			r.consequence.add(ofUnknown(name))
+		case s != nil:
 			r.steps = append(r.steps, s)
 		}
 	}
-	if r.unknown != "" && len(words) > 0 {
-		r.onlySource = slices.Contains([]string{"masq", "snat"}, words[len(words)-1])
+	if r.why() != "" {
+		r.consequence.of(r.steps)
 	}
-	r.Text = strings.Join(words, " ")
+	r.Text = w.String()
 	if h.Comment != "" {
 		r.Text += fmt.Sprintf(" %q", h.Comment)
 	}
 	return r
+}
+
+// ofUnknown returns what an expression that is not known may do, beside not matching.
+func ofUnknown(name string) consequence {
+	return consequence{
+		refuses: name == "queue", // a program in user space decides
+		changes: slices.Contains([]string{"synproxy", "tproxy", "nat", "redir"}, name),
+	}
 }
 
 // attributes decode the attributes of an expression.
@@ -106,29 +122,36 @@ func (a *attributes) register(kind uint16, length int) int {
 func (t *table) compile(name string, b []byte) (s step, text string, err error) {
 	a := &attributes{all: b}
 	switch name {
-	case "counter", "log", "notrack":
+	case "counter", "log", "last", "flow_offload": // an established flow is offloaded
 		return nil, "", nil
+	case "notrack":
+		s = notrack{}
 	case "payload":
 		s, text, err = t.payload(a)
 	case "meta":
 		s, text, err = t.meta(a)
 	case "ct":
-		s, text, err = ct(a)
+		s, text, err = t.ct(a)
 	case "fib":
-		s, text, err = fib(a)
+		s, text, err = t.fib(a)
 	case "cmp":
 		data := a.data(unix.NFTA_CMP_DATA)
 		op := a.number(unix.NFTA_CMP_OP)
-		s = compare{a.register(unix.NFTA_CMP_SREG, len(data)), op, data}
-		text = fmt.Sprintf("%s 0x%x", [...]string{"==", "!=", "<", "<=", ">", ">="}[min(op, 5)], data)
+		from := a.register(unix.NFTA_CMP_SREG, len(data))
+		s = compare{from, op, data}
+		text = [...]string{"==", "!=", "<", "<=", ">", ">="}[min(op, 5)] + " " + valueText(t.words.loaded[from], data)
 		a.bad = a.bad || op > unix.NFT_CMP_GTE
 	case "range":
 		from, to := a.data(unix.NFTA_RANGE_FROM_DATA), a.data(unix.NFTA_RANGE_TO_DATA)
-		s = within{a.register(unix.NFTA_RANGE_SREG, len(from)), from, to, a.number(unix.NFTA_RANGE_OP) != unix.NFT_RANGE_EQ}
-		text = fmt.Sprintf("range 0x%x-0x%x", from, to)
+		at, inverted := a.register(unix.NFTA_RANGE_SREG, len(from)), a.number(unix.NFTA_RANGE_OP) != unix.NFT_RANGE_EQ
+		s = within{at, from, to, inverted}
+		text = valueText(t.words.loaded[at], from) + "-" + valueText(t.words.loaded[at], to)
+		if inverted {
+			text = "!= " + text
+		}
 		a.bad = a.bad || len(from) != len(to)
 	case "bitwise":
-		s, text, err = bitwise(a)
+		s, text, err = t.bitwise(a)
 	case "immediate":
 		s, text, err = t.immediate(a)
 	case "lookup":
@@ -197,25 +220,16 @@ func (t *table) payload(a *attributes) (step, string, error) {
 	probe.setHeaders()
 	probe.setDestination(&state{to: probe.packet.Destination})
 	from := func(x *run) *headers { return &x.network }
-	name := "network"
 	switch base {
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		from, name = func(x *run) *headers { return &x.transport }, "transport"
+		from = func(x *run) *headers { return &x.transport }
 	default:
 		return nil, "", errors.New("it reads a part of the packet that is not known")
 	}
+	text := payloadText(t.Family, base == unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, length)
 	if _, ok := from(probe).get(offset, length); !ok {
 		return nil, "", errors.New("it reads a part of the packet that is not known")
-	}
-	text := fmt.Sprintf("%s header @%d,%d", name, offset, length)
-	switch {
-	case name == "transport":
-		text = "destination port"
-	case offset == 12 && length == 4, offset == 8 && length == 16:
-		text = "source address"
-	case offset == 16 && length == 4, offset == 24 && length == 16:
-		text = "destination address"
 	}
 	return load{a.register(unix.NFTA_PAYLOAD_DREG, int(length)), func(x *run, _ *state) ([]byte, bool) {
 		return from(x).get(offset, length)
@@ -225,20 +239,25 @@ func (t *table) payload(a *attributes) (step, string, error) {
 func (t *table) meta(a *attributes) (step, string, error) {
 	key := a.number(unix.NFTA_META_KEY)
 	if a.has(unix.NFTA_META_SREG) {
-		if key != unix.NFT_META_MARK {
+		switch key {
+		case unix.NFT_META_MARK:
+		case unix.NFT_META_PRIORITY, unix.NFT_META_NFTRACE, unix.NFT_META_SECMARK:
+			return nil, "", nil
+		default:
 			return nil, "", fmt.Errorf("it sets key %d of meta", key)
 		}
-		return setMark{a.register(unix.NFTA_META_SREG, 4), false}, "set mark", nil
+		from := a.register(unix.NFTA_META_SREG, 4)
+		return setMark{from, false}, strings.TrimSpace("set mark " + t.words.use(from, 4, markWord)), nil
 	}
 	var value func(x *run, s *state) ([]byte, bool)
 	var text string
 	length := 4
 	switch key {
 	case unix.NFT_META_MARK:
-		value, text = numbered(func(_ *run, s *state) uint32 { return s.mark }), "mark"
+		value, text = numbered(func(_ *run, s *state) uint32 { return s.mark }), markWord
 	case unix.NFT_META_L4PROTO:
 		value = func(x *run, _ *state) ([]byte, bool) { return []byte{protocolNumber(x.packet.Protocol)}, true }
-		text = "protocol"
+		text = protocolWord
 	case unix.NFT_META_NFPROTO:
 		value = func(x *run, _ *state) ([]byte, bool) {
 			if x.packet.Family() == model.IPv6 {
@@ -246,7 +265,7 @@ func (t *table) meta(a *attributes) (step, string, error) {
 			}
 			return []byte{unix.NFPROTO_IPV4}, true
 		}
-		text = "family"
+		text = familyWord
 	case unix.NFT_META_IIFNAME:
 		length = unix.IFNAMSIZ
 		value = func(x *run, _ *state) ([]byte, bool) {
@@ -256,7 +275,7 @@ func (t *table) meta(a *attributes) (step, string, error) {
 			}
 			return name, true
 		}
-		text = "input interface"
+		text = inputInterface
 	case unix.NFT_META_OIFNAME:
 		// It is known only whether it is lo; see compileRule.
 		length, text = unix.IFNAMSIZ, outputInterface
@@ -279,57 +298,78 @@ type setMark struct {
 	connection bool
 }
 
-func (m setMark) do(_ *run, s *state, next func(*state)) result {
-	if m.connection {
-		s.ctMark = s.number(m.from)
-	} else {
+func (m setMark) do(x *run, s *state, next func(*state)) result {
+	switch {
+	case !m.connection:
 		s.mark = s.number(m.from)
+	case x.tracking(s).known():
+		s.ctMark = s.number(m.from)
 	}
 	next(s)
 	return result{}
 }
 
-func ct(a *attributes) (step, string, error) {
+func (t *table) ct(a *attributes) (step, string, error) {
 	key := a.number(unix.NFTA_CT_KEY)
 	if a.has(unix.NFTA_CT_SREG) {
 		if key != unix.NFT_CT_MARK {
 			return nil, "", fmt.Errorf("it sets key %d of ct", key)
 		}
-		return setMark{a.register(unix.NFTA_CT_SREG, 4), true}, "set ct mark", nil
+		from := a.register(unix.NFTA_CT_SREG, 4)
+		return setMark{from, true}, strings.TrimSpace("set ct mark " + t.words.use(from, 4, ctMarkWord)), nil
 	}
 	var value func(*run, *state) uint32
 	var text string
 	switch key {
 	case unix.NFT_CT_STATE:
-		value, text = func(*run, *state) uint32 { return nft.CtStateNew }, "ct state"
+		text = ctStateWord
+		value = func(x *run, s *state) uint32 {
+			return [...]uint32{tracked: nft.CtStateNew, untracked: ctStateUntracked, invalid: nft.CtStateInvalid, established: ctStateEstablished}[x.tracking(s)]
+		}
 	case unix.NFT_CT_STATUS:
 		value, text = func(_ *run, s *state) uint32 {
 			if s.translated && !s.balanced() {
 				return nft.CtStatusDNAT
 			}
 			return 0
-		}, "ct status"
+		}, ctStatusWord
 	case unix.NFT_CT_MARK:
-		value, text = func(_ *run, s *state) uint32 { return s.ctMark }, "ct mark"
+		value, text = func(_ *run, s *state) uint32 { return s.ctMark }, ctMarkWord
 	default:
 		return nil, "", fmt.Errorf("it reads key %d of ct", key)
 	}
-	return load{a.register(unix.NFTA_CT_DREG, 4), numbered(value)}, text, nil
+	return load{a.register(unix.NFTA_CT_DREG, 4), func(x *run, s *state) ([]byte, bool) {
+		if key != unix.NFT_CT_STATE && !x.tracking(s).known() {
+			return nil, false // the kernel leaves the rule
+		}
+		return binary.NativeEndian.AppendUint32(nil, value(x, s)), true
+	}}, text, nil
 }
 
-func fib(a *attributes) (step, string, error) {
-	const source, destination = 1, 2 // NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
-	flags := a.number(unix.NFTA_FIB_FLAGS)
-	if a.number(unix.NFTA_FIB_RESULT) != unix.NFT_FIB_RESULT_ADDRTYPE || flags != source && flags != destination {
+// ctStateEstablished is the state of answers.
+const ctStateEstablished = 1 << 1
+
+// ctStateUntracked is the state of packets that conntrack does not track (NF_CT_STATE_UNTRACKED_BIT).
+const ctStateUntracked = 1 << 6
+
+func (t *table) fib(a *attributes) (step, string, error) {
+	flags, result := a.number(unix.NFTA_FIB_FLAGS), a.number(unix.NFTA_FIB_RESULT)
+	if flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0 && result != unix.NFT_FIB_RESULT_ADDRTYPE {
+		// Packets come from where the routes to their sources lead; see the package comment.
+		return load{a.register(unix.NFTA_FIB_DREG, 4), func(*run, *state) ([]byte, bool) {
+			return []byte{1, 0, 0, 0}, true // an index, or that there is one
+		}}, "route to the source", nil
+	}
+	if result != unix.NFT_FIB_RESULT_ADDRTYPE || flags != unix.NFTA_FIB_F_SADDR && flags != unix.NFTA_FIB_F_DADDR {
 		return nil, "", errors.New("it asks the routes for something else than the type of an address")
 	}
-	text := "type of the destination"
-	if flags == source {
-		text = "type of the source"
+	text := destinationType
+	if flags == unix.NFTA_FIB_F_SADDR {
+		text = sourceType
 	}
 	return load{a.register(unix.NFTA_FIB_DREG, 4), numbered(func(x *run, s *state) uint32 {
 		address := s.to.Addr()
-		if flags == source {
+		if flags == unix.NFTA_FIB_F_SADDR {
 			address = x.packet.Source
 		}
 		return x.rules.facts.kind(address)
@@ -396,7 +436,7 @@ func (m masked) do(_ *run, s *state, next func(*state)) result {
 // bitwiseOp is NFTA_BITWISE_OP. Its value 0 is "and, then xor".
 const bitwiseOp = 6
 
-func bitwise(a *attributes) (step, string, error) {
+func (t *table) bitwise(a *attributes) (step, string, error) {
 	if op := a.number(bitwiseOp); op != 0 {
 		return nil, "", fmt.Errorf("it is operation %d", op)
 	}
@@ -405,7 +445,12 @@ func bitwise(a *attributes) (step, string, error) {
 		return nil, "", errForm
 	}
 	m.from, m.to = a.register(unix.NFTA_BITWISE_SREG, len(m.mask)), a.register(unix.NFTA_BITWISE_DREG, len(m.mask))
-	return m, fmt.Sprintf("and 0x%x xor 0x%x", m.mask, m.xor), nil
+	of := t.words.loaded[m.from]
+	text := "& " + valueText(of, m.mask)
+	if slices.ContainsFunc(m.xor, func(b byte) bool { return b != 0 }) {
+		text += " ^ " + valueText(of, m.xor)
+	}
+	return m, text, nil
 }
 
 // verdict ends a rule.
@@ -434,7 +479,9 @@ func (t *table) immediate(a *attributes) (step, string, error) {
 	}
 	data := a.data(unix.NFTA_IMMEDIATE_DATA)
 	value := func(*run, *state) ([]byte, bool) { return data, true }
-	return load{a.register(unix.NFTA_IMMEDIATE_DREG, len(data)), value}, fmt.Sprintf("0x%x", data), nil
+	to := a.register(unix.NFTA_IMMEDIATE_DREG, len(data))
+	t.words.constant(to, data)
+	return load{to, value}, fmt.Sprintf("0x%x", data), nil
 }
 
 // find looks a key up in a set or map.
@@ -561,7 +608,14 @@ func (t *table) nat(a *attributes) (step, string, error) {
 	if a.has(unix.NFTA_NAT_REG_PROTO_MIN) {
 		d.port = a.register(unix.NFTA_NAT_REG_PROTO_MIN, 4)
 	}
-	return d, "dnat", nil
+	text := "dnat"
+	if to := t.words.use(d.address, d.length, destinationAddress); to != "" {
+		text += " to " + to
+	}
+	if port := t.words.use(d.port, 2, destinationPort); d.port > 0 && port != "" {
+		text += " port " + port
+	}
+	return d, text, nil
 }
 
 // masquerade translates the source.

@@ -4,8 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -53,10 +58,107 @@ func ReadFacts() (Facts, error) {
 			f.Addresses = append(f.Addresses, address)
 		}
 	}
+	f.readForwarding(links)
 	slices.SortFunc(f.Addresses, netip.Addr.Compare)
 	f.Addresses = slices.Compact(f.Addresses)
 	return f, nil
 }
+
+// readForwarding reads which interfaces do not forward. IPv6 has one setting for all
+// (ip6_forward in net/ipv6/ip6_output.c), and IPv4 one for each interface that packets arrive over
+// (ip_route_input_slow in net/ipv4/route.c).
+func (f *Facts) readForwarding(links []netlink.Link) {
+	isOff := func(path string) bool {
+		b, err := os.ReadFile("/proc/sys/net/" + path)
+		return err == nil && strings.TrimSpace(string(b)) == "0"
+	}
+	f.NotForwarding, f.PartlyForwarding = map[model.Family]string{}, map[model.Family]string{}
+	if isOff("ipv6/conf/all/forwarding") {
+		f.NotForwarding[model.IPv6] = "net.ipv6.conf.all.forwarding = 0"
+	}
+	var off []string
+	on := 0
+	for _, l := range links {
+		switch name := l.Attrs().Name; {
+		case l.Attrs().Flags&net.FlagLoopback != 0, slices.Contains(serviceDevices, name):
+		case isOff("ipv4/conf/" + name + "/forwarding"):
+			off = append(off, "net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".forwarding = 0")
+		default:
+			on++
+		}
+	}
+	switch {
+	case len(off) == 0:
+	case on > 0:
+		f.PartlyForwarding[model.IPv4] = strings.Join(off[:min(len(off), maxInterfaces)], ", ")
+	case isOff("ipv4/ip_forward"):
+		f.NotForwarding[model.IPv4] = "net.ipv4.ip_forward = 0"
+	default:
+		f.NotForwarding[model.IPv4] = strings.Join(off[:min(len(off), maxInterfaces)], ", ")
+	}
+}
+
+// maxInterfaces bounds the interfaces that a text names.
+const maxInterfaces = 5
+
+// InterfaceTo returns the interface that the route to an address leads over, in the network
+// namespace of the calling thread. It returns an empty string if there is none, or if the address is
+// the node's own.
+func InterfaceTo(a netip.Addr) string {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+		return ""
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil || link.Attrs().Flags&net.FlagLoopback != 0 {
+		return ""
+	}
+	return link.Attrs().Name
+}
+
+// StrictInterfaces returns the settings by which packets of a source are dropped that arrive over
+// another interface than the one that the route to the source leads over. Only interfaces with an
+// address are considered, without bridges and tunnels: answers of a node with several networks may
+// take another way than the client's packets.
+func StrictInterfaces(source netip.Addr) (settings []string, err error) {
+	expected := InterfaceTo(source)
+	if !source.Is4() || expected == "" {
+		return nil, nil // IPv6 has no such setting
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's interfaces: %w", err)
+	}
+	level := func(name string) int {
+		b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+		return n
+	}
+	uplinks := map[string]bool{}
+	for _, l := range links {
+		addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		isNetwork := slices.ContainsFunc(addresses, func(a netlink.Addr) bool { ones, bits := a.Mask.Size(); return ones < bits })
+		if err == nil && isNetwork && l.Attrs().Flags&net.FlagLoopback == 0 && slices.Contains(uplinkTypes, l.Type()) {
+			uplinks[l.Attrs().Name] = true
+		}
+	}
+	if !uplinks[expected] {
+		return nil, nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(uplinks)) {
+		// The kernel takes the larger one (IN_DEV_RPFILTER in include/linux/inetdevice.h).
+		if name != expected && max(level("all"), level(name)) == 1 && len(settings) < maxInterfaces {
+			settings = append(settings, fmt.Sprintf("net.ipv4.conf.%s.rp_filter = 1", strings.ReplaceAll(name, ".", "/")))
+		}
+	}
+	return settings, nil
+}
+
+// uplinkTypes are the types of interfaces by which a node may be connected to others.
+var uplinkTypes = []string{"device", "veth", "vlan", "bond", "team", "macvlan", "ipvlan"}
 
 // Read reads the rules of an IP family that the kernel holds, in the network namespace of the
 // calling thread. It uses the programs for saving of both variants of iptables, if they are there.
@@ -93,7 +195,7 @@ func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error)
 	if err != nil {
 		return nil, err
 	}
-	for _, table := range []string{"nat", "filter"} {
+	for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
 		if exists, err := xtables.HasLegacy(family, table); !read && (err != nil || exists) {
 			r.Unjudged = append(r.Unjudged, "the kernel has table "+table+" of iptables' legacy interface, but there is no program "+
 				"iptables-legacy-save to read it with: install iptables")

@@ -73,10 +73,8 @@ func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err 
 	}
 	r.addSaved(stdout.String(), variant)
 	for _, m := range incompatible.FindAllStringSubmatch(stdout.String(), -1) {
-		if table := m[1]; table == "nat" || table == "filter" {
-			r.Unjudged = append(r.Unjudged, fmt.Sprintf("%s does not print table %s, because another program has made rules there "+
-				"that iptables does not know: see nft list table %s %s", name, table, r.nftFamily(), table))
-		}
+		r.Unjudged = append(r.Unjudged, fmt.Sprintf("%s does not print table %s, because another program has made rules there "+
+			"that iptables does not know: see nft list table %s %s", name, m[1], r.nftFamily(), m[1]))
 	}
 	return true, nil
 }
@@ -107,6 +105,7 @@ func (l *limited) Write(p []byte) (int, error) {
 type saved struct {
 	*Rules
 	name   string
+	table  string
 	nat    bool
 	chains map[string]*chain
 	// seconds are how long the lists of clients count, by their names.
@@ -127,7 +126,7 @@ func (r *Rules) addSaved(text, variant string) {
 				family = "ip6tables"
 			}
 			s = &saved{
-				Rules: r, name: fmt.Sprintf("table %s of %s-%s", name, family, variant), nat: name == "nat",
+				Rules: r, name: fmt.Sprintf("table %s of %s-%s", name, family, variant), table: name, nat: name == "nat",
 				chains: map[string]*chain{}, seconds: map[string]time.Duration{},
 			}
 			lines = nil
@@ -156,14 +155,19 @@ func (r *Rules) addSaved(text, variant string) {
 	}
 }
 
-// addBase adds a base chain if packets are judged by it.
+// iptablesPriorities are the priorities of the base chains of tables. Those of nat depend on the
+// hook, too.
+var iptablesPriorities = map[string]int32{"raw": -300, "mangle": -150, "filter": 0, "security": 50}
+
+// addBase adds a base chain.
 func (s *saved) addBase(c *chain, drops bool) {
 	hook, isBase := iptablesHooks[c.name]
-	isFilter := strings.HasPrefix(s.name, "table filter ")
-	if !isBase || !s.nat && !isFilter {
+	priority, isKnown := iptablesPriorities[s.table]
+	if !isBase || !isKnown && !s.nat {
 		return
 	}
-	b := &base{chain: c, hook: hook, nat: s.nat}
+	// Chains of proxies refuse packets in the table filter, so all packets pass it.
+	b := &base{chain: c, hook: hook, nat: s.nat, priority: priority, firewall: !s.nat && s.table != "filter"}
 	switch {
 	case s.nat && (hook == unix.NF_INET_POST_ROUTING || hook == unix.NF_INET_LOCAL_IN):
 		b.priority = 100
@@ -234,20 +238,54 @@ func (s *saved) addRule(words []string) {
 	}
 	r := &Rule{Table: s.name, Chain: c.name, Position: len(c.rules) + 1, Text: strings.Join(words[2:], " ")}
 	p := &ruleParser{saved: s, rule: r, words: words[2:]}
-	if err := p.parse(); err != nil {
-		r.certain = slices.DeleteFunc(r.steps, func(s step) bool { _, isMatch := s.(matcher); return !isMatch })
+	err := p.parse()
+	if err != nil || r.unknownOfClients != "" {
+		r.certain = slices.DeleteFunc(slices.Clone(r.steps), func(s step) bool { _, isMatch := s.(matcher); return !isMatch })
+		r.consequence = s.consequenceOf(words)
+	}
+	if err != nil {
 		r.unknown, r.steps = err.Error(), nil
-		target := slices.Index(words, "-j")
-		r.onlySource = target > 0 && target+1 < len(words) && slices.Contains(sourceTargets, words[target+1])
 	}
 	c.rules = append(c.rules, r)
-	if p.frontend.Port > 0 && c.proxys && r.unknown == "" && p.decides {
+	if p.frontend.Port > 0 && c.proxys && r.why() == "" && p.decides {
 		s.addFrontend(p.frontend, r.String(), c.slicecasts)
 	}
 }
 
-// sourceTargets are the targets that change at most the source of a packet.
-var sourceTargets = []string{"MASQUERADE", "SNAT", "LOG", "NFLOG", "TRACE"}
+// harmlessTargets are the targets that change nothing of what happens to a packet, apart from the
+// translation of its source.
+var harmlessTargets = []string{
+	"MASQUERADE", "SNAT", "LOG", "NFLOG", "TRACE", "AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "DSCP", "ECN", "IDLETIMER", "LED", "RATEEST",
+	"SECMARK", "TCPMSS", "TOS",
+}
+
+// consequenceOf returns what a rule that cannot be judged would do to a packet that it matches.
+func (s *saved) consequenceOf(words []string) (c consequence) {
+	at := slices.IndexFunc(words, func(w string) bool { return w == "-j" || w == "-g" })
+	if at < 0 || at+1 == len(words) {
+		return c // it only counts
+	}
+	target, arguments := words[at+1], words[at+2:]
+	switch {
+	case s.chains[target] != nil:
+		c.chains = []*chain{s.chains[target]}
+	case slices.Contains(harmlessTargets, target):
+	case target == "RETURN", target == "ACCEPT":
+		c.accepts = true
+	case target == "DROP", target == "REJECT":
+		c.refuses = true
+	case target == "MARK" || target == "CONNMARK":
+		c.marks = ^uint32(0)
+		if len(arguments) == 2 && arguments[0] == "--set-xmark" {
+			if value, mask, err := valueAndMask(arguments[1]); err == nil {
+				c.marks = value | mask
+			}
+		}
+	default:
+		c.changes, c.refuses = true, true
+	}
+	return c
+}
 
 // ruleParser compiles a rule.
 type ruleParser struct {
@@ -262,10 +300,15 @@ type ruleParser struct {
 	target []step
 	// recent is what the match recent does, as far as it was read.
 	recent recent
+	// connmark means that the last match was connmark, whose options are those of mark.
+	connmark bool
+	// targets is the name of the target.
+	targets string
 }
 
 var (
-	errOption = errors.New("it is malformed")
+	errOption     = errors.New("it is malformed")
+	errClientPort = errors.New("the client's port is not known")
 	// errOutput leaves the rest of the rule readable.
 	errOutput = errors.New("the interface that a packet leaves by is not known")
 )
@@ -284,6 +327,9 @@ func (p *ruleParser) next() string {
 func (p *ruleParser) match(not bool, matches func(x *run, s *state) bool) {
 	p.rule.steps = append(p.rule.steps, matcher{matches, not})
 }
+
+// sourcePort is a match of the source port, which is known of answers only.
+type sourcePort struct{ matcher }
 
 // matcher matches if matches returns true, or false if not is set.
 type matcher struct {
@@ -337,8 +383,8 @@ var protocolNumbers = map[string]byte{
 
 // known are the matches whose options option knows.
 var known = []string{
-	"tcp", "udp", "sctp", "comment", "conntrack", "state", "set", "mark", "addrtype", "statistic", "recent", "nfacct", "multiport", "physdev",
-	"ipvs",
+	"tcp", "udp", "sctp", "comment", "conntrack", "state", "set", "mark", "connmark", "addrtype", "statistic", "recent", "nfacct", "multiport",
+	"physdev", "ipvs", "rpfilter",
 }
 
 func (p *ruleParser) option(option string, not bool) error {
@@ -357,17 +403,31 @@ func (p *ruleParser) option(option string, not bool) error {
 	case "-i", "-o":
 		return p.iface(option, p.next(), not)
 	case "-m":
-		if m := p.next(); !slices.Contains(known, m) {
+		m := p.next()
+		if !slices.Contains(known, m) {
 			return fmt.Errorf("the match %q is not known", m)
 		}
+		p.connmark = m == "connmark"
 	case "--comment", "--nfacct-name", "--mask", "--reject-with":
 		p.next()
+	case "--loose", "--validmark", "--accept-local":
+	case "--invert":
+		// Packets come from where the routes to their sources lead; see the package comment.
+		p.match(false, func(*run, *state) bool { return false })
 	case "--reap", "--rsource", "--random-fully", "--random", "--persistent":
-	case "--dport", "--dports":
-		return p.ports(p.next(), not)
+	case "--dport", "--dports", "--sport", "--sports":
+		return p.ports(option, p.next(), not)
 	case "--ctstate", "--state":
 		states := strings.Split(p.next(), ",")
-		p.match(not, func(_ *run, s *state) bool {
+		p.match(not, func(x *run, s *state) bool {
+			switch x.tracking(s) {
+			case invalid:
+				return slices.Contains(states, "INVALID")
+			case untracked:
+				return slices.Contains(states, "UNTRACKED")
+			case established:
+				return slices.Contains(states, "ESTABLISHED") || slices.Contains(states, "DNAT") || s.masqueraded && slices.Contains(states, "SNAT")
+			}
 			return slices.Contains(states, "NEW") || s.translated && !s.balanced() && slices.Contains(states, "DNAT") ||
 				s.masqueraded && slices.Contains(states, "SNAT")
 		})
@@ -378,6 +438,11 @@ func (p *ruleParser) option(option string, not bool) error {
 		value, mask, err := valueAndMask(p.next())
 		if err != nil {
 			return err
+		}
+		p.rule.asksMark |= mask
+		if p.connmark {
+			p.match(not, func(x *run, s *state) bool { return x.tracking(s).known() && s.ctMark&mask == value })
+			return nil
 		}
 		p.match(not, func(_ *run, s *state) bool { return s.mark&mask == value })
 	case "--src-type", "--dst-type":
@@ -404,8 +469,12 @@ func (p *ruleParser) option(option string, not bool) error {
 		return p.recentOption(option, not)
 	case "-j", "-g":
 		return p.targetOption(option)
-	case "--set-xmark", "--to-destination", "--to-source", "--to-ports":
+	case "--set-xmark", "--to-destination", "--to-source", "--to-ports", "--nfmask", "--ctmask":
 		return p.targetArgument(option, p.next())
+	case "--tcp-flags":
+		return p.tcpFlags(p.next(), p.next(), not)
+	case "--save-mark", "--restore-mark", "--notrack":
+		return p.targetSwitch(option)
 	default:
 		return errors.New("it is not known")
 	}
@@ -474,8 +543,8 @@ func (p *ruleParser) iface(option, name string, not bool) error {
 	return nil
 }
 
-// ports compiles lists of destination ports.
-func (p *ruleParser) ports(text string, not bool) error {
+// ports compiles lists of ports.
+func (p *ruleParser) ports(option, text string, not bool) error {
 	var ranges [][2]uint64
 	for one := range strings.SplitSeq(text, ",") {
 		from, to, isRange := strings.Cut(one, ":")
@@ -489,6 +558,15 @@ func (p *ruleParser) ports(text string, not bool) error {
 		}
 		ranges = append(ranges, [2]uint64{first, last})
 	}
+	if strings.HasPrefix(option, "--sport") {
+		p.rule.unknownOfClients = option + " cannot be judged: " + errClientPort.Error()
+		p.rule.steps = append(p.rule.steps, sourcePort{matcher{func(x *run, _ *state) bool {
+			b, _ := x.transport.get(0, 2)
+			port := uint64(bigEndian(b))
+			return slices.ContainsFunc(ranges, func(r [2]uint64) bool { return r[0] <= port && port <= r[1] })
+		}, not}})
+		return nil
+	}
 	if len(ranges) == 1 && ranges[0][0] == ranges[0][1] && !not {
 		p.frontend.Port = uint16(ranges[0][0])
 	}
@@ -499,15 +577,26 @@ func (p *ruleParser) ports(text string, not bool) error {
 	return nil
 }
 
+// addressTypes are the types of addresses by the names that iptables prints.
+var addressTypes = map[string]uint32{
+	"UNICAST": unix.RTN_UNICAST, "LOCAL": unix.RTN_LOCAL, "BROADCAST": unix.RTN_BROADCAST, "MULTICAST": unix.RTN_MULTICAST,
+}
+
 func (p *ruleParser) addressType(option, name string, not bool) error {
-	if name != "LOCAL" {
-		return fmt.Errorf("the type %q is not known", name)
+	var kinds []uint32
+	for one := range strings.SplitSeq(name, ",") {
+		kind, ok := addressTypes[one]
+		if !ok {
+			return fmt.Errorf("the type %q is not known", one)
+		}
+		kinds = append(kinds, kind)
 	}
 	p.match(not, func(x *run, s *state) bool {
+		a := s.to.Addr()
 		if option == "--src-type" {
-			return x.rules.facts.local(x.packet.Source)
+			a = x.packet.Source
 		}
-		return x.rules.facts.local(s.to.Addr())
+		return slices.Contains(kinds, x.rules.facts.kind(a))
 	})
 	return nil
 }
@@ -582,6 +671,7 @@ func valueAndMask(text string) (value, mask uint32, err error) {
 
 func (p *ruleParser) targetOption(option string) error {
 	name := p.next()
+	p.targets = name
 	simple := map[string]resultKind{"ACCEPT": accept, "DROP": drop, "REJECT": reject, "RETURN": leave}
 	kind, isSimple := simple[name]
 	switch to := p.chains[name]; {
@@ -598,11 +688,27 @@ func (p *ruleParser) targetOption(option string) error {
 		p.target = append(p.target, verdict{result{kind: kind}})
 	case name == "MASQUERADE":
 		p.target = append(p.target, masquerade{})
-	case slices.Contains([]string{"MARK", "DNAT", "SNAT"}, name):
+	case slices.Contains([]string{"MARK", "CONNMARK", "CT", "DNAT", "SNAT"}, name):
 		p.decides = name == "DNAT"
-	case slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, name):
+	case name == "NOTRACK":
+		p.target = append(p.target, notrack{})
+	case slices.Contains(harmlessTargets, name):
+		p.words = nil // its options change nothing
 	default:
 		return fmt.Errorf("the target %q is not known", name)
+	}
+	return nil
+}
+
+// targetSwitch compiles an option of a target that has no argument.
+func (p *ruleParser) targetSwitch(option string) error {
+	switch {
+	case option == "--notrack" && p.targets == "CT":
+		p.target = append(p.target, notrack{})
+	case option != "--notrack" && p.targets == "CONNMARK":
+		p.target = append(p.target, &connmark{save: option == "--save-mark", nfMask: ^uint32(0), ctMask: ^uint32(0)})
+	default:
+		return errOption
 	}
 	return nil
 }
@@ -614,7 +720,24 @@ func (p *ruleParser) targetArgument(option, text string) error {
 		if err != nil {
 			return err
 		}
-		p.target = append(p.target, xmark{value, mask})
+		p.target = append(p.target, xmark{value, mask, p.targets == "CONNMARK"})
+	case "--nfmask", "--ctmask":
+		mask, _, err := valueAndMask(text)
+		if err != nil {
+			return err
+		}
+		if len(p.target) == 0 {
+			return errOption
+		}
+		c, ok := p.target[len(p.target)-1].(*connmark)
+		switch {
+		case !ok:
+			return errOption
+		case option == "--nfmask":
+			c.nfMask = mask
+		default:
+			c.ctMask = mask
+		}
 	case "--to-source":
 		p.target = append(p.target, masquerade{})
 	case "--to-destination":
@@ -633,13 +756,62 @@ func (p *ruleParser) targetArgument(option, text string) error {
 	return nil
 }
 
-// xmark changes bits of the mark.
-type xmark struct{ value, mask uint32 }
+// xmark changes bits of the mark of the packet or of the connection.
+type xmark struct {
+	value, mask uint32
+	connection  bool
+}
 
-func (m xmark) do(_ *run, s *state, next func(*state)) result {
-	s.mark = s.mark&^m.mask ^ m.value
+func (m xmark) do(x *run, s *state, next func(*state)) result {
+	switch {
+	case !m.connection:
+		s.mark = s.mark&^m.mask ^ m.value
+	case x.tracking(s).known():
+		s.ctMark = s.ctMark&^m.mask ^ m.value
+	}
 	next(s)
 	return result{}
+}
+
+// connmark copies bits between the marks of the packet and of the connection.
+type connmark struct {
+	save           bool
+	nfMask, ctMask uint32
+}
+
+func (m *connmark) do(x *run, s *state, next func(*state)) result {
+	switch {
+	case !x.tracking(s).known():
+	case m.save:
+		s.ctMark = s.ctMark&^m.ctMask ^ s.mark&m.nfMask
+	default:
+		s.mark = s.mark&^m.nfMask ^ s.ctMark&m.ctMask
+	}
+	next(s)
+	return result{}
+}
+
+// notrack keeps conntrack from tracking the packet, unless it does already.
+type notrack struct{}
+
+func (notrack) do(x *run, s *state, next func(*state)) result {
+	if x.tracking(s) == invalid {
+		s.untracked = x.current
+	}
+	next(s)
+	return result{}
+}
+
+// tcpFlags compiles --tcp-flags: which flags are looked at, and which of these are set. The first
+// packet of a connection has SYN.
+func (p *ruleParser) tcpFlags(mask, set string, not bool) error {
+	asks := func(flag string) bool { return mask == "ALL" || slices.Contains(strings.Split(mask, ","), flag) }
+	sets := func(flag string) bool { return set == "ALL" || slices.Contains(strings.Split(set, ","), flag) }
+	others := slices.ContainsFunc([]string{"FIN", "RST", "PSH", "URG"}, sets)
+	p.match(not, func(x *run, _ *state) bool {
+		return x.packet.Protocol == model.TCP && !others && asks("SYN") == sets("SYN") && (asks("ACK") && x.answers) == sets("ACK")
+	})
+	return nil
 }
 
 // destination translates to an address and, unless it is 0, a port.

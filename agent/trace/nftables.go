@@ -46,6 +46,8 @@ type table struct {
 
 	chains map[string]*chain
 	sets   map[string]*set
+	// words are those of the rule that is compiled.
+	words *words
 }
 
 // addTable compiles a table.
@@ -86,13 +88,11 @@ func (r *Rules) addTable(h *nft.Held) {
 		if hook := held.Hook; hook.Kind != "" {
 			c.drops = hook.Drops
 			b := &base{chain: c, hook: hook.Number, priority: hook.Priority, nat: hook.Kind == "nat", handle: held.Handle}
-			b.firewall = !b.nat && !t.proxys && hook.Kind == "filter"
+			b.firewall = !b.nat && !t.proxys
 			if b.firewall && c.drops {
 				c.policy = policyOf(c)
 			}
-			if b.nat || t.proxys || b.firewall {
-				r.bases = append(r.bases, b)
-			}
+			r.bases = append(r.bases, b)
 		}
 	}
 }

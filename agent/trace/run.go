@@ -44,6 +44,8 @@ type state struct {
 	doubt *Rule
 	// masqueradedBy is the rule that has translated the source.
 	masqueradedBy *Rule
+	// untracked is the rule that keeps conntrack from tracking the packet, or nil.
+	untracked *Rule
 	// refusedBy is the first rule of a firewall that refuses the packet, if that is asked for.
 	refusedBy *Rule
 	// refusal is what refusedBy does.
@@ -61,7 +63,44 @@ func (s *state) balanced() bool { return s.virtual.IsValid() }
 // reads before it has written them.
 func (s *state) like(o *state) bool {
 	return s.mark == o.mark && s.ctMark == o.ctMark && s.to == o.to && s.translated == o.translated &&
-		s.masqueradedBy == o.masqueradedBy && s.refusedBy == o.refusedBy && s.memory == o.memory
+		s.masqueradedBy == o.masqueradedBy && s.untracked == o.untracked && s.refusedBy == o.refusedBy && s.memory == o.memory
+}
+
+// tracking is what conntrack has done with a packet.
+type tracking uint8
+
+const (
+	tracked tracking = iota
+	// untracked means that a rule has kept it from tracking the packet.
+	untracked
+	// invalid means that the packet has not come to it yet.
+	invalid
+	// established means that the packet is an answer.
+	established
+)
+
+// tracking returns what conntrack has done with the packet when it comes to a chain.
+func (x *run) tracking(s *state) tracking {
+	switch {
+	case s.untracked != nil:
+		return untracked
+	case x.early && !x.looped && !s.balanced():
+		return invalid
+	case x.answers:
+		return established
+	}
+	return tracked
+}
+
+// known reports whether conntrack knows the packet's connection.
+func (t tracking) known() bool { return t == tracked || t == established }
+
+// priorityConntrack is NF_IP_PRI_CONNTRACK: where conntrack comes to know of a packet.
+const priorityConntrack = -200
+
+// beforeConntrack reports whether packets pass the chain before conntrack comes to know of them.
+func (b *base) beforeConntrack() bool {
+	return b.priority < priorityConntrack && (b.hook == unix.NF_INET_PRE_ROUTING || b.hook == unix.NF_INET_LOCAL_OUT)
 }
 
 // path is a list of rules, last one first.
@@ -156,8 +195,12 @@ type run struct {
 	bridged bool
 	// looped means that the packet comes to the node for the second time, over lo.
 	looped bool
-	// firewall means that the chain belongs to a base with that field.
-	firewall bool
+	// firewall means that the chain belongs to a base with that field, and early that the base comes
+	// before conntrack.
+	firewall, early bool
+	// answers means that the packet is a backend's answer to client.
+	answers bool
+	client  netip.AddrPort
 	// current is the rule that is carried out.
 	current *Rule
 	done    []state
@@ -204,6 +247,7 @@ func protocolNumber(p model.Protocol) byte {
 
 // setHeaders writes what is known of the packet's headers, except for the destination.
 func (x *run) setHeaders() {
+	x.transport.set(0, binary.BigEndian.AppendUint16(nil, clientPort))
 	protocol := []byte{protocolNumber(x.packet.Protocol)}
 	if x.packet.Family() == model.IPv4 {
 		x.network.set(9, protocol)
@@ -228,8 +272,18 @@ func (x *run) setDestination(s *state) {
 func (x *run) hook(hook uint32, in []state) []state {
 	x.hooked = hook
 	for _, b := range x.bases {
-		if b.hook != hook || b.firewall && !x.packet.Firewalls {
+		if b.hook != hook || b.firewall && !x.packet.Firewalls && !b.alters {
 			continue
+		}
+		if x.answers {
+			if b.nat || b.balances {
+				continue // they are asked for the first packet of a connection only
+			}
+			for i := range in {
+				if hook == unix.NF_INET_PRE_ROUTING && b.priority > -100 {
+					in[i].to = x.client // conntrack has restored it
+				}
+			}
 		}
 		var out []state
 		for _, s := range in {
@@ -241,8 +295,8 @@ func (x *run) hook(hook uint32, in []state) []state {
 				}
 				continue
 			}
-			// The kernel translates a connection once in each direction.
-			if b.nat && (s.balanced() && x.rules.balancer.untracked || x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
+			// The kernel translates a connection once in each direction, if conntrack tracks it.
+			if b.nat && (s.untracked != nil || s.balanced() && x.rules.balancer.untracked || x.looped || s.masqueraded || s.translated && hook != unix.NF_INET_POST_ROUTING) {
 				out = append(out, s)
 				continue
 			}
@@ -256,7 +310,7 @@ func (x *run) hook(hook uint32, in []state) []state {
 // base lets a packet pass a base chain. It returns the branches that go on to the next one.
 func (x *run) base(b *base, s state) []state {
 	var accepted []state
-	x.firewall = b.firewall
+	x.firewall, x.early = b.firewall, b.beforeConntrack()
 	ended := x.chain(b.chain, []state{s}, &accepted)
 	x.firewall = false
 	for i := range ended {
@@ -275,6 +329,23 @@ func (x *run) base(b *base, s state) []state {
 		accepted[i].doubt = nil // an accept ends this base chain only
 	}
 	return accepted
+}
+
+// forward returns the states that the kernel forwards.
+func (x *run) forward(all []state) []state {
+	if len(all) == 0 || !x.packet.Firewalls {
+		return all
+	}
+	f := &x.rules.forwarding
+	switch {
+	case f.none != nil:
+		for i := range all {
+			x.refuse(&all[i], f.none, Drop)
+		}
+	case f.some != nil:
+		x.rules.unjudged[f.some] = struct{}{}
+	}
+	return all
 }
 
 // refuse notes that a rule of a firewall refuses a packet.
@@ -384,14 +455,10 @@ func (x *run) join(to []state, others ...state) []state {
 func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 	x.setDestination(s)
 	x.current = r
-	if r.unknown != "" {
+	if r.unknown != "" || r.unknownOfClients != "" && !x.answers && !r.firewalls && !x.firewall {
 		one := ruleResult{state: *s}
 		if x.mayMatch(r, s) {
-			if r.firewalls || x.firewall {
-				one.state.doubt = r
-			} else if !r.onlySource {
-				x.rules.unjudged[r] = struct{}{}
-			}
+			x.cannotJudge(r, &one.state)
 		}
 		return []ruleResult{one}
 	}
@@ -434,6 +501,19 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 		results = append(results, ruleResult{state: *missed})
 	}
 	return results
+}
+
+// cannotJudge records that a packet may match a rule that cannot be judged.
+func (x *run) cannotJudge(r *Rule, s *state) {
+	may := r.consequence
+	isFirewall := r.firewalls || x.firewall
+	if isFirewall && (may.accepts || may.marks != 0 || may.changes) {
+		s.doubt = r
+	}
+	isHarmless := !may.accepts && !may.refuses && !may.changes && may.marks == 0
+	if r.alters || x.packet.Firewalls && r.decides || !isFirewall && !isHarmless {
+		x.rules.unjudged[r] = struct{}{}
+	}
 }
 
 // mayMatch reports whether a rule that cannot be judged may match, as far as it is known.

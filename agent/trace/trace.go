@@ -14,7 +14,13 @@
 //
 // All chains that translate addresses are evaluated. So are those chains of proxies that filter. A
 // network policy or a firewall which drops packets to a Service does what it is for. If it
-// accepts packets before a proxy's chain of iptables refuses them, that is followed.
+// accepts packets before a proxy's chain of iptables refuses them, that is followed. So is what
+// chains of others do to the mark and to conntrack, before a proxy's rules ask for them.
+//
+// With Packet.Firewalls, all chains of iptables and of nf_tables for IP are evaluated, and whether
+// the kernel forwards packets. Routes are not: a packet leaves by an interface that is not known, and
+// has come over the one that the route to its source leads to. Chains of devices and bridges are not
+// read.
 package trace
 
 import (
@@ -52,7 +58,11 @@ type Packet struct {
 	ProxyOnly bool
 	// Firewalls means that the first rule which refuses the packet, of those that no proxy owns, is
 	// in the outcome. The packet then goes on. Rules that cannot be judged do not count as such.
+	// Answers of backends are followed, too.
 	Firewalls bool
+	// AnswersOver returns the interface over which answers of a backend arrive that is not on the
+	// node itself. It is used only with Firewalls.
+	AnswersOver func(backend netip.Addr) string
 }
 
 // Family returns the packet's IP family.
@@ -82,6 +92,9 @@ type Outcome struct {
 	Backend netip.AddrPort
 	// Masquerade means that the packet's source becomes one of the node's addresses.
 	Masquerade bool
+	// UntrackedBy is the rule because of which conntrack does not track the packet, or nil. Then
+	// nothing translates it.
+	UntrackedBy *Rule
 	// MasqueradedBy is the rule that masquerades, or nil.
 	MasqueradedBy *Rule
 	// RefusedBy is the rule of a firewall or a network policy that drops or rejects the packet, or
@@ -92,6 +105,14 @@ type Outcome struct {
 	// Doubt is a rule before RefusedBy that may have accepted the packet, but cannot be judged. It is
 	// nil if there is none.
 	Doubt *Rule
+	// AnswerRefusedBy, AnswerRefusal and AnswerDoubt are the same of the backend's first answer. The
+	// rule may also be a proxy's. Only the answers of a bounded number of backends are followed.
+	AnswerRefusedBy *Rule
+	AnswerRefusal   Verdict
+	AnswerDoubt     *Rule
+	// AnswerUntrackedBy is the rule because of which conntrack does not track the answer, so that
+	// nothing translates it back, or nil.
+	AnswerUntrackedBy *Rule
 	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
@@ -102,11 +123,15 @@ type Outcome struct {
 	// service of IPVS that has, or empty.
 	By        *Rule
 	Scheduler string
+
+	// ctMark is the mark of the connection.
+	ctMark uint32
 }
 
 // Rule is a rule of the kernel.
 type Rule struct {
-	// Table and Chain are where the rule is. Position counts the chain's rules from 1. The policy of a
+	// Table and Chain are where the rule is. Both are empty for a setting of the kernel that acts as
+	// a rule would. Position counts the chain's rules from 1. The policy of a
 	// firewall's chain counts as a rule with Position 0.
 	Table, Chain string
 	Position     int
@@ -116,11 +141,18 @@ type Rule struct {
 	Foreign bool
 	// unknown is what cannot be judged of the rule.
 	unknown string
+	// unknownOfClients is what cannot be judged of a rule that translates, or of a proxy, for packets
+	// of clients: it asks the client's port.
+	unknownOfClients string
 	// certain are the steps before the part that cannot be judged. If one of them does not match,
 	// the rule does not.
 	certain []step
-	// onlySource means that the rule translates nothing but the source.
-	onlySource bool
+	// consequence is what a rule that cannot be judged may do. alters means that it may change what
+	// the rules of proxies do, and decides that firewalls may refuse the packet because of it.
+	consequence     consequence
+	alters, decides bool
+	// asksMark are the bits of the packet's mark that the rule asks.
+	asksMark uint32
 	// firewalls is as in chain.
 	firewalls bool
 	// scheduler is that of a virtual service, which stands for a rule.
@@ -133,9 +165,15 @@ type Rule struct {
 	to netip.Addr
 }
 
+// why returns why the rule cannot be judged for packets of clients, or an empty string.
+func (r *Rule) why() string { return cmp.Or(r.unknown, r.unknownOfClients) }
+
 // String names the rule.
 func (r *Rule) String() string {
-	if r.Position == 0 {
+	switch {
+	case r.Table == "":
+		return r.Text
+	case r.Position == 0:
 		return fmt.Sprintf("the policy of chain %s in %s", r.Chain, r.Table)
 	}
 	return fmt.Sprintf("rule %d of chain %s in %s (%s)", r.Position, r.Chain, r.Table, r.Text)
@@ -172,9 +210,9 @@ type base struct {
 	handle uint64
 	// balances means that the chain stands for IPVS.
 	balances bool
-	// firewall means that the chain is of nf_tables, filters, and belongs to no proxy. Only packets
-	// with Firewalls pass it.
-	firewall bool
+	// firewall means that the chain does not translate, and that none of its rules is a proxy's. Only
+	// packets with Firewalls pass it, and others if it alters what the rules of proxies do.
+	firewall, alters bool
 }
 
 // Facts are what rules ask about the node beside the packet.
@@ -187,9 +225,18 @@ type Facts struct {
 	IPVS, KubeProxyIPVS bool
 	// Services are the addresses on the devices that only have addresses of Services.
 	Services []netip.Addr
+	// NotForwarding are the settings by which the kernel forwards nothing, by IP family.
+	NotForwarding map[model.Family]string
+	// PartlyForwarding are the settings by which it does not forward what arrives over an interface,
+	// although it forwards what arrives over others.
+	PartlyForwarding map[model.Family]string
 }
 
 func (f Facts) local(a netip.Addr) bool { return a.IsLoopback() || f.Local[a] }
+
+// forwarding are the settings of the kernel that keep it from forwarding packets: all of them, and
+// those that arrive over some interface. Both may be nil.
+type forwarding struct{ none, some *Rule }
 
 // Rules are the rules of a kernel for one IP family.
 type Rules struct {
@@ -220,6 +267,8 @@ type Rules struct {
 	slicecasts, kubeProxys bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
 	Unjudged []string
+	// forwarding says what the node does not forward.
+	forwarding forwarding
 	// unjudged are the rules of other chains that could not be judged, as far as packets came by
 	// them.
 	unjudged map[*Rule]struct{}
@@ -289,7 +338,7 @@ func (r *Rules) Unreached(own bool) (names []string) {
 // they may matter: they may translate packets, or accept those that a proxy refuses.
 func (r *Rules) Foreign() (rules []string) {
 	for rule := range r.unjudged {
-		rules = append(rules, fmt.Sprintf("%v: %s", rule, rule.unknown))
+		rules = append(rules, fmt.Sprintf("%v: %s", rule, rule.why()))
 	}
 	slices.Sort(rules)
 	return rules
@@ -297,8 +346,14 @@ func (r *Rules) Foreign() (rules []string) {
 
 // newRules returns Rules without any.
 func newRules(family model.Family, facts Facts) *Rules {
+	setting := func(text string) *Rule {
+		if text == "" {
+			return nil
+		}
+		return &Rule{Text: text, Foreign: true, unknown: "the interface that packets arrive over is not known"}
+	}
 	return &Rules{
-		Family: family, facts: facts, frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
+		Family: family, facts: facts, forwarding: forwarding{setting(facts.NotForwarding[family]), setting(facts.PartlyForwarding[family])}, frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
 	}
 }
 
@@ -318,12 +373,13 @@ func (r *Rules) finish() {
 		c.index = newIndex(c.rules)
 		for _, rule := range c.rules {
 			rule.Foreign, rule.firewalls = !c.proxys, c.firewalls
-			if rule.unknown != "" && c.proxys {
-				r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: %s", rule, rule.unknown))
+			if why := rule.why(); why != "" && c.proxys {
+				r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: %s", rule, why))
 			}
 		}
 	}
 	slices.Sort(r.Unjudged)
+	r.resolve()
 }
 
 // at returns the priority at which the kernel calls the chain among all chains of its hook. Those
@@ -461,6 +517,11 @@ func (r *Rules) Trace(p Packet) (first []Outcome, err error) {
 			return nil, ErrBridge
 		}
 	}
+	if p.Firewalls {
+		if err := r.addAnswers(p, first); err != nil {
+			return nil, err
+		}
+	}
 	return first, nil
 }
 
@@ -506,7 +567,7 @@ func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) 
 		in = x.hook(unix.NF_INET_PRE_ROUTING, in)
 		own, forward := divide(in, input)
 		x.finish(x.hook(unix.NF_INET_LOCAL_IN, own))
-		in = x.hook(unix.NF_INET_FORWARD, forward)
+		in = x.hook(unix.NF_INET_FORWARD, x.forward(forward))
 		x.finish(x.hook(unix.NF_INET_POST_ROUTING, in))
 		again()
 	} else {
@@ -547,6 +608,7 @@ func (x *run) outcomes() []Outcome {
 		backend    netip.AddrPort
 		masquerade *Rule
 		refused    *Rule
+		untracked  *Rule
 		affinity   time.Duration
 	}
 	merged := map[key]*Outcome{}
@@ -555,7 +617,7 @@ func (x *run) outcomes() []Outcome {
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
 			RefusedBy: s.refusedBy, Refusal: s.refusal, Doubt: s.refusedDoubt,
-			Memory: s.memory, By: s.by,
+			UntrackedBy: s.untracked, Memory: s.memory, By: s.by, ctMark: s.ctMark,
 		}
 		if s.translated {
 			o.Backend = s.to
@@ -567,7 +629,7 @@ func (x *run) outcomes() []Outcome {
 			x.rules.unjudged[s.doubt] = struct{}{}
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
-		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.Affinity}
+		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.UntrackedBy, o.Affinity}
 		if known := merged[k]; known != nil {
 			known.Probability += o.Probability
 			continue

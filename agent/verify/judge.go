@@ -24,21 +24,37 @@ type question struct {
 
 // packetOf returns the packet of a question.
 func (c *comparison) packetOf(q question) trace.Packet {
-	return trace.Packet{
+	p := trace.Packet{
 		Protocol: q.port.ID.Protocol, Source: q.source.Address, Destination: q.to, Interface: q.source.Over, Firewalls: c.firewalls,
 	}
+	if c.firewalls {
+		p.AnswersOver = trace.InterfaceTo
+	}
+	return p
 }
 
 // differ records a difference.
-func (c *comparison) differ(q question, wanted, found string, path []*trace.Rule) {
+func (c *comparison) differ(q question, wanted, found string, by *trace.Rule) {
 	d := Difference{
 		Service: q.port.ID.String(), Frontend: fmt.Sprintf("%v %v", q.frontend.Kind, q.to), Source: q.source.String(),
 		Wanted: wanted, Found: found,
 	}
-	if len(path) > 0 {
-		d.Rule = path[len(path)-1].String()
+	if by != nil {
+		d.Rule = by.String()
 	}
 	c.Differences = append(c.Differences, d)
+}
+
+// decidedBy returns the rule that has decided an outcome: the one that keeps the packet from being
+// translated, or the last one that has matched it. It returns nil if there is none.
+func decidedBy(o trace.Outcome) *trace.Rule {
+	switch {
+	case o.UntrackedBy != nil:
+		return o.UntrackedBy
+	case len(o.Path) > 0:
+		return o.Path[len(o.Path)-1]
+	}
+	return nil
 }
 
 // follow follows a packet. It reports false if that is not possible, and records the reason.
@@ -67,7 +83,7 @@ func (c *comparison) ofProxy(q question, p trace.Packet, out []trace.Outcome) ([
 	if at < 0 {
 		return out, true
 	}
-	p.ProxyOnly = true
+	p.ProxyOnly = true // what the proxy does is compared without the masquerading of others
 	proxys, ok := c.follow(q, p)
 	if ok && slices.ContainsFunc(proxys, func(o trace.Outcome) bool { return o.Verdict == trace.Pass && !o.Masquerade }) {
 		kind, _, _ := strings.Cut(q.source.Name, ",") // without a range of sources
@@ -84,7 +100,7 @@ func (c *comparison) untouched(q question) {
 	}
 	at := slices.IndexFunc(out, func(o trace.Outcome) bool { return o.Backend.IsValid() || o.Verdict != trace.Pass })
 	if at >= 0 && !c.tolerates(q, trace.Pass, out) {
-		c.differ(q, "be left alone, because the address has no NodePorts", describe(out), out[at].Path)
+		c.differ(q, "be left alone, because the address has no NodePorts", describe(out), decidedBy(out[at]))
 	}
 }
 
@@ -123,7 +139,7 @@ func (c *comparison) compare(q question, route view.Route, out []trace.Outcome) 
 			if verdict == trace.Drop {
 				text = "be dropped"
 			}
-			c.differ(q, text, describe(out), out[at].Path)
+			c.differ(q, text, describe(out), decidedBy(out[at]))
 		}
 		return
 	}
@@ -133,7 +149,7 @@ func (c *comparison) compare(q question, route view.Route, out []trace.Outcome) 
 	if scheduler := cmp.Or(q.port.Scheduler, c.Scheduler); scheduler != "" {
 		for _, o := range out {
 			if o.Scheduler != "" && o.Scheduler != scheduler {
-				c.differ(q, "be scheduled by "+scheduler, "is scheduled by "+o.Scheduler, o.Path)
+				c.differ(q, "be scheduled by "+scheduler, "is scheduled by "+o.Scheduler, decidedBy(o))
 				return
 			}
 		}
@@ -169,30 +185,30 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 				if len(probability) > 0 && len(missing) > 0 {
 					found += ", and never leads to " + list(missing)
 				}
-				c.differ(q, wanted, found, o.Path)
+				c.differ(q, wanted, found, decidedBy(o))
 				return true
 			}
 		case !set.Contains(o.Backend):
-			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), []*trace.Rule{o.By})
+			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), o.By)
 			return true
 		case o.Masquerade != (route.Masquerade || o.Backend.Addr() == q.source.Address):
 			text, found := "with its own source address", "it is masqueraded"
 			if !o.Masquerade {
 				text, found = "masqueraded", "it is not masqueraded"
 			}
-			c.differ(q, fmt.Sprintf("lead to %v %s", o.Backend, text), found, o.Path)
+			c.differ(q, fmt.Sprintf("lead to %v %s", o.Backend, text), found, decidedBy(o))
 			return true
 		}
 	}
 	if len(missing) > 0 {
-		c.differ(q, wanted, "never leads to "+list(missing), out[0].Path)
+		c.differ(q, wanted, "never leads to "+list(missing), decidedBy(out[0]))
 		return true
 	}
 	even := 1 / float64(set.Len())
 	for _, o := range out {
 		if p := probability[o.Backend]; o.Backend.IsValid() && math.Abs(p-even) > tolerance*even {
 			c.differ(q, fmt.Sprintf("lead to each of %s with probability %.4f", count(set.Len(), "backend"), even),
-				fmt.Sprintf("leads to %v with probability %.4f", o.Backend, p), []*trace.Rule{o.By})
+				fmt.Sprintf("leads to %v with probability %.4f", o.Backend, p), o.By)
 			return true
 		}
 	}
@@ -203,7 +219,7 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outcome) {
 	for _, o := range out {
 		if o.Affinity != p.Affinity {
-			c.differ(q, "have "+remembers(p.Affinity), "has "+remembers(o.Affinity), o.Path)
+			c.differ(q, "have "+remembers(p.Affinity), "has "+remembers(o.Affinity), decidedBy(o))
 			return
 		}
 	}
@@ -219,11 +235,11 @@ func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outco
 		}
 		for _, s := range second {
 			if s.Backend != o.Backend || s.Verdict != o.Verdict {
-				c.differ(q, fmt.Sprintf("lead to %v again, with which the client was connected before", o.Backend), describe(second), s.Path)
+				c.differ(q, fmt.Sprintf("lead to %v again, with which the client was connected before", o.Backend), describe(second), decidedBy(s))
 				return
 			}
 			if s.Affinity != p.Affinity {
-				c.differ(q, fmt.Sprintf("have %s after each connection", remembers(p.Affinity)), "has "+remembers(s.Affinity), s.Path)
+				c.differ(q, fmt.Sprintf("have %s after each connection", remembers(p.Affinity)), "has "+remembers(s.Affinity), decidedBy(s))
 				return
 			}
 		}
@@ -233,7 +249,7 @@ func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outco
 	if third, ok := c.trace(q, full); ok {
 		for _, o := range third {
 			if o.Verdict != trace.Pass || !o.Backend.IsValid() {
-				c.differ(q, "lead to a backend even if the kernel cannot remember more clients", describe(third), o.Path)
+				c.differ(q, "lead to a backend even if the kernel cannot remember more clients", describe(third), decidedBy(o))
 				return
 			}
 		}
@@ -278,7 +294,7 @@ func (c *comparison) hairpins(p *view.ServicePort) {
 		}
 		for _, o := range out {
 			if o.Verdict == trace.Pass && o.Backend.Addr() == a && !o.Masquerade {
-				c.differ(q, fmt.Sprintf("lead to %v masqueraded, because it would answer itself otherwise", o.Backend), "it is not masqueraded", o.Path)
+				c.differ(q, fmt.Sprintf("lead to %v masqueraded, because it would answer itself otherwise", o.Backend), "it is not masqueraded", decidedBy(o))
 				break
 			}
 		}

@@ -233,6 +233,43 @@ func TestFirewall(t *testing.T) {
 	}
 }
 
+// TestBeforeTheProxy proves that what other programs do to the mark and to conntrack, before the
+// rules of a proxy ask for them, is followed, and that it is named if it cannot be judged.
+func TestBeforeTheProxy(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	state := exampleState(node)
+	replaceNFT(t, node, state)
+	for rule, found := range map[string]string{
+		"-t raw -A PREROUTING -d 10.96.0.1 -j CT --notrack": "clusterIP 10.96.0.1:80 from outside (203.0.113.253) should lead to 3 backends of the cluster set, but is not " +
+			"translated, because conntrack does not track it; see rule 1 of chain PREROUTING in table raw of iptables-nft (-d 10.96.0.1/32 -j CT --notrack)",
+		"-t raw -A PREROUTING -d 10.4.0.1 -j CT --notrack":                                        "",
+		"-t raw -A PREROUTING -d 10.96.0.1 -j DROP":                                               "",
+		"-t raw -A PREROUTING -m length --length 100 -j DROP":                                     "",
+		"-t raw -A PREROUTING -m length --length 100 -j CT --notrack":                             "rule 1 of chain PREROUTING in table raw of iptables-nft",
+		"-t mangle -A PREROUTING -d 10.96.0.1 -j MARK --set-xmark 0x4000/0x4000":                  "clusterIP 10.96.0.1:80 from a pod (10.180.255.254) should lead to 10.180.0.1:8080 with its own source address, but it is masqueraded",
+		"-t mangle -A PREROUTING -m length --length 100 -j MARK --set-xmark 0x4000/0x4000":        "rule 1 of chain PREROUTING in table mangle of iptables-nft",
+		"-t mangle -A PREROUTING -d 10.96.0.1 -j MARK --set-xmark 0x8000/0x8000":                  "",
+		"-t mangle -A PREROUTING -m length --length 100 -j MARK --set-xmark 0x8000/0x8000":        "",
+		"-t mangle -A PREROUTING -d 10.96.0.1 -p tcp --tcp-flags SYN,RST SYN -j MARK --or-mark 2": "",
+	} {
+		words := strings.Fields(rule)
+		_, err := node.Run(t.Context(), "iptables-nft", words...)
+		require.NoError(t, err, rule)
+		if r := sentences(compare(t, node, state)); found == "" {
+			require.Empty(t, r, rule)
+		} else {
+			require.Contains(t, r, found, rule)
+		}
+		_, err = node.Run(t.Context(), "iptables-nft", words[0], words[1], "-F")
+		require.NoError(t, err)
+	}
+	require.Empty(t, sentences(compare(t, node, state)))
+	_, err := node.Run(t.Context(), "sysctl", "-q", "-w", "net.ipv4.ip_forward=0")
+	require.NoError(t, err)
+	require.Equal(t, "there should be forwarding of IPv4 packets, without which no pod is reached, but net.ipv4.ip_forward = 0", sentences(compare(t, node, state)))
+}
+
 // TestUnreadable proves that rules which no program of the node can read are named.
 func TestUnreadable(t *testing.T) {
 	node := newNode(t)

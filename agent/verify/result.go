@@ -127,6 +127,8 @@ func describe(out []trace.Outcome) string {
 			if o.Masquerade {
 				masqueraded++
 			}
+		case o.UntrackedBy != nil:
+			others = append(others, "is not translated, because conntrack does not track it")
 		default:
 			others = append(others, "is not translated")
 		}

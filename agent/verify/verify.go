@@ -12,6 +12,7 @@ package verify
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -164,6 +165,22 @@ func (c *comparison) isFrontend(p *view.ServicePort, a netip.Addr, port uint16) 
 	return false
 }
 
+// forwards reports whether some backend is reached by packets that the node forwards.
+func forwards(s view.State, family model.Family, facts trace.Facts) bool {
+	for _, p := range s.Ports {
+		if p.ID.Family != family {
+			continue
+		}
+		for b := range p.Cluster.All() {
+			if !facts.Local[b.Address.Addr()] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Kernel compares the kernel of the calling thread's network namespace with a state. It reads the
 // addresses of the options itself.
 func Kernel(ctx context.Context, o Options) (Result, error) {
 	all := Result{Differences: []Difference{}}
@@ -187,6 +204,11 @@ func Kernel(ctx context.Context, o Options) (Result, error) {
 		r, err := Compare(ctx, o, rules)
 		if err != nil {
 			return all, err
+		}
+		if setting := facts.NotForwarding[family]; setting != "" && forwards(o.State, family, facts) {
+			r.Differences = append(r.Differences, Difference{
+				Wanted: fmt.Sprintf("be forwarding of %v packets, without which no pod is reached", family), Found: setting,
+			})
 		}
 		all.Merge(r)
 	}
