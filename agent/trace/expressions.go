@@ -62,6 +62,7 @@ func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 			r.steps = append(r.steps, s)
 		}
 	}
+	r.asksMore = w.asksMore
 	if r.why() != "" {
 		r.consequence.of(r.steps)
 	}

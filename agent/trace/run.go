@@ -395,6 +395,7 @@ func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
 				one := results[i]
 				one.state.probability *= factor
 				if one.matched {
+					r.matched = true
 					one.state.path = &path{r, one.state.path}
 				}
 				switch one.kind {

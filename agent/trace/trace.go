@@ -151,6 +151,9 @@ type Rule struct {
 	// the rules of proxies do, and decides that firewalls may refuse the packet because of it.
 	consequence     consequence
 	alters, decides bool
+	// asksMore means that the rule asks more than the packet's protocol and destination, or how often
+	// it was asked. matched means that a packet has matched it.
+	asksMore, matched bool
 	// asksMark are the bits of the packet's mark that the rule asks.
 	asksMark uint32
 	// firewalls is as in chain.

@@ -34,6 +34,9 @@ const (
 	destinationType = "type of the destination"
 )
 
+// askedWords are those that ask for no more than a packet's protocol and destination.
+var askedWords = []string{destinationAddress, destinationPort, protocolWord, familyWord, destinationType}
+
 // words are the words of a rule of nf_tables while it is compiled.
 type words struct {
 	all []string
@@ -45,6 +48,8 @@ type words struct {
 	// longer asks for what other rules have set.
 	mask  uint32
 	wrote bool
+	// asksMore is as in Rule.
+	asksMore bool
 }
 
 type constant struct {
@@ -72,6 +77,7 @@ func (w *words) use(register, length int, of string) string {
 func (w *words) note(s step, text string) (asksMark uint32) {
 	switch s := s.(type) {
 	case load:
+		w.asksMore = w.asksMore || text != "" && !slices.Contains(askedWords, text)
 		w.loaded[s.to] = text
 		if c, ok := w.constants[s.to]; ok && c.at != len(w.all) {
 			delete(w.constants, s.to) // it was overwritten

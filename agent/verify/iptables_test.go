@@ -66,6 +66,8 @@ var iptablesBreakages = []edit{
 	{"refusals are not looked up", `-A FORWARD -j SLICECAST-FORWARD`, "", []string{"shop/none", "clusterIP 10.96.0.5:80 from outside"}},
 	{"another rule is first", `(?m)^-A PREROUTING -j SLICECAST-SERVICES$`, "-A PREROUTING -d 10.96.0.1/32 -p tcp -j DNAT --to-destination 10.9.9.9\n$0",
 		[]string{"10.9.9.9:80", "rule 1 of chain PREROUTING in table nat"}},
+	{"a rule for one source", `(?m)^-A SLICECAST-VIPS -d 10\.96\.0\.1/32 .*$`, "-A SLICECAST-VIPS -s 10.9.9.9 -d 10.96.0.1 -j ACCEPT\n$0", []string{"no proxy writes", "chain SLICECAST-VIPS", "(-s 10.9.9.9/32 -d 10.96.0.1/32 -j ACCEPT)"}},
+	{"a rule for a state", `(?m)^-A SLICECAST-FORWARD .*INVALID.*$`, "-A SLICECAST-FORWARD -m conntrack --ctstate ESTABLISHED -j DROP\n$0", []string{"no proxy writes", "(-m conntrack --ctstate ESTABLISHED -j DROP)"}},
 	{"a stale chain", `(?m)^:SLICECAST-VIPS .*$`, "$0\n:SLICECAST-P-AAAAAAAAAAAAAAAA - [0:0]\n-A SLICECAST-P-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.9.9.9:80",
 		[]string{"chain SLICECAST-P-AAAAAAAAAAAAAAAA"}},
 	{"a rule that cannot be judged", `(?m)^-A SLICECAST-DISPATCH -j SLICECAST-VIPS$`, "-A SLICECAST-DISPATCH -m length --length 100:200 -j RETURN\n$0", []string{"cannot be judged"}},

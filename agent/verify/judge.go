@@ -331,6 +331,14 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 			})
 		}
 	}
+	if c.Packets > 0 {
+		for _, r := range c.rules.Intruders(c.Beside) {
+			c.Differences = append(c.Differences, Difference{
+				Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " for some sources, marks, connections or interfaces that no proxy writes",
+				Found:  "there is one", Rule: r.String(),
+			})
+		}
+	}
 	for _, name := range c.rules.Unreached(c.Beside) {
 		c.Differences = append(c.Differences, Difference{
 			Wanted: "be a rule that leads to " + name, Found: "there is none",

@@ -128,6 +128,11 @@ var nftBreakages = []breakage{
 	{"the table is gone", "delete table T ", []string{"shop/web", "shop/dns", "shop/edge", "shop/sticky"}},
 	{"another table is faster", "add table ip other\nadd chain ip other pre { type nat hook prerouting priority -110; }\n" +
 		"add rule ip other pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.9.9:99", []string{"10.9.9.9:99", "chain pre in table ip other"}},
+	{"a rule for one source", "insert rule T cluster ip saddr 10.9.9.9 drop", []string{"no proxy writes", "rule 1 of chain cluster in table ip slicecast (source address == 10.9.9.9 drop)"}},
+	{"a rule for one interface", "insert rule T services iifname eth7 accept", []string{"no proxy writes", `(input interface == "eth7" accept)`}},
+	{"a rule for a mark", "insert rule T cluster-3 meta mark & 0xf0 == 0x10 drop", []string{"no proxy writes", "(mark & 0xf0 == 0x10 drop)"}},
+	{"a rule for a state", "insert rule T forward ct state established drop", []string{"no proxy writes", "(ct state & established != 0 drop)"}},
+	{"a rule that only counts", "insert rule T forward ip saddr 10.9.9.9 counter", nil},
 	{"a rule that cannot be judged", "insert rule T services tcp sport 1 drop", []string{"cannot be judged"}},
 }
 

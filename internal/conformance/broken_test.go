@@ -203,6 +203,11 @@ var brokenNFTables = []edit{
 	{"affinity is not kept", `(?m)^\s+update @affinity-\S+10\.180\.0\.20/80 .*$`, "", []string{"shop/sticky:http", "has no affinity"}},
 	{"affinity leads elsewhere", `(ip saddr @affinity-\S+10\.180\.0\.20/80 goto )endpoint-\S+`, "${1}reject-chain", []string{"shop/sticky:http", "again"}},
 	{"the node's packets are not looked up", `(chain nat-output \{\s+type [^\n]*\n)\s+jump services`, "$1", []string{"from the node", "is not translated"}},
+	{"a rule for one source", `chain service-\S+shop/web/\S+ \{`, "$0\n ip saddr 10.9.9.9 drop", []string{"no proxy writes", "shop/web", "(source address == 10.9.9.9 drop)"}},
+	{"a rule for one interface", `chain service-\S+shop/web/\S+ \{`, "$0\n iifname \"eth7\" reject", []string{"no proxy writes", "shop/web", `(input interface == "eth7" reject)`}},
+	{"a rule for a mark", `chain endpoint-\S+10\.180\.1\.20/80 \{`, "$0\n meta mark 0x99 drop", []string{"no proxy writes", "10.180.1.20/80", "(mark == 0x99 drop)"}},
+	{"a rule for a state", `(chain filter-forward \{\s+type [^\n]*\n)`, "$1 ct state established,related drop\n", []string{"no proxy writes", "(ct state & established,related != 0 drop)"}},
+	{"another hairpin", `chain endpoint-\S+10\.180\.1\.20/80 \{`, "$0\n ip saddr 10.9.9.9 jump mark-for-masquerade", []string{"no proxy writes", "(source address == 10.9.9.9 jump mark-for-masquerade)"}},
 	{"a stale chain", `(chain reject-chain \{)`, "chain service-AAAAAAAA-shop/gone/tcp/http {\n drop\n}\n$1", []string{"chain service-AAAAAAAA-shop/gone/tcp/http"}},
 }
 
@@ -229,6 +234,12 @@ var brokenIPTables = []edit{
 	{"affinity is shorter", `--rcheck --seconds 10800`, "--rcheck --seconds 60", []string{"shop/sticky:http", "affinity of"}},
 	{"the node's packets are not looked up", `(?m)^-A OUTPUT .*"kubernetes service portals" -j KUBE-SERVICES\n(-A POSTROUTING)`, "$1",
 		[]string{"from the node", "is not translated"}},
+	{"a rule for one source", `(?m)^(-A KUBE-SVC-\S+) .*-> 10\.180\.0\.10:80" .*$`, "$1 -s 10.9.9.9 -j ACCEPT\n$0", []string{"no proxy writes", "(-s 10.9.9.9/32 -j ACCEPT)"}},
+	{"a rule for one interface", `(?m)^(-A KUBE-SVC-\S+) .*-> 10\.180\.0\.10:80" .*$`, "$1 -i eth7 -p tcp -j DNAT --to-destination 10.9.9.9:80\n$0", []string{"no proxy writes", "(-i eth7 -p tcp -j DNAT --to-destination 10.9.9.9:80)"}},
+	{"a rule for a mark", `(?m)^(-A KUBE-SEP-\S+) .*--to-destination 10\.180\.1\.10:80$`, "$1 -m mark --mark 0x99 -j RETURN\n$0", []string{"no proxy writes", "(-m mark --mark 0x99 -j RETURN)"}},
+	{"a rule for a state", `(?m)^-A KUBE-FORWARD .*INVALID.*$`, "-A KUBE-FORWARD -m conntrack --ctstate ESTABLISHED -j DROP\n$0", []string{"no proxy writes", "(-m conntrack --ctstate ESTABLISHED -j DROP)"}},
+	{"a rule for forwarded packets of one source", `(?m)^-A KUBE-FORWARD .*INVALID.*$`, "-A KUBE-FORWARD -s 10.9.9.9 -j DROP\n$0", []string{"no proxy writes", "(-s 10.9.9.9/32 -j DROP)"}},
+	{"another hairpin", `(?m)^(-A KUBE-SEP-\S+) .*--to-destination 10\.180\.1\.10:80$`, "$1 -s 10.9.9.9 -j KUBE-MARK-MASQ\n$0", []string{"no proxy writes", "(-s 10.9.9.9/32 -j KUBE-MARK-MASQ)"}},
 	{"a stale chain", `(?m)^:KUBE-SVC-\S+ - .*$`, "$0\n:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]\n-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -j DNAT --to-destination 10.9.9.9:80",
 		[]string{"chain KUBE-SEP-AAAAAAAAAAAAAAAA"}},
 }

@@ -1,0 +1,86 @@
+package trace
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// form is what a proxy's rules look like that ask what no packet of verify has.
+type form struct{ chain, rule *regexp.Regexp }
+
+// Intruders returns the rules in chains of proxies that ask for a source, a mark, a state of the
+// connection or an interface that no packet has had, and that no proxy writes. What they do has not
+// been seen. With own, only Slicecast's chains count. It knows which packets there were, so it is
+// called after all of them.
+func (r *Rules) Intruders(own bool) (rules []*Rule) {
+	if r.facts.IPVS {
+		return nil // its rules ask ipsets, which have more than packets to them
+	}
+	for _, c := range r.chains {
+		if !c.proxys || own && !c.slicecasts || !c.reached {
+			continue
+		}
+		for _, rule := range c.rules {
+			if rule.asksMore && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule) {
+				rules = append(rules, rule)
+			}
+		}
+	}
+	slices.SortFunc(rules, func(a, b *Rule) int { return strings.Compare(a.String(), b.String()) })
+	return rules
+}
+
+// acts reports whether a rule does something to packets.
+func (r *Rule) acts() bool {
+	var c consequence
+	c.of(r.steps)
+	return c.accepts || c.refuses || c.changes || c.marks != 0 || len(c.chains) > 0
+}
+
+// writes reports whether a proxy writes such a rule in the chain.
+func (c *chain) writes(r *Rule) bool {
+	if slices.ContainsFunc(forms, func(f form) bool { return f.chain.MatchString(c.name) && f.rule.MatchString(r.Text) }) {
+		return true
+	}
+	return c.isHairpin(r)
+}
+
+// A comment of kube-proxy comes before or after a match.
+const comment = `(-m comment --comment .* )?`
+
+// forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
+// (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
+var forms = []form{
+	of(`forward`, `ct state & invalid != 0 source address source address lookup @hairpins drop .*`),
+	of(`forward|output-filter`, `ct state & new != 0 destination address (& \S+ )?== \S+ drop .*`),
+	of(`filter-(input|forward|output|prerouting|output-post-dnat)|nat-.*`, `ct state & new != 0 jump [a-z-]+`),
+	of(`.*\.sources`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
+	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),
+	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`),
+	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m mark --mark (0x[0-9a-f]+)/(0x[0-9a-f]+) -j ACCEPT`),
+	of(`SLICECAST-SERVICES`, `-m mark --mark \S+ -g SLICECAST-DISPATCH`),
+	of(`(SLICECAST|KUBE)-POSTROUTING`, `-m mark ! --mark \S+ -j RETURN`),
+}
+
+// of returns the form of rules in chains, both by expressions for all of the text.
+func of(chain, rule string) form {
+	return form{regexp.MustCompile("^(" + chain + ")$"), regexp.MustCompile("^" + rule + "$")}
+}
+
+// hairpin matches kube-proxy's rules by which a backend's connections to itself are masqueraded.
+var hairpin = regexp.MustCompile(`^(?:-s (\S+?)/(?:32|128) .*-j KUBE-MARK-MASQ|source address == (\S+) jump mark-for-masquerade\b.*)$`)
+
+// isHairpin reports whether the rule is for the backend that the chain leads to.
+func (c *chain) isHairpin(r *Rule) bool {
+	m := hairpin.FindStringSubmatch(r.Text)
+	if m == nil {
+		return false
+	}
+	source, err := netip.ParseAddr(m[1] + m[2])
+	return err == nil && slices.ContainsFunc(c.rules, func(o *Rule) bool {
+		isBackend := func(s step) bool { d, ok := s.(destination); return ok && d.to.Addr() == source }
+		return slices.ContainsFunc(o.steps, isBackend) || strings.Contains(o.Text, " dnat to "+source.String()+" ")
+	})
+}
