@@ -128,6 +128,9 @@ type explainReport struct {
 	// refused means that connections are dropped or rejected, or that there is no such Service or
 	// port.
 	refused bool
+	// moving means that a change is on its way to the node. late means that the node has not
+	// acknowledged the Service's latest version, and that nothing else says that it has programmed it.
+	moving, late bool
 }
 
 func (r *explainReport) step(name string) *step {
@@ -164,8 +167,12 @@ func (r *explainReport) Print(out *show.Page) {
 	for _, v := range r.verdict {
 		out.Row(v)
 	}
-	if at := slices.IndexFunc(r.steps, func(s *step) bool { return s.State == stepDiffers }); at >= 0 {
-		out.Row(fmt.Sprintf("Look at step %d (%s): %s", at+1, r.steps[at].Name, r.steps[at].Why[0]))
+	if at := slices.IndexFunc(r.steps, func(s *step) bool { return s.State != stepAgrees }); at >= 0 {
+		s, not := r.steps[at], ""
+		if s.State == stepNotJudged {
+			not = ", which was not judged"
+		}
+		out.Row(fmt.Sprintf("Look at step %d (%s)%s: %s", at+1, s.Name, not, s.Why[0]))
 	}
 	for i, s := range r.steps {
 		out.Title("%d. %s: %s", i+1, s.Name, s.State)
@@ -191,18 +198,50 @@ func (r *explainReport) Print(out *show.Page) {
 	r.servers.print(out)
 }
 
-// explain asks for an explanation, and once more if a step does not agree: what was on its way is
-// there by then.
-func explain(ctx context.Context, f *fleet.Fleet, q explainQuestion) (r *explainReport, err error) {
-	for range 2 {
-		if r, err = explainOnce(ctx, f, q); err != nil {
+// explainSettle is how long a change may be on its way to the node before it is reported, and
+// explainPause the time between two looks at it.
+const (
+	explainSettle = 10 * time.Second
+	explainPause  = time.Second
+)
+
+// explain asks for an explanation.
+func explain(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*explainReport, error) {
+	return settled(ctx, func() (*explainReport, error) { return explainOnce(ctx, f, q) })
+}
+
+// settled asks once more if a step does not agree. While a change is on its way to the node, it asks
+// again and again, but not for longer than explainSettle.
+func settled(ctx context.Context, ask func() (*explainReport, error)) (r *explainReport, err error) {
+	end := time.Now().Add(explainSettle)
+	for again := false; ; again = true {
+		if r, err = ask(); err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(r.steps, func(s *step) bool { return s.State == stepDiffers }) {
-			break
+		differs := slices.ContainsFunc(r.steps, func(s *step) bool { return s.State == stepDiffers })
+		switch isMoving := r.moving || r.late; {
+		case isMoving && time.Now().Before(end):
+		case !again && differs:
+			continue
+		default:
+			r.unsettled()
+			return r, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(explainPause):
 		}
 	}
-	return r, nil
+}
+
+// unsettled says that the node may not have the Service's latest version, if that is so.
+func (r *explainReport) unsettled() {
+	if !r.late {
+		return
+	}
+	at := slices.IndexFunc(r.steps, func(s *step) bool { return s.Name == nodeStep })
+	r.steps[at].differs("%s has not acknowledged the latest version of the Service yet", r.question.node)
 }
 
 func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*explainReport, error) {
@@ -212,6 +251,7 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 		return nil, err
 	}
 	r.objects(o)
+	defer r.pods(ctx, f.Client(), o) // after what happens to connections
 	name := &pb.ServiceName{Namespace: q.service.Namespace, Name: q.service.Name}
 	answers, all, err := ask(ctx, f, func(ctx context.Context, conn *grpc.ClientConn) (lacking, error) {
 		return askLacking(ctx, conn, name)
@@ -246,5 +286,6 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 	r.askAgent(ctx, o, answers, func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
 		return f.Run(ctx, pods[at], fleet.MaxOutput, in, command...)
 	})
+	r.unchanged(ctx, f.Client(), o)
 	return r, nil
 }

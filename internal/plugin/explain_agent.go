@@ -33,8 +33,9 @@ type nodeAnswer struct {
 			Found      string `json:"found"`
 			Difference string `json:"difference"`
 			Deviation  string `json:"deviation"`
-			// RefusedBy is as in explain.Packet.
+			// RefusedBy and DecidedBy are as in explain.Packet.
 			RefusedBy []string `json:"refusedBy"`
+			DecidedBy string   `json:"decidedBy"`
 		} `json:"packets"`
 		Flows struct {
 			Total int `json:"total"`
@@ -114,8 +115,11 @@ func (r *explainReport) agentHas(ctx context.Context, answers []fleet.Answer[lac
 			}
 			s.fact("shard %d: received up to sequence %d, programmed up to %d", shard.GetShard(), shard.GetSequence(), shard.GetProgrammedSequence())
 			if shard.GetProgrammedSequence() < g.GetChangedSequence() {
-				s.differs("the Service changed at sequence %d, which it has not programmed", g.GetChangedSequence())
+				r.moving = true
+				s.differs("the Service changed at sequence %d, which the node has not programmed yet", g.GetChangedSequence())
+				continue
 			}
+			r.late = false // what is not acknowledged yet is programmed
 		}
 	}
 	for _, f := range status.GetFailures() {
@@ -133,9 +137,12 @@ func (r *explainReport) judge(s *step, a *nodeAnswer) {
 	for _, p := range a.Problems {
 		s.fact("not served: %s", p)
 	}
-	for _, u := range a.Unjudged {
-		s.notJudged("%s", u)
-	}
+	// What differs comes first among the reasons, because it decides what the step's state is.
+	defer func() {
+		for _, u := range a.Unjudged {
+			s.notJudged("%s", u)
+		}
+	}()
 	if !*a.Served && len(r.verdict) == 0 {
 		r.refused = true
 		r.verdict = append(r.verdict, fmt.Sprintf("%s has no rules for %s: the Service has no such port or family", r.question.node, r.question.name))
@@ -149,9 +156,12 @@ func (r *explainReport) judge(s *step, a *nodeAnswer) {
 			case k.Difference != "":
 				s.differs("%s", k.Difference)
 				text = "what comes there " + k.Found + ", which is not what was decided"
+				if k.DecidedBy != "" {
+					text += "; see " + k.DecidedBy + ", which is another program's"
+				}
 			case len(k.RefusedBy) > 0:
 				r.refused = true
-				text = strings.Join(k.RefusedBy, "; ") + ", which is of a firewall or a network policy"
+				text = strings.Join(k.RefusedBy, "; ") + ", which the proxy has not set"
 				if why := "all rules of Slicecast are as they should be, and what comes there " + text; !slices.Contains(s.Why, why) {
 					s.Why = append(s.Why, why) // although the step agrees
 				}

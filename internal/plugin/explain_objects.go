@@ -6,15 +6,19 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/show"
 	"github.com/slicecast/slicecast/internal/source"
 )
 
@@ -121,6 +125,125 @@ func (r *explainReport) objects(o *explained) {
 	if len(o.slices) == 0 {
 		s.fact("no EndpointSlice: does the Service's selector match pods?")
 	}
+}
+
+// unchanged asks the API server whether the objects have changed while they were explained. If they
+// have, what was found is about the past.
+func (r *explainReport) unchanged(ctx context.Context, client kubernetes.Interface, o *explained) {
+	ctx, cancel := context.WithTimeout(ctx, r.question.timeout)
+	defer cancel()
+	service, err := client.CoreV1().Services(r.question.service.Namespace).Get(ctx, r.question.service.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		service, err = nil, nil
+	}
+	var list *discoveryv1.EndpointSliceList
+	if err == nil {
+		list, err = client.DiscoveryV1().EndpointSlices(r.question.service.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=" + r.question.service.Name,
+		})
+	}
+	s := r.steps[0]
+	switch {
+	case err != nil:
+		s.notJudged("whether the objects have changed meanwhile: %v", err)
+	case !maps.Equal(resourceVersions(o.service, o.slices), resourceVersions(service, list.Items)):
+		r.moving = true
+		s.notJudged("the Service or its EndpointSlices have changed while they were explained: run the command again")
+	}
+}
+
+// resourceVersions returns the versions of a Service, if it is not nil, and of slices, by their names.
+func resourceVersions(service *corev1.Service, all []discoveryv1.EndpointSlice) map[string]string {
+	versions := map[string]string{}
+	if service != nil {
+		versions[""] = string(service.UID) + " " + service.ResourceVersion
+	}
+	for i := range all {
+		versions[all[i].Name] = string(all[i].UID) + " " + all[i].ResourceVersion
+	}
+	return versions
+}
+
+// maxShownPods bounds the Pods that are named, and maxReadPods those that are read.
+const (
+	maxShownPods = 5
+	maxReadPods  = 500
+)
+
+// pods says why a Service has no endpoint that receives connections, as far as its Pods tell it. A
+// user need not have the right to list them.
+func (r *explainReport) pods(ctx context.Context, client kubernetes.Interface, o *explained) {
+	if o.service == nil || len(o.service.Spec.Selector) == 0 || usable(o.slices) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.question.timeout)
+	defer cancel()
+	selector := labels.SelectorFromSet(o.service.Spec.Selector).String()
+	list, err := client.CoreV1().Pods(o.service.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: maxReadPods})
+	s := r.steps[0]
+	if err != nil {
+		s.fact("no endpoint is usable; why its Pods are not is not known: %v", err)
+		return
+	}
+	var why []string
+	for i := range list.Items {
+		if text := notReady(&list.Items[i]); text != "" {
+			why = append(why, fmt.Sprintf("Pod %s %s", list.Items[i].Name, text))
+		}
+	}
+	text := fmt.Sprintf("No endpoint of %v is usable: no Pod has the labels %s", r.question.service, selector)
+	switch {
+	case len(why) > 0:
+		text = fmt.Sprintf("No endpoint of %v is usable: %s", r.question.service, strings.Join(why[:min(len(why), maxShownPods)], "; "))
+		if more := len(why) - maxShownPods; more > 0 {
+			text += fmt.Sprintf("; and %d more", more)
+		}
+	case len(list.Items) > 0:
+		text = fmt.Sprintf("No endpoint of %v is usable, although %s: its EndpointSlices do not follow them", r.question.service,
+			show.Plural("ready Pod", len(list.Items))+" of its selector")
+	}
+	r.verdict = append(r.verdict, text)
+}
+
+// usable reports whether a proxy may lead connections to an endpoint.
+func usable(all []discoveryv1.EndpointSlice) bool {
+	for i := range all {
+		for j := range all[i].Endpoints {
+			c := &all[i].Endpoints[j].Conditions
+			// A condition that is not set counts as true, except terminating.
+			if c.Ready == nil || *c.Ready || deref(c.Terminating) && (c.Serving == nil || *c.Serving) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// notReady says why a Pod is not ready. It returns an empty string if the Pod is.
+func notReady(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "terminates"
+	}
+	reason := func(kind corev1.PodConditionType) string {
+		at := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status != corev1.ConditionTrue })
+		if at < 0 {
+			return ""
+		}
+		c := &p.Status.Conditions[at]
+		return fmt.Sprintf(" (%.200s)", strings.Trim(c.Reason+": "+c.Message, ": "))
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Reason != "" && w.Reason != "ContainerCreating" {
+			return fmt.Sprintf("is %s, and its container %s waits (%.200s)", p.Status.Phase, c.Name, strings.Trim(w.Reason+": "+w.Message, ": "))
+		}
+	}
+	switch {
+	case p.Status.Phase != corev1.PodRunning:
+		return fmt.Sprintf("is %s%s", p.Status.Phase, reason(corev1.PodScheduled))
+	case reason(corev1.PodReady) != "":
+		return "is Running, but not ready" + reason(corev1.PodReady)
+	}
+	return ""
 }
 
 func orNone(s string) string {

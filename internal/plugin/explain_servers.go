@@ -50,6 +50,7 @@ func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 			g.GetChangedSequence(), a.Value.status.GetEpoch())
 		if g.GetService() == nil {
 			if wanted && (o.service.Labels[source.LabelServiceProxyName] == "") {
+				r.moving = true
 				s.differs("%v does not have the Service", a.Server)
 			}
 			continue
@@ -61,11 +62,13 @@ func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 		}
 		for name, version := range versions {
 			if have[name] != version {
+				r.moving = true
 				s.differs("%v has another version of %s than the API server: it is behind", a.Server, name)
 			}
 		}
 		for name := range have {
 			if _, ok := versions[name]; !ok {
+				r.moving = true
 				s.differs("%v still has %s, which the API server does not", a.Server, name)
 			}
 		}
@@ -92,9 +95,12 @@ func (r *explainReport) unserved(s *step, skips []source.Skip) {
 	}
 }
 
+// nodeStep is the step of what the servers know of the node.
+const nodeStep = "the node, as its server sees it"
+
 // follows adds the step of what the servers know of the node.
 func (r *explainReport) follows(nodes *nodesReport) {
-	s := r.step("the node, as its server sees it")
+	s := r.step(nodeStep)
 	if nodes.agentsErr != nil {
 		s.notJudged("the agents' Pods are not known: %v", nodes.agentsErr)
 	}
@@ -116,6 +122,7 @@ func (r *explainReport) follows(nodes *nodesReport) {
 	case n.stale > 0:
 		s.differs("its server may lack changes of the last %s", show.Age(n.stale))
 	case late:
+		r.late = true
 		s.fact("server %s; the latest state of the Service is %s old, and not acknowledged yet, which the agent does every few seconds",
 			orNone(n.Server), show.Span(n.agent.GetLag()))
 	case n.agent.GetLacks():

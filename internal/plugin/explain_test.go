@@ -116,7 +116,7 @@ func TestExplainOnNode(t *testing.T) {
 	require.Regexp(t, `\Anode-x, default/unprogrammed:/TCP/IPv4: what comes there is not translated, which is not what was decided\n`+
 		`Look at step 2 \(the node's agent\): the node is programmed from the checkpoint`, text)
 	require.Contains(t, text, "! it has been in sync with no server for 1m0s: connection refused\n")
-	require.Contains(t, text, "! the Service changed at sequence 5, which it has not programmed\n")
+	require.Contains(t, text, "! the Service changed at sequence 5, which the node has not programmed yet\n")
 	require.Contains(t, text, "should lead to 1 backend of the cluster set, but is not translated")
 	require.Contains(t, text, "Flows in conntrack: 0 to the Service")
 }
@@ -149,6 +149,19 @@ func TestExplainVerdict(t *testing.T) {
 				{"frontend": "nodePort 10.0.0.1:30080", "source": "outside (192.0.2.1)", "wanted": "reject", "because": "no endpoint", "found": "is dropped",
 				 "deviation": "kube-proxy refuses otherwise"}]}]}`,
 			wrong, "node-x, a/b:/TCP/IPv4: rejected: no endpoint",
+		},
+		"another program leads elsewhere": {
+			`{"served": true, "unjudged": ["a rule"], "ports": [{"id": "a/b:/TCP/IPv4", "packets": [
+				{"frontend": "clusterIP 10.96.0.1:80", "source": "a pod (10.0.0.5)", "wanted": "cluster", "found": "reaches 1 backends", "difference": "it should not",
+				 "decidedBy": "rule 1 of chain pre in table ip other (dnat to 10.9.9.9)"}]}]}`,
+			wrong, "node-x, a/b:/TCP/IPv4: what comes there reaches 1 backends, which is not what was decided; see rule 1 of chain pre in table ip other " +
+				"(dnat to 10.9.9.9), which is another program's\nLook at step 2 (the kernel, compared with the decision): it should not\n",
+		},
+		"an answer is dropped": {
+			`{"served": true, "ports": [{"id": "a/b:/TCP/IPv4", "packets": [
+				{"frontend": "clusterIP 10.96.0.1:80", "source": "a pod (10.0.0.5)", "wanted": "cluster", "found": "reaches 1 backend",
+				 "refusedBy": ["the answer of 10.0.0.7:80 is dropped by rule 1 of chain f in table ip other (drop)"]}]}]}`,
+			wrong, "node-x, a/b:/TCP/IPv4: the answer of 10.0.0.7:80 is dropped by rule 1 of chain f in table ip other (drop), which the proxy has not set\n",
 		},
 		"stale flows": {
 			`{"served": true, "ports": [{"id": "a/b:/UDP/IPv4", "packets": [], "flows": {"total": 3, "stale": 1}}]}`,
