@@ -207,7 +207,7 @@ var brokenNFTables = []edit{
 	{"a rule for one interface", `chain service-\S+shop/web/\S+ \{`, "$0\n iifname \"eth7\" reject", []string{"no proxy writes", "shop/web", `(input interface == "eth7" reject)`}},
 	{"a rule for a mark", `chain endpoint-\S+10\.180\.1\.20/80 \{`, "$0\n meta mark 0x99 drop", []string{"no proxy writes", "10.180.1.20/80", "(mark == 0x99 drop)"}},
 	{"a rule for a state", `(chain filter-forward \{\s+type [^\n]*\n)`, "$1 ct state established,related drop\n", []string{"no proxy writes", "(ct state & established,related != 0 drop)"}},
-	{"another hairpin", `chain endpoint-\S+10\.180\.1\.20/80 \{`, "$0\n ip saddr 10.9.9.9 jump mark-for-masquerade", []string{"no proxy writes", "(source address == 10.9.9.9 jump mark-for-masquerade)"}},
+	{"another hairpin", `chain endpoint-\S+10\.180\.1\.20/80 \{`, "$0\n ip saddr 10.9.9.9 meta mark set meta mark or 0x4000", []string{"no proxy writes", "(source address == 10.9.9.9 mark"}},
 	{"a stale chain", `(chain reject-chain \{)`, "chain service-AAAAAAAA-shop/gone/tcp/http {\n drop\n}\n$1", []string{"chain service-AAAAAAAA-shop/gone/tcp/http"}},
 }
 
