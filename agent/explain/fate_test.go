@@ -56,6 +56,8 @@ var fatesOfIPTables = []fate{
 	{name: "clamping", from: "pod", command: "-t mangle -A FORWARD -p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu"},
 	{name: "an interface", from: "outside", command: "-A FORWARD -i eth0 -p tcp --dport 8080 -j DROP", says: "is dropped by rule 1 of chain FORWARD"},
 	{name: "an interface of others", from: "pod", command: "-A FORWARD -i eth0 -p tcp --dport 8080 -j DROP"},
+	{name: "an ipset", from: "pod", command: "-A FORWARD -m set --match-set members src,dst -j DROP", says: "is dropped by rule 1 of chain FORWARD"},
+	{name: "an ipset of others", from: "outside", command: "-A FORWARD -m set --match-set members src,dst -j DROP"},
 	{name: "routes to sources", from: "pod", command: "-t raw -A PREROUTING -m rpfilter --validmark --invert -j DROP"},
 	{name: "addresses of others", from: "pod", command: "-A FORWARD -m addrtype --dst-type MULTICAST,BROADCAST -j DROP"},
 	{name: "a match that is not known", from: "pod", command: "-t raw -A PREROUTING -p tcp -m length --length 1000:2000 -j DROP", says: "rule 1 of chain PREROUTING in table raw of iptables-V (-p tcp -m length --length 1000:2000 -j DROP): -m cannot be judged", unjudged: true},
@@ -76,6 +78,12 @@ var fatesOfOthers = []fate{
 	{name: "nf_tables drops what the node sends", from: "node", command: "nft 'table inet other { chain out { type route hook output priority mangle; tcp dport 80 drop; }; }'", says: "is dropped by rule 1 of chain out in table inet other"},
 	{name: "a route to the source", from: "pod", command: "nft 'table inet other { chain pre { type filter hook prerouting priority raw; fib saddr . iif oif missing drop; }; }'"},
 	{name: "a match of nf_tables that is not known", from: "pod", command: "nft 'table inet other { chain f { type filter hook forward priority 0; tcp dport 8080 meta length 1000-2000 drop; }; }'", says: "rule 1 of chain f in table inet other (protocol == tcp destination port == 8080 meta", unjudged: true},
+	{
+		name: "another way back", from: "outside", unjudged: true,
+		command: "ip link add eth1 type veth peer name eth1peer && ip address add 192.0.2.1/24 dev eth1 && ip link set eth1 up && ip link set eth1peer up && " +
+			"ip route add 203.0.113.0/24 dev eth1 && sysctl -q -w net.ipv4.conf.eth0.rp_filter=1",
+		says: "net.ipv4.conf.eth0.rp_filter = 1: what comes from 203.0.113.2 over that interface is dropped, because the route to 203.0.113.2 leads over another one (eth1)",
+	},
 	{name: "no forwarding", from: "pod", command: "sysctl -q -w net.ipv4.ip_forward=0", says: "is dropped by net.ipv4.ip_forward = 0"},
 	{name: "no forwarding, from the node", from: "node", command: "sysctl -q -w net.ipv4.ip_forward=0"},
 	{name: "no forwarding of an interface", from: "outside", command: "sysctl -q -w net.ipv4.conf.eth0.forwarding=0", says: "net.ipv4.conf.eth0.forwarding = 0: the interface that packets arrive over is not known", unjudged: true},
@@ -108,7 +116,7 @@ func undo(command string) string {
 	var all []string
 	for name, mend := range map[string]string{
 		"table ip other": "nft delete table ip other", "table inet other": "nft delete table inet other",
-		"sysctl": "sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.eth0.forwarding=1",
+		"forward": "sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.eth0.forwarding=1", "eth1": "ip link delete eth1 && sysctl -q -w net.ipv4.conf.eth0.rp_filter=0",
 	} {
 		if strings.Contains(command, name) {
 			all = append(all, mend)
@@ -140,6 +148,8 @@ func testFates(t *testing.T, all []fate) {
 	client.RouteVia(node, netip.MustParsePrefix("10.96.0.0/16"))
 	server.Serve(testenv.TCP, 8080)
 	require.Equal(t, "10.180.0.2", server.IPv4.String())
+	_, err := node.Run(t.Context(), "sh", "-c", "ipset create members hash:ip,port && ipset add members "+pod.IPv4.String()+",tcp:8080")
+	require.NoError(t, err)
 	v := see(t, nothing, endpoint(server.IPv4.String(), "node-1"))
 	program(t, node, v)
 	from := map[string]*testenv.Host{"pod": pod.Host, "node": node.Host, "outside": client.Host}

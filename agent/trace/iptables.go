@@ -71,6 +71,11 @@ func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err 
 		}
 		return true, fmt.Errorf("%s: %w: %s", name, err, said)
 	}
+	if r.ipsets == nil && bytes.Contains(stdout.Bytes(), []byte(" --match-set ")) {
+		if err := r.readIPSets(); err != nil {
+			return true, err
+		}
+	}
 	r.addSaved(stdout.String(), variant)
 	for _, m := range incompatible.FindAllStringSubmatch(stdout.String(), -1) {
 		r.Unjudged = append(r.Unjudged, fmt.Sprintf("%s does not print table %s, because another program has made rules there "+

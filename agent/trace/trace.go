@@ -256,7 +256,7 @@ type Rules struct {
 	bridges bool
 	// balancer is IPVS, or nil.
 	balancer *balancer
-	// ipsets are read if a proxy uses IPVS.
+	// ipsets are read if a proxy uses IPVS, or if rules ask them.
 	ipsets map[string]*ipset
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
 	// without an address. The rule or map that does is the value.
