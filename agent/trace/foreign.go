@@ -10,20 +10,20 @@ import (
 // form is what a proxy's rules look like that ask what no packet of verify has.
 type form struct{ chain, rule *regexp.Regexp }
 
-// Intruders returns the rules in chains of proxies that ask for a source, a mark, a state of the
-// connection or an interface that no packet has had, and that no proxy writes. What they do has not
-// been seen. With own, only Slicecast's chains count. It knows which packets there were, so it is
-// called after all of them.
+// Intruders returns the rules in chains of proxies that packets came by and did not match, that ask
+// for a source, a mark, a state of the connection or an interface, and that no proxy writes. What
+// they do to others' packets has not been seen. With own, only Slicecast's chains count. It knows
+// which packets there were, so it is called after all of them.
 func (r *Rules) Intruders(own bool) (rules []*Rule) {
 	if r.facts.IPVS {
-		return nil // its rules ask ipsets, which have more than packets to them
+		return nil // rules beside IPVS ask for what it has done to packets
 	}
 	for _, c := range r.chains {
 		if !c.proxys || own && !c.slicecasts || !c.reached {
 			continue
 		}
 		for _, rule := range c.rules {
-			if rule.asksMore && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule) {
+			if rule.asksMore && rule.visited && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule) {
 				rules = append(rules, rule)
 			}
 		}
@@ -53,10 +53,14 @@ const comment = `(-m comment --comment .* )?`
 // forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
 // (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
 var forms = []form{
+	of(`postrouting`, `mark & \S+ != 0x0 mark & \S+ set mark masq`),
+	of(`guard-loopback`, `input interface != "lo" (source|destination) address & 255\.0\.0\.0 == 127\.0\.0\.0 drop`),
+	of(`SLICECAST-LOCALNET`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`),
+	of(`SLICECAST-INPUT`, `-d 127\.0\.0\.0/8 -i lo -j SLICECAST-NODE`),
+	of(`SLICECAST-POSTROUTING`, `-m mark ! --mark \S+ -m conntrack --ctstate DNAT -j SLICECAST-HAIRPIN`),
 	of(`forward`, `ct state & invalid != 0 source address source address lookup @hairpins drop .*`),
 	of(`forward|output-filter`, `ct state & new != 0 destination address (& \S+ )?== \S+ drop .*`),
-	of(`filter-(input|forward|output|prerouting|output-post-dnat)|nat-.*`, `ct state & new != 0 jump [a-z-]+`),
-	of(`.*\.sources`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
+	of(`pods-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m mark --mark (0x[0-9a-f]+)/(0x[0-9a-f]+) -j ACCEPT`),

@@ -496,6 +496,7 @@ func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
 			missed.probability += s.probability
 		}
 	}
+	r.visited = true
 	copied := *s
 	follow(0, &copied)
 	if missed != nil {

@@ -152,8 +152,8 @@ type Rule struct {
 	consequence     consequence
 	alters, decides bool
 	// asksMore means that the rule asks more than the packet's protocol and destination, or how often
-	// it was asked. matched means that a packet has matched it.
-	asksMore, matched bool
+	// it was asked. visited means that a packet has come by it, and matched that one has matched it.
+	asksMore, visited, matched bool
 	// asksMark are the bits of the packet's mark that the rule asks.
 	asksMark uint32
 	// firewalls is as in chain.

@@ -77,7 +77,6 @@ func (w *words) use(register, length int, of string) string {
 func (w *words) note(s step, text string) (asksMark uint32) {
 	switch s := s.(type) {
 	case load:
-		w.asksMore = w.asksMore || text != "" && !slices.Contains(askedWords, text)
 		w.loaded[s.to] = text
 		if c, ok := w.constants[s.to]; ok && c.at != len(w.all) {
 			delete(w.constants, s.to) // it was overwritten
@@ -89,23 +88,37 @@ func (w *words) note(s step, text string) (asksMark uint32) {
 	case setMark:
 		w.wrote = w.wrote || !s.connection
 	case compare:
-		return w.asked(s.from)
+		return w.asked(s.from, len(s.data))
+	case within:
+		return w.asked(s.at, len(s.from))
+	case random:
+		delete(w.loaded, s.to)
 	case find:
-		return w.asked(s.key)
+		asksMark = w.asked(s.key, s.length)
+		if s.isMap {
+			delete(w.loaded, s.to)
+		}
 	}
-	return 0
+	return asksMark
 }
 
-// asked returns the bits of the mark that a comparison with a register asks.
-func (w *words) asked(register int) uint32 {
-	switch {
-	case w.wrote:
-	case w.loaded[register] == markWord:
-		return ^uint32(0)
-	case w.loaded[register] == maskedMark:
-		return w.mask
+// asked notes what a comparison with registers asks. It returns the bits of the mark.
+func (w *words) asked(register, length int) (mark uint32) {
+	for at := register; at < register+length; at += 4 {
+		text, ok := w.loaded[at]
+		isMark := text == markWord || text == maskedMark
+		if !ok || isMark && w.wrote {
+			continue
+		}
+		w.asksMore = w.asksMore || !slices.Contains(askedWords, text)
+		switch text {
+		case markWord:
+			mark = ^uint32(0)
+		case maskedMark:
+			mark |= w.mask
+		}
 	}
-	return 0
+	return mark
 }
 
 // String returns the words.
