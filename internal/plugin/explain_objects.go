@@ -132,12 +132,15 @@ func (r *explainReport) objects(o *explained) {
 func (r *explainReport) unchanged(ctx context.Context, client kubernetes.Interface, o *explained) {
 	ctx, cancel := context.WithTimeout(ctx, r.question.timeout)
 	defer cancel()
-	service, err := client.CoreV1().Services(r.question.service.Namespace).Get(ctx, r.question.service.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		service, err = nil, nil
-	}
+	var service *corev1.Service
+	services, err := client.CoreV1().Services(r.question.service.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "metadata.name=" + r.question.service.Name,
+	})
 	var list *discoveryv1.EndpointSliceList
 	if err == nil {
+		if len(services.Items) > 0 {
+			service = &services.Items[0]
+		}
 		list, err = client.DiscoveryV1().EndpointSlices(r.question.service.Namespace).List(ctx, metav1.ListOptions{
 			LabelSelector: discoveryv1.LabelServiceName + "=" + r.question.service.Name,
 		})
