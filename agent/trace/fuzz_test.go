@@ -25,9 +25,9 @@ var packet = Packet{
 // traceAll follows packets through rules, and requires that what happens to them adds up.
 func traceAll(t require.TestingT, r *Rules) {
 	r.finish()
-	for _, over := range []string{"eth0", ""} {
+	for i, over := range []string{"eth0", "", "eth0", ""} {
 		p := packet
-		p.Interface = over
+		p.Interface, p.Firewalls = over, i >= 2
 		out, err := r.Trace(p)
 		if err != nil {
 			require.ErrorIs(t, err, ErrTooComplex)
@@ -44,6 +44,8 @@ func traceAll(t require.TestingT, r *Rules) {
 func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:PREROUTING ACCEPT [0:0]\n:A - [0:0]\n-A PREROUTING -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j A\n" +
 		"-A A -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.0.0.1:80\n-A A -j A\nCOMMIT\n")
+	f.Add("*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp --sport 1:9 --tcp-flags SYN,ACK SYN -j CT --notrack\nCOMMIT\n*mangle\n:FORWARD DROP [0:0]\n" +
+		"-A FORWARD -m connmark --mark 0x1/0x3 -j CONNMARK --restore-mark --nfmask 0xf --ctmask 0xf\nCOMMIT\n")
 	f.Add("*filter\n:INPUT DROP [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -m comment --comment \"a \\\" b\" -g KUBE-SERVICES\n" +
 		"-A KUBE-SERVICES ! -s ::1 -m recent --set --name x -m mark ! --mark 0x1/0x2 -j REJECT\nCOMMIT\n")
 	f.Fuzz(func(t *testing.T, text string) {

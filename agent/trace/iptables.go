@@ -571,7 +571,7 @@ func (p *ruleParser) ports(option, text string, not bool) error {
 		p.rule.unknownOfClients = option + " cannot be judged: " + errClientPort.Error()
 		p.rule.steps = append(p.rule.steps, sourcePort{matcher{func(x *run, _ *state) bool {
 			b, _ := x.transport.get(0, 2)
-			port := uint64(bigEndian(b))
+			port := bigEndian(b)
 			return slices.ContainsFunc(ranges, func(r [2]uint64) bool { return r[0] <= port && port <= r[1] })
 		}, not}})
 		return nil
