@@ -259,8 +259,8 @@ func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 }
 
 // sources returns where packets to a frontend come from. They arrive over the interfaces that the
-// routes to their sources lead over. No pod need have the imagined address of a pod, so a route that
-// leads outside says nothing of pods.
+// routes to their sources lead over. No pod need have the imagined address of a pod, so a route
+// that leads outside says nothing of pods.
 func (e *explainer) sources(p view.PortExplanation, f view.Frontend) []verify.Source {
 	all := e.imagined(p, f)
 	pods := e.options.State.Node.Pods

@@ -1,7 +1,7 @@
 // This test proves, with real packets, that what an answer says of other programs' rules and of the
-// kernel's settings is what happens: rules of all tables of iptables in both variants and of
-// nf_tables, for the first packet of a connection and for the backend's answer. What is not judged
-// is named with its table, chain and rule.
+// kernel's settings is what happens. The rules are of all tables of iptables, in both variants, and
+// of nf_tables. They concern the first packet of a connection or the backend's answer. What is not
+// judged is named with its table, chain and rule.
 package explain_test
 
 import (

@@ -10,8 +10,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// clientPort is the port of clients. The rules of firewalls are judged for it, because kernels choose
-// such ports by default. It is not known to those rules that translate.
+// clientPort is the port of clients. The rules of firewalls are judged for it, because kernels
+// choose such ports by default. It is not known to those rules that translate.
 const clientPort = 40000
 
 // maxAnswers is how many backends' answers are followed for one packet.

@@ -350,7 +350,7 @@ func (t *table) ct(a *attributes) (step, string, error) {
 // ctStateEstablished is the state of answers.
 const ctStateEstablished = 1 << 1
 
-// ctStateUntracked is the state of packets that conntrack does not track (NF_CT_STATE_UNTRACKED_BIT).
+// ctStateUntracked is the state of packets that conntrack does not track.
 const ctStateUntracked = 1 << 6
 
 func (t *table) fib(a *attributes) (step, string, error) {
@@ -551,6 +551,9 @@ func (t *table) lookup(a *attributes) (step, string, error) {
 	}
 	if s.isRange && s.fields == nil {
 		return nil, "", fmt.Errorf("the intervals of set %q have fields of a type that is not known", name)
+	}
+	if f.inverted {
+		return f, "lookup != @" + name, nil
 	}
 	return f, "lookup @" + name, nil
 }

@@ -102,8 +102,8 @@ func (f *Facts) readForwarding(links []netlink.Link) {
 const maxInterfaces = 5
 
 // InterfaceTo returns the interface that the route to an address leads over, in the network
-// namespace of the calling thread. It returns an empty string if there is none, or if the address is
-// the node's own.
+// namespace of the calling thread. It returns an empty string if there is none, or if the address
+// is the node's own.
 func InterfaceTo(a netip.Addr) string {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {

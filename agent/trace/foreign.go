@@ -53,7 +53,8 @@ const comment = `(-m comment --comment .* )?`
 // forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
 // (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
 var forms = []form{
-	of(`postrouting`, `mark & \S+ != 0x0 mark & \S+ set mark masq`),
+	of(`postrouting|masquerading`, `mark & \S+ != 0x0 mark & \S+ (\^ \S+ )?set mark masq`),
+	of(`firewall-.*`, `source address lookup != @__set\d+ drop`),
 	of(`guard-loopback`, `input interface != "lo" (source|destination) address & 255\.0\.0\.0 == 127\.0\.0\.0 drop`),
 	of(`SLICECAST-LOCALNET`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`),
 	of(`SLICECAST-INPUT`, `-d 127\.0\.0\.0/8 -i lo -j SLICECAST-NODE`),

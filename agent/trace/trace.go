@@ -18,9 +18,9 @@
 // chains of others do to the mark and to conntrack, before a proxy's rules ask for them.
 //
 // With Packet.Firewalls, all chains of iptables and of nf_tables for IP are evaluated, and whether
-// the kernel forwards packets. Routes are not: a packet leaves by an interface that is not known, and
-// has come over the one that the route to its source leads to. Chains of devices and bridges are not
-// read.
+// the kernel forwards packets. Routes are not: a packet leaves by an interface that is not known.
+// It has come over the one that the route to its source leads to. Chains of devices and bridges are
+// not read.
 package trace
 
 import (

@@ -210,8 +210,8 @@ func explain(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*explainRe
 	return settled(ctx, func() (*explainReport, error) { return explainOnce(ctx, f, q) })
 }
 
-// settled asks once more if a step does not agree. While a change is on its way to the node, it asks
-// again and again, but not for longer than explainSettle.
+// settled asks once more if a step does not agree. While a change is on its way to the node, it
+// asks again and again, but not for longer than explainSettle.
 func settled(ctx context.Context, ask func() (*explainReport, error)) (r *explainReport, err error) {
 	end := time.Now().Add(explainSettle)
 	for again := false; ; again = true {

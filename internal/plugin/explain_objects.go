@@ -155,7 +155,8 @@ func (r *explainReport) unchanged(ctx context.Context, client kubernetes.Interfa
 	}
 }
 
-// resourceVersions returns the versions of a Service, if it is not nil, and of slices, by their names.
+// resourceVersions returns the versions of a Service, if it is not nil, and of slices, by their
+// names.
 func resourceVersions(service *corev1.Service, all []discoveryv1.EndpointSlice) map[string]string {
 	versions := map[string]string{}
 	if service != nil {

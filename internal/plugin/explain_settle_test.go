@@ -1,6 +1,6 @@
 // These tests prove that explain waits for a change that is on its way, and that it never answers
-// for the past without saying so. They also prove that the first step that does not agree or was not
-// judged is the one to look at, and that Pods say why a Service has no endpoint.
+// for the past without saying so. They also prove that the first step that does not agree or was
+// not judged is the one to look at, and that Pods say why a Service has no endpoint.
 package plugin
 
 import (
