@@ -98,7 +98,7 @@ func (b *balancer) askAbout(kind byte, k serviceKey) *netlink.Writer {
 	return &b.requests
 }
 
-// readService reads the scheduler, flags and timeout of a virtual service. It returns unix.ESRCH if
+// readService reads the settings of a virtual service. It returns unix.ESRCH if
 // there is none. The library would read 64 KiB for each answer.
 func (b *balancer) readService(k serviceKey) (s settings, err error) {
 	err = b.commands.Get(b.askAbout(commandGetService, k), func(m netlink.Message) {
@@ -110,6 +110,8 @@ func (b *balancer) readService(k serviceKey) (s settings, err error) {
 				s.flags = netlink.Uint32(value[:min(4, len(value))])
 			case svcAttrTimeout:
 				s.timeout = netlink.Uint32(value)
+			case svcAttrNetmask:
+				s.netmask = netlink.Uint32(value)
 			}
 		}
 	})
@@ -125,7 +127,13 @@ type heldBackend struct {
 	weight      uint32
 	connections uint32
 	active      uint32 // connections that have not ended
+	// altered means that others have limited the backend's connections, or made IPVS send it packets
+	// without translating them.
+	altered bool
 }
+
+// serves reports whether the backend gets new connections as this package wants it.
+func (b heldBackend) serves() bool { return b.weight == 1 && !b.altered }
 
 // readBackends appends the backends of a virtual service. A virtual service that does not exist has
 // none.
@@ -161,6 +169,8 @@ func parseBackend(b []byte, family model.Family) (held heldBackend) {
 			port = netlink.BigUint16(value)
 		case destAttrWeight:
 			held.weight = netlink.Uint32(value)
+		case destAttrMethod, destAttrUpper:
+			held.altered = held.altered || netlink.Uint32(value) != 0
 		case destAttrActive:
 			held.active = netlink.Uint32(value)
 		case destAttrInactive:
@@ -192,7 +202,7 @@ const (
 
 	destsProtocol, destsAddress, destsPort, destsMark, destsCount, destsSize = 0, 4, 8, 12, 16, 24
 
-	entryAddress, entryPort, entryWeight, entryActive, entryInactive, entrySize = 0, 4, 12, 24, 28, 96
+	entryAddress, entryPort, entryMethod, entryWeight, entryUpper, entryActive, entryInactive, entrySize = 0, 4, 8, 12, 16, 24, 28, 96
 )
 
 func newEntryReader() (*entryReader, error) {
@@ -231,6 +241,8 @@ func (e *entryReader) read(k serviceKey, each func(heldBackend)) error {
 			weight:      binary.NativeEndian.Uint32(b[entryWeight:]),
 			connections: active + binary.NativeEndian.Uint32(b[entryInactive:]),
 			active:      active,
+			altered: binary.NativeEndian.Uint32(b[entryMethod:])&mobyipvs.ConnectionFlagFwdMask != mobyipvs.ConnectionFlagMasq ||
+				binary.NativeEndian.Uint32(b[entryUpper:]) != 0,
 		})
 	}
 }

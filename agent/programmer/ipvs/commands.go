@@ -11,7 +11,6 @@ import (
 	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Commands of IPVS and their attributes, from include/uapi/linux/ip_vs.h. The library sends the
@@ -113,15 +112,12 @@ func (k serviceKey) write(w *netlink.Writer, v *virtual) {
 		w.BigUint16(svcAttrPort, k.port)
 	}
 	if v != nil {
-		s, netmask := v.settings(), ^uint32(0)
-		if k.family == model.IPv6 {
-			netmask = 128
-		}
+		s := v.settings()
 		w.Text(svcAttrScheduler, s.scheduler)
 		const valid = ^uint32(0) // mask of the flags that are set
 		w.Bytes(svcAttrFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.flags), valid))
 		w.Uint32(svcAttrTimeout, s.timeout)
-		w.Uint32(svcAttrNetmask, netmask)
+		w.Uint32(svcAttrNetmask, s.netmask)
 	}
 	w.Close(at)
 }

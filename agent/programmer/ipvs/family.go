@@ -244,7 +244,7 @@ func (f *family) replaceBackends(x *change, v *virtual, held []heldBackend) {
 			f.addBackend(x, v, b.Address, false)
 			continue
 		}
-		if held[0].weight != 1 {
+		if !held[0].serves() {
 			f.addBackend(x, v, b.Address, true)
 		}
 		// Also if a transaction was refused before it set the weight to 0.

@@ -19,6 +19,8 @@ import (
 // Flags of a virtual service, from include/uapi/linux/ip_vs.h.
 const (
 	persistent = 0x1
+	// onePacket makes each packet of UDP a connection of its own. This package never sets it.
+	onePacket = 0x4
 	// hashOthers makes the schedulers sh and mh choose another backend if the one that they chose gets
 	// no new connections. Otherwise they refuse the client.
 	hashOthers = 0x8
@@ -31,8 +33,8 @@ const (
 	tagged = 0x20
 )
 
-// ourFlags are the flags that this package sets. The kernel sets others.
-const ourFlags = persistent | hashOthers | hashPort | tagged
+// ourFlags are the flags that this package sets or clears. The kernel sets others.
+const ourFlags = persistent | onePacket | hashOthers | hashPort | tagged
 
 // serviceKey identifies a virtual service of IPVS, by the number in its mark or, if that is 0, by
 // address, protocol and port.
@@ -60,10 +62,15 @@ type settings struct {
 	scheduler string
 	flags     uint32
 	timeout   uint32 // of affinity, in seconds
+	// netmask says which clients count as one for affinity: a mask for IPv4, and a length for IPv6.
+	netmask uint32
 }
 
 func (v *virtual) settings() settings {
-	s := settings{scheduler: v.scheduler}
+	s := settings{scheduler: v.scheduler, netmask: ^uint32(0)}
+	if v.family == model.IPv6 {
+		s.netmask = 128
+	}
 	switch v.scheduler {
 	case "sh":
 		s.flags = hashOthers
@@ -92,7 +99,7 @@ func (k serviceKey) String() string {
 func (s settings) are(want settings) bool {
 	s.flags &= ourFlags
 	if want.flags&persistent == 0 {
-		s.timeout = want.timeout
+		s.timeout, s.netmask = want.timeout, want.netmask
 	}
 	return s == want
 }
@@ -174,7 +181,7 @@ func (f *family) readServices(all []*mobyipvs.Service) (held map[serviceKey]*hel
 		if space, err = f.ipvs.readBackends(space[:0], k); err != nil {
 			return nil, err
 		}
-		held[k] = &heldService{settings{s.SchedName, s.Flags, s.Timeout}, ascending(slices.Clone(space))}
+		held[k] = &heldService{settings{s.SchedName, s.Flags, s.Timeout, s.Netmask}, ascending(slices.Clone(space))}
 	}
 	return held, f.leaveOutKubeProxys()
 }

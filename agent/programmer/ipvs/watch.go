@@ -168,7 +168,7 @@ func (f *family) holds(v *virtual) bool {
 	found := 0
 	for _, b := range f.looked {
 		switch wanted := v.backends.Contains(b.address); {
-		case wanted != (b.weight > 0):
+		case wanted && !b.serves(), !wanted && b.weight > 0:
 			return false
 		case wanted:
 			found++

@@ -81,6 +81,22 @@ func TestWatch(t *testing.T) {
 		"services":   func() error { return c.ipvs.Flush() },
 		"backend":    func() error { return c.ipvs.DelDestination(service(), destination(1)) },
 		"no backend": func() error { return c.ipvs.UpdateDestination(service(), destination(0)) },
+		"weight":     func() error { return c.ipvs.UpdateDestination(service(), destination(5)) },
+		"direct routing": func() error {
+			d := destination(1)
+			d.ConnectionFlags = mobyipvs.ConnectionFlagDirectRoute
+			return c.ipvs.UpdateDestination(service(), d)
+		},
+		"limit": func() error {
+			d := destination(1)
+			d.UpperThreshold = 1
+			return c.ipvs.UpdateDestination(service(), d)
+		},
+		"flag": func() error {
+			s := service()
+			s.Flags |= onePacket
+			return c.ipvs.UpdateService(s)
+		},
 		"other backend": func() error {
 			return c.ipvs.NewDestination(service(), &mobyipvs.Destination{Address: netip.MustParseAddr("10.180.77.77").AsSlice(), Port: tcpPort, Weight: 1})
 		},
