@@ -80,7 +80,7 @@ func (r *Rules) answer(p Packet, o *Outcome) error {
 			o.AnswerRefusedBy, o.AnswerRefusal, o.AnswerDoubt = s.refusedBy, s.refusal, s.refusedDoubt
 		case s.verdict != Pass && s.path != nil:
 			o.AnswerRefusedBy, o.AnswerRefusal, o.AnswerDoubt = s.path.rule, s.verdict, s.doubt
-		case s.untracked != nil && o.Scheduler == "": // IPVS translates without conntrack
+		case s.untracked != nil && o.Scheduling.Scheduler == "": // IPVS translates without conntrack
 			o.AnswerUntrackedBy = s.untracked
 		}
 	}

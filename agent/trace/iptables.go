@@ -144,6 +144,7 @@ func (r *Rules) addSaved(text, variant string) {
 			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES" && !r.facts.IPVS
 			r.kubeProxys = r.kubeProxys || name == "KUBE-SERVICES"
 			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
+			r.otherProgrammers = r.otherProgrammers || name == "SLICECAST-SERVICES"
 			s.chains[name] = c
 			r.chains = append(r.chains, c)
 			s.addBase(c, strings.HasPrefix(rest, "DROP"))

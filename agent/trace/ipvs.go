@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	anetlink "github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // The hooks of IPVS follow net/netfilter/ipvs/ip_vs_core.c. A packet to a virtual service does not
@@ -27,8 +29,21 @@ const (
 	ipvsOutput = -98
 )
 
-// persistent is IP_VS_SVC_F_PERSISTENT: clients keep their backends.
-const persistent = 1
+// Flags of virtual services, from include/uapi/linux/ip_vs.h.
+const (
+	persistent = 0x1  // clients keep their backends
+	onePacket  = 0x4  // each packet of UDP gets a connection of its own
+	fallback   = 0x8  // of the schedulers sh and mh
+	byPort     = 0x10 // of the schedulers sh and mh
+)
+
+// The marks of Slicecast's virtual services have markTag in markTagMask. Its maps hold them with
+// the bits of markFlags, which its rules clear. See agent/programmer/ipvs.
+const (
+	markTag     = 0x5c << 24
+	markTagMask = 0xff << 24
+	markFlags   = 0x7 << 21
+)
 
 // virtualKey identifies a virtual service of IPVS: by a mark that is not 0, or by a frontend.
 type virtualKey struct {
@@ -47,6 +62,9 @@ type virtualService struct {
 type destinationServer struct {
 	to     netip.AddrPort
 	weight uint32
+	// untranslated means that the backend gets packets with the address that they came to, as with
+	// direct routing.
+	untranslated bool
 }
 
 // balancer is the kernel's IPVS.
@@ -106,14 +124,31 @@ func (r *Rules) addVirtual(b *balancer, s *ipvs.Service, destinations []*ipvs.De
 		k.Protocol, _ = protocolOf(byte(s.Protocol))
 		name = k.String()
 	}
-	v.rule = &Rule{Table: "IPVS", Chain: "the virtual services", Position: len(b.services) + 1, Text: name, scheduler: s.SchedName}
+	v.rule = &Rule{
+		Table: "IPVS", Chain: "the virtual services", Position: len(b.services) + 1, Text: name,
+		scheduling: Scheduling{Scheduler: s.SchedName, OnePacket: s.Flags&onePacket != 0},
+	}
+	if s.SchedName == "sh" || s.SchedName == "mh" {
+		v.rule.scheduling.Fallback, v.rule.scheduling.ByPort = s.Flags&fallback != 0, s.Flags&byPort != 0
+	}
 	if s.Flags&persistent != 0 {
 		v.affinity = time.Duration(s.Timeout) * time.Second
+		whole := uint32(math.MaxUint32) // a mask for IPv4, and a length for IPv6
+		if r.Family == model.IPv6 {
+			whole = 128
+		}
+		v.rule.scheduling.Networks = s.Netmask != whole
 	}
 	for _, d := range destinations {
-		if a, ok := netip.AddrFromSlice(d.Address); ok && d.Weight > 0 {
-			v.backends = append(v.backends, destinationServer{netip.AddrPortFrom(a.Unmap(), d.Port), uint32(d.Weight)})
-			v.weights += uint32(d.Weight)
+		a, ok := netip.AddrFromSlice(d.Address)
+		if !ok || d.Weight <= 0 {
+			continue
+		}
+		to := netip.AddrPortFrom(a.Unmap(), d.Port)
+		v.backends = append(v.backends, destinationServer{to, uint32(d.Weight), d.ConnectionFlags&ipvs.ConnectionFlagFwdMask != ipvs.ConnectionFlagMasq})
+		v.weights += uint32(d.Weight)
+		if d.UpperThreshold > 0 {
+			r.Unjudged = append(r.Unjudged, fmt.Sprintf("%v: no more than %d connections go to %v", v.rule, d.UpperThreshold, to))
 		}
 	}
 	slices.SortFunc(v.backends, func(a, b destinationServer) int { return a.to.Compare(b.to) })
@@ -164,7 +199,7 @@ func (x *run) schedule(s state) (out []state, ok bool) {
 			one.probability *= float64(d.weight) / float64(v.weights)
 		}
 		port := cmp.Or(d.to.Port(), s.to.Port())
-		one.to, one.translated, one.virtual = netip.AddrPortFrom(d.to.Addr(), port), true, s.to
+		one.to, one.translated, one.virtual = netip.AddrPortFrom(d.to.Addr(), port), !d.untranslated, s.to
 		if v.affinity > 0 {
 			one.memory = one.memory.put(remembered{set: set, key: client, data: d.to.String(), timeout: v.affinity})
 		}
@@ -335,4 +370,26 @@ func (r *Rules) addVirtualFrontends() {
 		}
 		r.addFrontend(k.Frontend, v.rule.String(), !r.kubeProxys)
 	}
+}
+
+// addMark records the mark in an element of one of Slicecast's maps, or in a key of its set of
+// virtual services.
+func (r *Rules) addMark(b string) {
+	if len(b) == 4 {
+		r.marks[binary.NativeEndian.Uint32([]byte(b))&^markFlags] = struct{}{}
+	}
+}
+
+// unreachedServices returns the virtual services with Slicecast's marks that choose among backends,
+// and that none of its maps and sets mentions.
+func (r *Rules) unreachedServices() (names []string) {
+	if r.balancer == nil {
+		return nil
+	}
+	for k, v := range r.balancer.services {
+		if _, known := r.marks[k.mark]; !known && k.mark&markTagMask == markTag && len(v.backends) > 0 {
+			names = append(names, "the virtual service of IPVS for "+v.rule.Text)
+		}
+	}
+	return names
 }

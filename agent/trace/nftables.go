@@ -16,8 +16,11 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// proxyTables are the tables of nf_tables that belong to a proxy.
-var proxyTables = []string{"slicecast", "slicecast-stand-in", "slicecast-ipvs", "kube-proxy"}
+// proxyTables are the tables of nf_tables that belong to a proxy. ipvsTable is that of Slicecast's
+// programmer for IPVS.
+var proxyTables = []string{"slicecast", "slicecast-stand-in", ipvsTable, "kube-proxy"}
+
+const ipvsTable = "slicecast-ipvs"
 
 // addNFTables adds the rules of nf_tables. It reports whether iptables' variant for nf_tables has
 // rules.
@@ -67,6 +70,8 @@ func (r *Rules) addTable(h *nft.Held) {
 		slicecasts: strings.HasPrefix(h.Name, "slicecast"), chains: map[string]*chain{}, sets: map[string]*set{},
 	}
 	r.slicecasts = r.slicecasts || t.slicecasts
+	r.ipvsTable = r.ipvsTable || h.Name == ipvsTable
+	r.otherProgrammers = r.otherProgrammers || t.slicecasts && h.Name != ipvsTable
 	r.kubeProxys = r.kubeProxys || t.proxys && !t.slicecasts
 	for name := range h.Chains {
 		c := &chain{table: t.name, name: name, proxys: t.proxys, slicecasts: t.slicecasts}
@@ -193,6 +198,12 @@ func (t *table) compileSet(name string, h *nft.HeldElements) *set {
 		if !e.IsEnd && e.End == "" {
 			t.addElement(h.KeyType, e.Key, one.place)
 		}
+		if t.slicecasts {
+			t.addMark(e.Data)
+			if h.KeyType == keyInteger {
+				t.addMark(e.Key)
+			}
+		}
 	}
 	if simple {
 		s.closeRanges(ends)
@@ -256,8 +267,9 @@ func (s *set) inside(r interval, key string) bool {
 	return true
 }
 
-// Types of keys that are frontends; see nft.Field.
+// Types of keys; see nft.Field. All but the first are frontends.
 const (
+	keyInteger   = 19
 	keyNodePort  = 12<<6 | 13
 	keyFrontend4 = 7<<12 | keyNodePort
 	keyFrontend6 = 8<<12 | keyNodePort

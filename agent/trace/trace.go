@@ -119,13 +119,48 @@ type Outcome struct {
 	Memory Memory
 	// Path are the rules that have led the packet here, in their order.
 	Path []*Rule
-	// By is the rule that has translated the packet, or nil. Scheduler is that of the virtual
-	// service of IPVS that has, or empty.
-	By        *Rule
-	Scheduler string
+	// By is the rule that has translated the packet, or nil. Scheduling is that of the virtual
+	// service of IPVS that has, or zero.
+	By         *Rule
+	Scheduling Scheduling
 
 	// ctMark is the mark of the connection.
 	ctMark uint32
+}
+
+// Scheduling is how a virtual service of IPVS chooses backends.
+type Scheduling struct {
+	// Scheduler is the scheduler's name, such as rr.
+	Scheduler string
+	// Fallback means that the schedulers sh and mh choose another backend if theirs gets no new
+	// connections. ByPort means that they hash the source port, too. Both are false with other
+	// schedulers.
+	Fallback, ByPort bool
+	// OnePacket means that each packet of UDP is scheduled by itself, and that conntrack does not
+	// know of it.
+	OnePacket bool
+	// Networks means that all clients of a network are remembered as one.
+	Networks bool
+}
+
+// String returns the name of the scheduler and what is special.
+func (s Scheduling) String() string {
+	var special []string
+	for _, one := range []struct {
+		is   bool
+		text string
+	}{
+		{s.Fallback, "falls back to other backends"}, {s.ByPort, "hashes ports"}, {s.OnePacket, "for each packet by itself"},
+		{s.Networks, "for whole networks of clients"},
+	} {
+		if one.is {
+			special = append(special, one.text)
+		}
+	}
+	if len(special) == 0 {
+		return s.Scheduler
+	}
+	return fmt.Sprintf("%s (%s)", s.Scheduler, strings.Join(special, ", "))
 }
 
 // Rule is a rule of the kernel.
@@ -158,8 +193,8 @@ type Rule struct {
 	asksMark uint32
 	// firewalls is as in chain.
 	firewalls bool
-	// scheduler is that of a virtual service, which stands for a rule.
-	scheduler string
+	// scheduling is that of a virtual service, which stands for a rule.
+	scheduling Scheduling
 
 	steps []step
 	// same means that the rule before does the same.
@@ -254,8 +289,10 @@ type Rules struct {
 	ties string
 	// bridges means that a rule asks whether a packet comes through a port of a bridge.
 	bridges bool
-	// balancer is IPVS, or nil.
+	// balancer is IPVS, or nil. marks are those that Slicecast's maps and sets mention, with the bits
+	// of markFlags.
 	balancer *balancer
+	marks    map[uint32]struct{}
 	// ipsets are read if a proxy uses IPVS, or if rules ask them.
 	ipsets map[string]*ipset
 	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
@@ -264,10 +301,13 @@ type Rules struct {
 	// own are those of frontends that Slicecast's rules and maps mention.
 	own map[Frontend]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
-	// other proxy has written any. KubeProxyIPVS means the same of its mode ipvs.
-	KubeProxyIPTables, KubeProxyIPVS bool
+	// other proxy has written any. KubeProxyIPVS means the same of its mode ipvs, and SlicecastIPVS
+	// of Slicecast's programmer for IPVS, whatever kube-proxy has written.
+	KubeProxyIPTables, KubeProxyIPVS, SlicecastIPVS bool
 	// slicecasts means that Slicecast has written rules, and kubeProxys that kube-proxy has.
-	slicecasts, kubeProxys bool
+	// ipvsTable means that the table of Slicecast's programmer for IPVS is among the rules, and
+	// otherProgrammers that rules of its other programmers are.
+	slicecasts, kubeProxys, ipvsTable, otherProgrammers bool
 	// Unjudged are the rules of proxies' chains that cannot be judged, each with the reason.
 	Unjudged []string
 	// forwarding says what the node does not forward.
@@ -322,17 +362,19 @@ func (r *Rules) addFrontend(f Frontend, place string, slicecasts bool) {
 
 // fixedChain matches the names of proxies' chains that exist whether or not something leads to
 // them.
-var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
+var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|pods|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
 	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*)$`)
 
 // Unreached returns the chains of proxies that hold rules and to which nothing leads, apart from
-// those that always exist. With own, only Slicecast's chains count.
+// those that always exist. With own, only Slicecast's chains count. It also returns the virtual
+// services of Slicecast that have backends, and to which nothing leads.
 func (r *Rules) Unreached(own bool) (names []string) {
 	for _, c := range r.chains {
 		if c.proxys && (c.slicecasts || !own) && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
 			names = append(names, fmt.Sprintf("chain %s of %s", c.name, c.table))
 		}
 	}
+	names = append(names, r.unreachedServices()...)
 	slices.Sort(names)
 	return names
 }
@@ -356,7 +398,8 @@ func newRules(family model.Family, facts Facts) *Rules {
 		return &Rule{Text: text, Foreign: true, unknown: "the interface that packets arrive over is not known"}
 	}
 	return &Rules{
-		Family: family, facts: facts, forwarding: forwarding{setting(facts.NotForwarding[family]), setting(facts.PartlyForwarding[family])}, frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
+		Family: family, facts: facts, forwarding: forwarding{setting(facts.NotForwarding[family]), setting(facts.PartlyForwarding[family])},
+		frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{}, marks: map[uint32]struct{}{},
 	}
 }
 
@@ -365,6 +408,7 @@ func (r *Rules) finish() {
 	r.order()
 	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
 	r.KubeProxyIPVS = r.facts.KubeProxyIPVS && !r.slicecasts
+	r.SlicecastIPVS = r.ipvsTable && !r.otherProgrammers
 	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables || r.KubeProxyIPVS
 	if r.balancer != nil {
 		r.addVirtualFrontends()
@@ -626,7 +670,8 @@ func (x *run) outcomes() []Outcome {
 			o.Backend = s.to
 		}
 		if s.by != nil {
-			o.Scheduler = s.by.scheduler
+			o.Scheduling = s.by.scheduling
+			o.Scheduling.OnePacket = o.Scheduling.OnePacket && x.packet.Protocol == model.UDP
 		}
 		if s.doubt != nil && s.verdict != Pass {
 			x.rules.unjudged[s.doubt] = struct{}{}

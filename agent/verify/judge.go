@@ -146,15 +146,25 @@ func (c *comparison) compare(q question, route view.Route, out []trace.Outcome) 
 	if c.backendsDiffer(q, q.port.Backends(route.To), route, out) {
 		return
 	}
-	if scheduler := cmp.Or(q.port.Scheduler, c.Scheduler); scheduler != "" {
-		for _, o := range out {
-			if o.Scheduler != "" && o.Scheduler != scheduler {
-				c.differ(q, "be scheduled by "+scheduler, "is scheduled by "+o.Scheduler, decidedBy(o))
-				return
-			}
+	for _, o := range out {
+		wanted := c.scheduling(q.port, o)
+		if found := o.Scheduling; found.Scheduler != "" && found != wanted {
+			c.differ(q, "be scheduled by "+wanted.String(), "is scheduled by "+found.String(), decidedBy(o))
+			return
 		}
 	}
 	c.affinity(q, q.port, out)
+}
+
+// scheduling returns how IPVS should choose the backends of a Service port. kube-proxy knows no
+// schedulers of single Services, and does not set the flag for falling back.
+func (c *comparison) scheduling(p *view.ServicePort, o trace.Outcome) trace.Scheduling {
+	scheduler := cmp.Or(c.Scheduler, o.Scheduling.Scheduler)
+	if !c.rules.KubeProxyIPVS {
+		scheduler = cmp.Or(p.Scheduler, scheduler)
+	}
+	hashes := scheduler == "sh" || scheduler == "mh"
+	return trace.Scheduling{Scheduler: scheduler, Fallback: hashes && !c.rules.KubeProxyIPVS, ByPort: scheduler == "mh"}
 }
 
 // tolerance is how much the probability of a backend may differ from what it should be. The

@@ -11,12 +11,13 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// deviation is something that a mode of kube-proxy does on purpose, although the view decides
-// otherwise. Such packets are no difference, but are counted, and the deviation is a fact.
+// deviation is something that a mode does on purpose, although the view decides otherwise. Such
+// packets are no difference, but are counted, and the deviation is a fact.
 type deviation string
 
-// These are the deviations. Those of mode ipvs follow pkg/proxy/ipvs/proxier.go of kube-proxy. It
-// has one virtual service for an address and port, whose backends are the same for all sources.
+// These are the deviations. Those of kube-proxy's mode ipvs follow its pkg/proxy/ipvs/proxier.go. It
+// has one virtual service for an address and port, whose backends are the same for all sources. So
+// has Slicecast with affinity. See docs/ipvs.md for the others of Slicecast.
 const (
 	asDecided        deviation = ""
 	refusesOtherwise deviation = "kube-proxy's mode iptables refuses in its own way, or not at all, what leads to no backend"
@@ -29,9 +30,13 @@ const (
 		"loadBalancerSourceRanges do not contain the node"
 	masquerades deviation = "kube-proxy's mode ipvs masquerades the node's connections to cluster IPs even if pods are not told " +
 		"from other sources"
+	affinityForAll deviation = "with IPVS, a Service with affinity leads pods and the node to the same backends as all others"
+	ownSource      deviation = "with IPVS, the node's connections to an address of a Service are masqueraded, because they come from " +
+		"this address"
+	noLoopback deviation = "with IPVS, there are no NodePorts on loopback addresses"
 )
 
-// deviates counts a packet that a mode of kube-proxy treats in another way than the view.
+// deviates counts a packet that a mode treats in another way than the view.
 func (c *comparison) deviates(d deviation) {
 	c.Tolerated++
 	c.deviations[d]++
@@ -54,6 +59,12 @@ func (c *comparison) addMasquerades() {
 	}
 }
 
+// noLoopbackNodePorts reports whether the mode has no NodePorts on loopback addresses, whatever the
+// settings are.
+func (c *comparison) noLoopbackNodePorts() bool {
+	return c.rules.KubeProxyIPVS || c.rules.SlicecastIPVS
+}
+
 // wanted returns what should happen to a packet, and the deviation if that is not what the view has
 // decided.
 func (c *comparison) wanted(q question) (view.Route, deviation) {
@@ -61,6 +72,9 @@ func (c *comparison) wanted(q question) (view.Route, deviation) {
 	isFiltered := len(q.frontend.Sources) > 0 && !contains(q.frontend.Sources, q.source.Address)
 	if isFiltered {
 		route = view.Route{To: view.Drop}
+	}
+	if c.rules.SlicecastIPVS {
+		return c.ofSlicecastIPVS(q, route)
 	}
 	if !c.rules.KubeProxyIPVS || isFiltered && q.source.Over != "" {
 		return route, asDecided
@@ -73,6 +87,30 @@ func (c *comparison) wanted(q question) (view.Route, deviation) {
 		return route, asDecided
 	}
 	return of, d
+}
+
+// ofSlicecastIPVS returns what Slicecast does with IPVS instead of a route of the view.
+func (c *comparison) ofSlicecastIPVS(q question, route view.Route) (out view.Route, d deviation) {
+	out = route
+	if !route.To.Leads() {
+		return out, asDecided
+	}
+	// The source of a packet from the node is an address of a Service only if the packet goes there.
+	if q.source.Over == "" && !route.Masquerade && slices.Contains(c.ServiceAddresses, q.source.Address) {
+		out.Masquerade, d = true, ownSource
+	}
+	if q.port.Affinity == 0 {
+		return out, d
+	}
+	for _, r := range []view.Route{q.frontend.Others, q.frontend.Node, q.frontend.Pods} {
+		if r.To.Leads() {
+			if r.To != out.To {
+				out.To, d = r.To, affinityForAll
+			}
+			break
+		}
+	}
+	return out, d
 }
 
 // ofIPVS returns what kube-proxy's mode ipvs does instead of a route of the view.

@@ -1,11 +1,12 @@
-// These tests prove what kube-proxy's mode ipvs is held to where it deviates from the view on
-// purpose, without a kernel that has IPVS. The conformance cases prove it with packets in the
+// These tests prove what kube-proxy's mode ipvs and Slicecast's programmer for IPVS are held to where
+// they deviate from the view on purpose, without a kernel that has IPVS. The conformance cases prove it with packets in the
 // virtual machine.
 package verify
 
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -94,6 +95,81 @@ func TestModeIPVS(t *testing.T) {
 			_, d = newComparison(Options{State: state}, &trace.Rules{}, model.IPv4).wanted(q)
 			require.Equal(t, asDecided, d, "%s with rules of Slicecast", name)
 		}
+	}
+}
+
+// TestSlicecastIPVS proves what Slicecast's programmer for IPVS is held to where it deviates from
+// the view on purpose.
+func TestSlicecastIPVS(t *testing.T) {
+	t.Parallel()
+	var (
+		told        = view.PodDetector{Prefixes: podCIDRs}
+		reject      = view.Route{To: view.Reject}
+		vip         = address(model.IPv4, "97", 4)
+		pod         = Source{"a pod", netip.MustParseAddr("10.180.0.9"), anyPodInterface}
+		node        = Source{"the node", vip, ""}
+		outside     = Source{"outside", netip.MustParseAddr("203.0.113.2"), "outside"}
+		policyLocal = frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, toLocal)
+	)
+	type route struct {
+		from Source
+		to   view.Route
+		d    deviation
+	}
+	for name, c := range map[string]struct {
+		frontend view.Frontend
+		pods     view.PodDetector
+		affinity time.Duration
+		want     []route
+	}{
+		"policy Local": {pods: told, frontend: policyLocal, want: []route{{pod, toCluster, asDecided}, {node, toClusterMasq, asDecided}, {outside, toLocal, asDecided}}},
+		"policy Local, with affinity": {pods: told, frontend: policyLocal, affinity: time.Hour, want: []route{
+			{pod, toLocal, affinityForAll}, {node, view.Route{To: view.Local, Masquerade: true}, affinityForAll}, {outside, toLocal, asDecided},
+		}},
+		"policy Local without local backends, with affinity": {
+			pods: told, frontend: frontend(view.LoadBalancer, vip, 80, toCluster, toClusterMasq, reject), affinity: time.Hour,
+			want: []route{{pod, toCluster, asDecided}, {node, toClusterMasq, asDecided}, {outside, reject, asDecided}},
+		},
+		"pods are not told": {
+			frontend: frontend(view.ClusterIP, vip, 80, toCluster, toCluster, toCluster),
+			want:     []route{{pod, toCluster, asDecided}, {node, toClusterMasq, ownSource}, {outside, toCluster, asDecided}},
+		},
+		"the node itself is refused": {frontend: frontend(view.ClusterIP, vip, 80, reject, reject, reject), want: []route{{node, reject, asDecided}}},
+	} {
+		p := &view.ServicePort{
+			ID: id("web", model.TCP, model.IPv4), Cluster: pods(model.IPv4, 1, 3), Local: pods(model.IPv4, 1, 1), Affinity: c.affinity,
+			Frontends: []view.Frontend{c.frontend},
+		}
+		for _, r := range c.want {
+			q := question{p, c.frontend, r.from, netip.AddrPortFrom(vip, 80)}
+			o := Options{State: view.State{Node: view.Node{Pods: c.pods}}, ServiceAddresses: []netip.Addr{vip}}
+			got, d := newComparison(o, &trace.Rules{SlicecastIPVS: true}, model.IPv4).wanted(q)
+			require.Equal(t, r.to, got, "%s, %v", name, r.from)
+			require.Equal(t, r.d, d, "%s, %v", name, r.from)
+			_, d = newComparison(o, &trace.Rules{}, model.IPv4).wanted(q)
+			require.Equal(t, asDecided, d, "%s with rules of another programmer", name)
+		}
+	}
+}
+
+// TestWantedScheduling proves which schedulers and flags are wanted of Slicecast and of kube-proxy.
+func TestWantedScheduling(t *testing.T) {
+	t.Parallel()
+	found := trace.Outcome{Scheduling: trace.Scheduling{Scheduler: "sh"}}
+	for _, c := range []struct {
+		kubeProxy               bool
+		ofService, ofNode, want string
+	}{
+		{false, "", "rr", "rr"},
+		{false, "lc", "rr", "lc"},
+		{false, "mh", "rr", "mh (falls back to other backends, hashes ports)"},
+		{false, "", "", "sh (falls back to other backends)"}, // the node's scheduler is not known
+		{true, "lc", "rr", "rr"}, // kube-proxy ignores the annotation
+		{true, "", "mh", "mh (hashes ports)"},
+		{true, "", "", "sh"},
+	} {
+		comparison := newComparison(Options{Scheduler: c.ofNode}, &trace.Rules{KubeProxyIPVS: c.kubeProxy}, model.IPv4)
+		require.Equal(t, c.want, comparison.scheduling(&view.ServicePort{Scheduler: c.ofService}, found).String())
 	}
 }
 

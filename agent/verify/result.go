@@ -54,8 +54,8 @@ type Result struct {
 	// Facts are what rules of others and modes of kube-proxy do to packets of Services that is no
 	// difference.
 	Facts []string `json:"facts,omitempty"`
-	// Tolerated counts packets that a mode of kube-proxy treats in another way than the view, on
-	// purpose. Facts say in which.
+	// Tolerated counts packets that the mode treats in another way than the view, on purpose. Facts
+	// say in which.
 	Tolerated int `json:"tolerated"`
 	// Frontends and Packets count what was compared.
 	Frontends int `json:"frontends"`

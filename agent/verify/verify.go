@@ -52,7 +52,7 @@ type comparison struct {
 	node     netip.Addr
 	outside  netip.Addr
 	// masquerades counts the packets that rules of others masquerade although the proxy does not, and
-	// deviations those that a mode of kube-proxy treats in another way than the view.
+	// deviations those that the mode treats in another way than the view.
 	masquerades map[masquerading]int
 	deviations  map[deviation]int
 	// firewalls means that packets pass firewalls, whose refusals are in the outcomes.
@@ -106,7 +106,7 @@ func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error)
 
 // Packet compares what happens to one packet to a frontend, as Compare does. It also returns what
 // may happen to the packet, which passes firewalls, too. The outcomes are nil if they cannot be
-// judged. Facts say if a mode of kube-proxy treats the packet in its own way.
+// judged. Facts say if the mode treats the packet in its own way.
 func Packet(
 	o Options, rules *trace.Rules, p *view.ServicePort, f view.Frontend, from Source, to netip.AddrPort,
 ) (Result, []trace.Outcome) {
@@ -138,10 +138,16 @@ func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
 		case a.IsLoopback():
 			open = open && a.Is4() && c.State.Node.LocalhostNodePorts
 			s := Source{"the node", a, ""}
-			if open {
-				c.packet(question{p, f, s, to})
-			} else {
-				c.untouched(question{p, f, s, to})
+			q := question{p, f, s, to}
+			switch before := len(c.Differences); {
+			case !open:
+				c.untouched(q)
+			case !c.noLoopbackNodePorts():
+				c.packet(q)
+			default:
+				if c.untouched(q); len(c.Differences) == before {
+					c.deviates(noLoopback)
+				}
 			}
 		case open:
 			for _, s := range c.sources(f) {

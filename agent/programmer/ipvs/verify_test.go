@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -35,6 +36,13 @@ func (c *cluster) sentences(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
+// breakage is a way to break what the kernel holds, and parts of what verify must say then.
+type breakage struct {
+	name   string
+	change func() error
+	found  []string
+}
+
 func TestVerify(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := &view.ServicePort{
@@ -47,13 +55,20 @@ func TestVerify(t *testing.T) {
 	}
 	edge := localPolicy(view.Frontend{Kind: view.LoadBalancer, Address: ingress(model.IPv4, 4), Port: servicePort}, view.Local)
 	edge.Sources = []netip.Prefix{netip.MustParsePrefix("10.98.0.0/24"), netip.MustParsePrefix("10.180.0.0/16")}
+	edgePort := &view.ServicePort{
+		ID: serviceID("edge", model.TCP, model.IPv4), Frontends: []view.Frontend{edge},
+		Cluster: c.backends(model.IPv4, tcpPort, 0, 2), Local: c.backends(model.IPv4, tcpPort, 0),
+	}
 	none := everywhere(view.Frontend{Kind: view.ClusterIP, Address: vip(model.IPv4, 3), Port: servicePort}, view.Reject, false)
-	c.set(web, sticky,
+	dns := &view.ServicePort{
+		ID: serviceID("dns", model.UDP, model.IPv4), Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 5))}, Cluster: c.backends(model.IPv4, udpPort, 0, 2),
+	}
+	hashed := &view.ServicePort{
+		ID: serviceID("hashed", model.TCP, model.IPv4), Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 6))},
+		Cluster: c.backends(model.IPv4, tcpPort, 0, 2), Scheduler: "mh",
+	}
+	c.set(web, sticky, edgePort, dns, hashed,
 		&view.ServicePort{ID: serviceID("none", model.TCP, model.IPv4), Frontends: []view.Frontend{none}},
-		&view.ServicePort{
-			ID: serviceID("edge", model.TCP, model.IPv4), Frontends: []view.Frontend{edge},
-			Cluster: c.backends(model.IPv4, tcpPort, 0, 2), Local: c.backends(model.IPv4, tcpPort, 0),
-		},
 		&view.ServicePort{
 			ID: serviceID("six", model.UDP, model.IPv6), Frontends: []view.Frontend{clusterIP(vip(model.IPv6, 1)), nodePort(30006)},
 			Cluster: c.backends(model.IPv6, udpPort, 0, 2),
@@ -63,84 +78,184 @@ func TestVerify(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	require.Empty(t, c.sentences(t))
 
+	b := &breaker{cluster: c, t: t, ipvs: c.machine.ipvs}
 	// A virtual service that was removed comes back with another mark.
-	ofWeb := func() *mobyipvs.Service { return c.virtuals(web.ID)[0].moby() }
-	ofSticky := func() *mobyipvs.Service { return c.virtuals(sticky.ID)[0].moby() }
+	of := func(p *view.ServicePort) *mobyipvs.Service { return c.virtuals(p.ID)[0].moby() }
 	backend := func(pod int, port uint16, weight int) *mobyipvs.Destination {
 		return &mobyipvs.Destination{Address: c.pods[pod].Addr(false).AsSlice(), Port: port, Weight: weight, AddressFamily: 2}
 	}
-	balancer := c.machine.ipvs
-	setConntrack := func(to string) error {
-		return os.WriteFile(filepath.Join("/proc/sys", conntrackSysctl), []byte(to), 0)
+	weigh := func(pod, weight int) func() error {
+		return func() error { return b.ipvs.UpdateDestination(of(web), backend(pod, tcpPort, weight)) }
 	}
-	shell := func(args ...string) func() error {
+	edit := func(p *view.ServicePort, change func(s *mobyipvs.Service)) func() error {
 		return func() error {
-			_, err := c.a.Run(t.Context(), args[0], args[1:]...)
-			return err
+			s := of(p)
+			change(s)
+			return b.ipvs.UpdateService(s)
 		}
 	}
-	nft := func(script string) func() error { return shell("nft", script) }
+	alter := func(change func(d *mobyipvs.Destination)) func() error {
+		return func() error {
+			d := backend(1, tcpPort, 1)
+			change(d)
+			return b.ipvs.UpdateDestination(of(web), d)
+		}
+	}
 	stale := &mobyipvs.Service{
 		Address: vip(model.IPv4, 9).AsSlice(), Protocol: 6, Port: 80, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr",
 	}
-	for name, b := range map[string]struct {
-		change func() error
-		found  []string
-	}{
-		"a backend is removed": {func() error { return balancer.DelDestination(ofWeb(), backend(3, tcpPort, 1)) },
+	staleMark := &mobyipvs.Service{FWMark: markTag | maxID, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
+
+	const late = "add chain ip slicecast-ipvs late { type filter hook input priority 101; }; add rule ip slicecast-ipvs late goto others; " +
+		"flush chain ip slicecast-ipvs input"
+	webAt, edgeAt := vip(model.IPv4, 1).String()+" . tcp . 80", ingress(model.IPv4, 4).String()+" . tcp . 80"
+	for _, x := range []breakage{
+		{"a backend is removed", func() error { return b.ipvs.DelDestination(of(web), backend(3, tcpPort, 1)) },
 			[]string{"default/web", "never leads to " + c.pods[3].IPv4.String()}},
-		"a backend is added": {func() error { return balancer.NewDestination(ofWeb(), backend(3, 99, 1)) },
+		{"a backend is added", func() error { return b.ipvs.NewDestination(of(web), backend(3, 99, 1)) },
 			[]string{"default/web", ":99, which is not among them"}},
-		"a backend gets no connections": {func() error { return balancer.UpdateDestination(ofWeb(), backend(1, tcpPort, 0)) },
-			[]string{"never leads to " + c.pods[1].IPv4.String()}},
-		"a backend has another weight": {func() error { return balancer.UpdateDestination(ofWeb(), backend(1, tcpPort, 5)) },
-			[]string{"with probability"}},
-		"a virtual service is removed": {func() error { return balancer.DelService(ofWeb()) }, []string{"default/web"}},
-		"a virtual service is stale": {func() error { return balancer.NewService(stale) },
-			[]string{fmt.Sprintf("no rules for %v:80/TCP", vip(model.IPv4, 9))}},
-		"another scheduler": {func() error {
-			s := ofWeb()
-			s.SchedName = "sh"
-			return balancer.UpdateService(s)
-		}, []string{"be scheduled by " + DefaultScheduler, "is scheduled by sh"}},
-		"affinity is lost": {func() error {
-			s := ofSticky()
-			s.Flags, s.Timeout = tagged, 0
-			return balancer.UpdateService(s)
-		}, []string{"default/sticky", "no affinity"}},
-		"another affinity": {func() error {
-			s := ofSticky()
-			s.Timeout = 60
-			return balancer.UpdateService(s)
-		}, []string{"default/sticky", "an affinity of 1m0s"}},
-		"a sticky backend is removed": {func() error { return balancer.DelDestination(ofSticky(), backend(2, tcpPort, 1)) },
-			[]string{"default/sticky", "never leads to"}},
-		"an address is removed": {shell("ip", "address", "del", vip(model.IPv4, 1).String()+"/32", "dev", Device),
+		{"a backend is swapped", func() error {
+			return errors.Join(b.ipvs.NewDestination(of(web), backend(3, 98, 1)), b.ipvs.DelDestination(of(web), backend(3, tcpPort, 1)))
+		}, []string{"default/web", ":98, which is not among them"}},
+		{"a backend gets no connections", weigh(1, 0), []string{"never leads to " + c.pods[1].IPv4.String()}},
+		{"no backend gets connections", func() error {
+			return errors.Join(b.ipvs.UpdateDestination(of(dns), backend(0, udpPort, 0)), b.ipvs.UpdateDestination(of(dns), backend(2, udpPort, 0)))
+		}, []string{"default/dns", "is rejected"}},
+		{"a backend has another weight", weigh(1, 5), []string{"with probability"}},
+		{"a backend gets packets as they are", alter(func(d *mobyipvs.Destination) { d.ConnectionFlags = mobyipvs.ConnectionFlagDirectRoute }),
 			[]string{"default/web", "is not translated"}},
-		"an address is stale": {shell("ip", "address", "add", "10.96.0.99/32", "dev", Device),
+		{"a backend gets few connections", alter(func(d *mobyipvs.Destination) { d.UpperThreshold = 1 }),
+			[]string{"no more than 1 connections go to " + c.pods[1].IPv4.String()}},
+		{"a virtual service is removed", func() error { return b.ipvs.DelService(of(web)) }, []string{"default/web"}},
+		{"a virtual service is stale", func() error { return b.ipvs.NewService(stale) },
+			[]string{fmt.Sprintf("no rules for %v:80/TCP", vip(model.IPv4, 9))}},
+		{"a virtual service by mark is stale", func() error {
+			return errors.Join(b.ipvs.NewService(staleMark), b.ipvs.NewDestination(staleMark, backend(1, tcpPort, 1)))
+		}, []string{"the virtual service of IPVS for mark 0x5c1fffff"}},
+		{"another scheduler", edit(web, func(s *mobyipvs.Service) { s.SchedName = "sh" }),
+			[]string{"be scheduled by " + DefaultScheduler, "is scheduled by sh"}},
+		{"the flags of a scheduler are lost", edit(hashed, func(s *mobyipvs.Service) { s.Flags = 0 }),
+			[]string{"default/hashed", "mh (falls back to other backends, hashes ports), but is scheduled by mh;"}},
+		{"each packet is scheduled by itself", edit(dns, func(s *mobyipvs.Service) { s.Flags = onePacket }),
+			[]string{"default/dns", "for each packet by itself"}},
+		{"affinity is lost", edit(sticky, func(s *mobyipvs.Service) { s.Flags, s.Timeout = tagged, 0 }), []string{"default/sticky", "no affinity"}},
+		{"another affinity", edit(sticky, func(s *mobyipvs.Service) { s.Timeout = 60 }), []string{"default/sticky", "an affinity of 1m0s"}},
+		{"affinity of whole networks", edit(sticky, func(s *mobyipvs.Service) { s.Netmask = 1<<24 - 1 }),
+			[]string{"default/sticky", "for whole networks of clients"}},
+		{"affinity that nobody wants", edit(web, func(s *mobyipvs.Service) { s.Flags, s.Timeout = persistent, 60 }),
+			[]string{"default/web", "have no affinity"}},
+		{"a sticky backend is removed", func() error { return b.ipvs.DelDestination(of(sticky), backend(2, tcpPort, 1)) },
+			[]string{"default/sticky", "never leads to"}},
+		{"IPVS is cleared", func() error { return b.ipvs.Flush() }, []string{"default/web", "default/sticky"}},
+
+		{"an address is removed", b.shell("ip", "address", "del", vip(model.IPv4, 1).String()+"/32", "dev", Device),
+			[]string{"default/web", "is not translated"}},
+		{"an address is stale", b.shell("ip", "address", "add", "10.96.0.99/32", "dev", Device),
 			[]string{"no address 10.96.0.99 on a device for Services"}},
-		"nothing is masqueraded":   {nft("flush chain ip slicecast-ipvs postrouting"), []string{"masqueraded, but it is not masqueraded"}},
-		"packets get no mark":      {nft("flush chain ip slicecast-ipvs input"), []string{"default/web", "from outside"}},
-		"sources are not filtered": {nft("flush chain ip slicecast-ipvs sources"), []string{"default/edge", "be dropped"}},
-		"a frontend is removed": {nft(fmt.Sprintf("delete element ip slicecast-ipvs from-others { %v . tcp . 80 }", vip(model.IPv4, 1))),
-			[]string{"default/web", "from outside"}},
-		"conntrack does not see connections": {func() error { return setConntrack("0") }, []string{"not masqueraded"}},
+		{"the device is removed", b.shell("ip", "link", "del", Device), []string{"default/web", "default/sticky", "is not translated"}},
+
+		{"nothing is masqueraded", b.nft("flush chain ip slicecast-ipvs postrouting"), []string{"masqueraded, but it is not masqueraded"}},
+		{"packets get no mark", b.nft("flush chain ip slicecast-ipvs input"), []string{"default/web", "from outside"}},
+		{"packets get their mark after IPVS", b.nft(late), []string{"default/web", "from outside", "is not translated"}},
+		{"the rules sleep", b.nft("add table ip slicecast-ipvs { flags dormant; }"), []string{"default/web", "is not translated"}},
+		{"the rules are gone", b.nft("delete table ip slicecast-ipvs"), []string{"default/web", "is not translated"}},
+		{"input drops", b.nft("chain ip slicecast-ipvs input { policy drop; }"), []string{"default/web", "is dropped"}},
+		{"pods count as others", b.nft("flush chain ip slicecast-ipvs input; add rule ip slicecast-ipvs input goto others"),
+			[]string{"from a pod", "it is masqueraded"}},
+		{"sources are not filtered", b.nft("flush chain ip slicecast-ipvs sources"), []string{"default/edge", "be dropped"}},
+		{"a stale chain", b.nft("add chain ip slicecast-ipvs gone; add rule ip slicecast-ipvs gone drop"), []string{"chain gone of table ip slicecast-ipvs"}},
+
+		{"a frontend is removed", b.remove("from-others", webAt), []string{"default/web", "from outside"}},
+		{"a frontend is removed for pods", b.remove("from-pods", webAt), []string{"default/web", "from a pod"}},
+		{"a frontend is removed for the node", b.remove("from-node", webAt), []string{"default/web", "from the node"}},
+		{"a NodePort is removed", b.remove("from-others-nodeports", "tcp . 30001"), []string{"default/web", "nodePort", ":30001 from outside"}},
+		{"a frontend is stale", b.add("from-others", "10.96.0.77 . tcp . 80", web), []string{"no rules for 10.96.0.77:80/TCP"}},
+		{"a NodePort is stale", b.add("from-pods-nodeports", "tcp . 30999", web), []string{"no rules for NodePort 30999/TCP"}},
+		{"a frontend leads to another Service", b.replace("from-others", webAt, dns, flagMasquerade),
+			[]string{"default/web", "from outside", "which is not among them"}},
+		{"a frontend leads to no virtual service", b.replace("from-others", webAt, nil, maxID), []string{"default/web", "from outside", "is not translated"}},
+		{"a frontend refuses", b.replace("from-others", webAt, nil, flagReject), []string{"default/web", "from outside", "is rejected"}},
+		{"pods are masqueraded", b.replace("from-pods", webAt, web, flagMasquerade), []string{"default/web", "from a pod", "it is masqueraded"}},
+		{"others are not masqueraded", b.replace("from-others", webAt, web, 0), []string{"default/web", "from outside", "it is not masqueraded"}},
+		{"refusals are silent", b.replace("from-others", vip(model.IPv4, 3).String()+" . tcp . 80", nil, flagDrop),
+			[]string{"default/none", "should be rejected, but is dropped"}},
+		{"a policy is not followed", b.replace("from-others", edgeAt, edgePort, 0), []string{"default/edge", "1 backend of the local set"}},
+		{"a hairpin is not masqueraded", b.remove("hairpins", c.pods[0].IPv4.String()+" . "+c.pods[0].IPv4.String()), []string{"from the backend itself"}},
+		{"a frontend is not filtered", b.remove("filtered", edgeAt), []string{"default/edge", "be dropped"}},
+		{"a frontend is filtered", b.nft("add element ip slicecast-ipvs filtered { " + webAt + " }"), []string{"default/web", "is dropped"}},
+		{"a range is missing", b.remove("sources", edgeAt+" . 10.98.0.0/24"), []string{"default/edge", "in 10.98.0.0/24", "is dropped"}},
+		{"a range is wider", b.nft("add element ip slicecast-ipvs sources { " + edgeAt + " . 10.98.1.0/24 }"), []string{"just after 10.98.0.0/24", "be dropped"}},
+		{"the node's address counts as a Service's", b.nft(fmt.Sprintf("add element ip slicecast-ipvs addresses { %v }", c.a.IPv4)),
+			[]string{"default/web", "nodePort", "is rejected"}},
+
+		{"conntrack does not see connections", func() error { return setConntrack("0") }, []string{"not masqueraded"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			require.NoError(t, c.a.Do(b.change))
+		t.Run(x.name, func(t *testing.T) {
+			require.NoError(t, c.a.Do(x.change))
 			found := c.sentences(t)
-			for _, text := range b.found {
+			for _, text := range x.found {
 				require.Contains(t, found, text)
 			}
-			if !strings.Contains(name, "conntrack") { // a setting for both families
+			switch x.name {
+			case "conntrack does not see connections", "IPVS is cleared", "the device is removed": // both families
+			default:
 				require.NotContains(t, found, "IPv6")
 			}
 			require.NoError(t, c.a.Do(func() error {
-				_ = balancer.DelService(stale)
+				_ = b.ipvs.DelService(stale)
 				return setConntrack("1")
 			}))
 			require.NoError(t, c.Replace(t.Context(), c.state))
 			require.Empty(t, c.sentences(t), "repaired")
 		})
 	}
+}
+
+func setConntrack(to string) error {
+	return os.WriteFile(filepath.Join("/proc/sys", conntrackSysctl), []byte(to), 0)
+}
+
+// breaker returns functions that break what the kernel holds of IPv4.
+type breaker struct {
+	*cluster
+	t    *testing.T
+	ipvs *balancer
+}
+
+func (b *breaker) shell(args ...string) func() error {
+	return func() error {
+		_, err := b.a.Run(b.t.Context(), args[0], args[1:]...)
+		return err
+	}
+}
+
+func (b *breaker) nft(script string) func() error { return b.shell("nft", script) }
+
+// remove removes an element from a set or a map.
+func (b *breaker) remove(set, key string) func() error {
+	return b.nft(fmt.Sprintf("delete element ip slicecast-ipvs %s { %s }", set, key))
+}
+
+// add adds an element that leads to a Service port's backends to a map.
+func (b *breaker) add(to, key string, p *view.ServicePort) func() error {
+	return func() error {
+		return b.nft(fmt.Sprintf("add element ip slicecast-ipvs %s { %s : %d }", to, key, b.mark(p, 0)))()
+	}
+}
+
+// replace gives an element of a map another mark; see mark.
+func (b *breaker) replace(in, key string, p *view.ServicePort, flags uint32) func() error {
+	return func() error {
+		return b.nft(fmt.Sprintf("delete element ip slicecast-ipvs %[1]s { %[2]s }; add element ip slicecast-ipvs %[1]s { %[2]s : %[3]d }",
+			in, key, b.mark(p, flags)))()
+	}
+}
+
+// mark returns the mark of the virtual service with all backends of a Service port, which may be
+// nil for none, and flags.
+func (b *breaker) mark(p *view.ServicePort, flags uint32) uint32 {
+	if p == nil {
+		return markTag | flags
+	}
+	return markTag | b.programmed(p.ID).numbers[clusterRole] | flags
 }
