@@ -57,6 +57,12 @@ conformance: ## hold a real kube-proxy to the conformance cases in its modes, be
 	go test -count 1 -timeout 30m ./internal/conformance -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy -conformance.slicecast=
 	go test -count 1 -timeout 30m ./internal/beside ./internal/moving
 
+.PHONY: verify-ipvs
+verify-ipvs: ## that verify finds what is wrong with IPVS, Slicecast's and kube-proxy's, and nothing else, in the virtual machine; in about 20 minutes
+	go test -count 1 -timeout 15m ./agent/programmer/ipvs -run '^TestVerify$$'
+	go test -count 1 -timeout 2h ./internal/testenv/vm/oldkernel -oldkernel.programmers=false -oldkernel.slicecast=ipvs \
+		-oldkernel.kube-proxy=ipvs -oldkernel.broken=ipvs
+
 .PHONY: conformance-record
 conformance-record: ## record for docs/conformance.md how both versions of kube-proxy do with the cases of known bugs, in about ten minutes
 	for version in '' 1.36; do \

@@ -119,8 +119,7 @@ func (s *stage) viewOptions() view.Options {
 	return o
 }
 
-// servesObjects reports whether a step leaves an agent that follows the objects, with rules that
-// the cases compare. Those of Slicecast's IPVS are compared by agent/programmer/ipvs.
+// servesObjects reports whether a step leaves an agent that follows the objects.
 func (s *stage) servesObjects(step *Step) bool {
-	return (s.subject.Mode() != IPVS || s.subject.Reference()) && !slices.Contains(step.Delete, node(s.running.Node))
+	return !slices.Contains(step.Delete, node(s.running.Node))
 }

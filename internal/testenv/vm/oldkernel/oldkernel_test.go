@@ -57,7 +57,7 @@ func TestOldKernel(t *testing.T) {
 	}
 	if *slicecasts+*kubeProxies+*broken != "" {
 		suites = append(suites, lent(t, vm.Suite{Dir: "internal/conformance", Flags: []string{
-			"-test.run=^(TestSlicecast|TestKubeProxy|TestBrokenKubeProxy)$//" + *cases,
+			"-test.run=^(TestSlicecast|TestKubeProxy|TestBrokenKubeProxy)$//(" + *cases + ")",
 			"-conformance.slicecast=" + *slicecasts, "-conformance.kube-proxy=" + *kubeProxies, "-conformance.broken=" + *broken,
 		}}, atATime))
 	}
