@@ -14,12 +14,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-const (
-	canaryNamespace = "conformance-canary"
-	// syncTimeout bounds the time in which an agent programs a change, or starts and programs the
-	// current state, on a busy machine.
-	syncTimeout = 60 * time.Second
-)
+const canaryNamespace = "conformance-canary"
+
+// syncTimeout returns the bound of the time in which an agent programs a change, or starts and
+// programs the current state, on a busy machine.
+func syncTimeout() time.Duration { return time.Duration(*patience) * time.Minute }
 
 // canaryObjects is a Service and its slices. Their ports are the number of the change. No case uses
 // the addresses of the Service and its endpoints.
@@ -80,7 +79,7 @@ func (s *stage) awaitSync(t *testing.T) error {
 			{From: s.pods.Host, Proto: TCP, Src: anyPort("10.180.0.200"), Dst: addrPort("10.96.255.1", port)},
 			{From: s.pods.Host, Proto: TCP, Src: anyPort("fd00:10:180::200"), Dst: addrPort("fd00:10:96::ff01", port)},
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), syncTimeout)
+		ctx, cancel := context.WithTimeout(t.Context(), syncTimeout())
 		err = testenv.WaitFor(ctx, func() error {
 			require.NoError(t, s.subject.Check())
 			fates, err := s.wire.Open(t.Context(), openings, 20*time.Millisecond)

@@ -23,6 +23,7 @@
 //	-conformance.broken       variants of kube-proxy whose rules are broken
 //	-conformance.slicecast    variants of Slicecast; default: all but ipvs, which most kernels lack
 //	-conformance.record       folder for kube-proxy's outcomes with known bugs; see the package bugs
+//	-conformance.patience     factor of the bounds of what agents may take, for slow machines
 //	-conformance.exceptions   where Slicecast's programmers may deviate; empty for nowhere
 //
 // With the environment variable SLICECAST_KUBE_PROXY=1.36, kube-proxy has the version before that

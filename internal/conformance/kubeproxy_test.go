@@ -135,6 +135,9 @@ func (k *kubeProxy) Start(s settings) error {
 func (k *kubeProxy) modeConfig(s settings) map[string]any {
 	config := map[string]any{"minSyncPeriod": "10ms", "syncPeriod": "5s"}
 	if k.mode == IPVS {
+		// Each time, kube-proxy runs a command for each of its ipsets. In the virtual machine, it would
+		// do nothing else.
+		config["syncPeriod"] = "30s"
 		return config
 	}
 	config["masqueradeAll"] = s.MasqueradeAll

@@ -24,6 +24,7 @@ var (
 	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "comma-separated variants of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 	record         = flag.String("conformance.record", "", "folder for the outcomes of kube-proxy with the cases of known bugs, each held to what Slicecast is held to; no other cases are played")
 	broken         = flag.String("conformance.broken", "nftables,iptables-nft", "comma-separated variants of kube-proxy whose rules are broken; see -conformance.kube-proxy")
+	patience       = flag.Int("conformance.patience", 1, "factor of the bounds of what agents may take, for slow machines")
 	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "comma-separated variants of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 )
 

@@ -17,10 +17,10 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// settleTimeout bounds the time for which a check may fail after the agent has programmed the
-// change. Agents do some work afterwards, such as health checks and cleaning the conntrack table. A
-// case may allow more time.
-const settleTimeout = 5 * time.Second
+// settleTimeout returns the bound of the time for which a check may fail after the agent has
+// programmed the change. Agents do some work afterwards, such as health checks and cleaning the
+// conntrack table. A case may allow more time.
+func settleTimeout() time.Duration { return time.Duration(*patience) * 5 * time.Second }
 
 // play runs the cases for the subject's mode. Cases with the same configuration run one after the
 // other, so that the subject need not be restarted between them.
@@ -57,9 +57,9 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 			require.NotNil(t, s.recorder, err)
 			return
 		}
-		limit := settleTimeout
+		limit := settleTimeout()
 		if step.WithinSeconds > 0 {
-			limit = time.Duration(step.WithinSeconds) * time.Second
+			limit = time.Duration(*patience*step.WithinSeconds) * time.Second
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		// Conntrack entries come first, because flows may be connections of these entries.
@@ -133,7 +133,7 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) error {
 		return nil // the agent must notice by itself
 	}
 	if proxy, ok := s.subject.(*kubeProxy); ok && exits(step, s.running.Node) {
-		require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
+		require.ErrorContains(t, proxy.Wait(syncTimeout()), "exit status 1")
 		if slices.Contains(step.Delete, node(s.running.Node)) && !registers(step, s.running.Node) {
 			return nil // its rules stay, and a restarted kube-proxy would wait for its Node
 		}

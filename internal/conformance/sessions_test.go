@@ -73,7 +73,7 @@ func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrP
 		}
 		// The timeout is long, because each connection is answered and a slow machine may take a
 		// while for that.
-		fates, err := s.wire.Open(ctx, []Opening{o}, settleTimeout)
+		fates, err := s.wire.Open(ctx, []Opening{o}, settleTimeout())
 		if err != nil {
 			return nil, err
 		}

@@ -67,7 +67,7 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key, "--client-ca-file="+clients,
 		"--drain-window=100ms", "--log-level=debug",
 	))
-	server.AwaitOK(t, syncTimeout, fmt.Sprintf("http://%s:%d/readyz", world.IPv4, serverHealthPort))
+	server.AwaitOK(t, syncTimeout(), fmt.Sprintf("http://%s:%d/readyz", world.IPv4, serverHealthPort))
 
 	return &slicecast{
 		Command: testcommand.New(t, s.node.Host, "slicecast-agent"), mode: mode, iptables: iptables,

@@ -62,7 +62,7 @@ func (s *stage) wanted(ctx context.Context) (view.State, error) {
 
 // judge compares the kernel with what the node should do.
 func (s *stage) judge(ctx context.Context, c *Case, step *Step, state view.State) error {
-	r, err := verify.Settled(ctx, verify.Options{State: state}, settleTimeout)
+	r, err := verify.Settled(ctx, verify.Options{State: state}, settleTimeout())
 	if err != nil {
 		return err
 	}

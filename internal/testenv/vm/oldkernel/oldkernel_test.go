@@ -31,6 +31,10 @@ var (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// patience is the factor of the time that agents may take. A kube-proxy takes minutes to start in
+// the virtual machine if the host is busy.
+const patience = 5
+
 // atATime is the number of conformance variants that run at the same time. The machine has two
 // processors.
 const atATime = 2
@@ -59,6 +63,7 @@ func TestOldKernel(t *testing.T) {
 		suites = append(suites, lent(t, vm.Suite{Dir: "internal/conformance", Flags: []string{
 			"-test.run=^(TestSlicecast|TestKubeProxy|TestBrokenKubeProxy)$//(" + *cases + ")",
 			"-conformance.slicecast=" + *slicecasts, "-conformance.kube-proxy=" + *kubeProxies, "-conformance.broken=" + *broken,
+			fmt.Sprint("-conformance.patience=", patience),
 		}}, atATime))
 	}
 	vm.Test(t, suites...)
