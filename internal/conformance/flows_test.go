@@ -83,6 +83,9 @@ func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Ste
 	for i := range step.Flows {
 		f := &step.Flows[i]
 		k := &check{flow: f, node: c.Node, want: f.targets(s.subject.Mode(), s.reference())}
+		if does, ok := ofKubeProxyIPVS(c, step, f); ok && s.reference() && s.subject.Mode() == IPVS {
+			k.want = []Expectation{does}
+		}
 		if !s.subject.Reference() {
 			k.exception = exceptions.find(s.subject.Mode(), c.ID, step.Name, f.Name)
 		}
