@@ -125,8 +125,9 @@ func TestScheduling(t *testing.T) {
 		r.finish()
 		return r
 	}
+	// Flags of other schedulers and of UDP do not count.
 	for want, s := range map[string]ipvs.Service{
-		"rr":                                  {SchedName: "rr", Flags: fallback | byPort | onePacket}, // these say something of UDP or of other schedulers
+		"rr":                                  {SchedName: "rr", Flags: fallback | byPort | onePacket},
 		"sh (falls back to other backends)":   {SchedName: "sh", Flags: fallback},
 		"mh (hashes ports)":                   {SchedName: "mh", Flags: byPort},
 		"lc":                                  {SchedName: "lc", Flags: persistent, Timeout: 60, Netmask: 1<<32 - 1},
@@ -157,8 +158,9 @@ func TestStaleMarks(t *testing.T) {
 		d := &ipvs.Destination{Address: netip.MustParseAddr("10.180.0.1").AsSlice(), Port: 8080, Weight: weight}
 		r.addVirtual(b, &ipvs.Service{FWMark: mark, SchedName: "rr"}, []*ipvs.Destination{d})
 	}
-	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|1|1<<23))) // in a map
-	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|2)))       // in the set of virtual services
+	// A map has the first one, with a flag, and the set of virtual services the second one.
+	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|1|1<<23)))
+	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|2)))
 	r.balance(b)
 	r.finish()
 	for _, own := range []bool{false, true} {

@@ -15,9 +15,9 @@ import (
 // packets are no difference, but are counted, and the deviation is a fact.
 type deviation string
 
-// These are the deviations. Those of kube-proxy's mode ipvs follow its pkg/proxy/ipvs/proxier.go. It
-// has one virtual service for an address and port, whose backends are the same for all sources. So
-// has Slicecast with affinity. See docs/ipvs.md for the others of Slicecast.
+// These are the deviations. Those of kube-proxy's mode ipvs follow its pkg/proxy/ipvs/proxier.go.
+// kube-proxy has one virtual service for an address and port, whose backends are the same for all
+// sources. So has Slicecast with affinity. See docs/ipvs.md for the others of Slicecast.
 const (
 	asDecided        deviation = ""
 	refusesOtherwise deviation = "kube-proxy's mode iptables refuses in its own way, or not at all, what leads to no backend"

@@ -1,6 +1,6 @@
-// These tests prove what kube-proxy's mode ipvs and Slicecast's programmer for IPVS are held to where
-// they deviate from the view on purpose, without a kernel that has IPVS. The conformance cases prove it with packets in the
-// virtual machine.
+// These tests prove what kube-proxy's mode ipvs and Slicecast's programmer for IPVS are held to
+// where they deviate from the view on purpose, without a kernel that has IPVS. The conformance
+// cases prove it with packets in the virtual machine.
 package verify
 
 import (
