@@ -87,8 +87,8 @@ type options struct {
 	log       io.Writer
 }
 
-// The verbosities from which on the log says who was asked, and names the requests to the API server
-// as kubectl does.
+// These are the verbosities from which on the log says who was asked, and from which on it also
+// names the requests to the API server, as kubectl's does.
 const askedVerbosity, requestVerbosity = 1, 6
 
 // logger returns the log that the user wants.

@@ -65,8 +65,7 @@ type followed struct {
 
 // note adds a result of the series, and reports whether the backend answered.
 func (f *followed) note(one timedResult, backend string) bool {
-	switch {
-	case one.Outcome != probe.Answered:
+	if one.Outcome != probe.Answered {
 		f.lost++
 		f.example = one.Result
 		return false

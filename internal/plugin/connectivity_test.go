@@ -84,8 +84,8 @@ func TestFollowed(t *testing.T) {
 	require.Contains(t, after("first", -time.Second), "before this command saw")
 }
 
-// TestSlowIsNoFailure checks that slow answers are told from failures, in results of a target and in
-// series, and that they do not change the exit code.
+// TestSlowIsNoFailure checks that slow answers are told from failures, in results of a target and
+// in series, and that they do not change the exit code.
 func TestSlowIsNoFailure(t *testing.T) {
 	quick, slow := answersOf("a")[0], answersOf("a")[0]
 	slow.Took = 1100 * time.Millisecond
