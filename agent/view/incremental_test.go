@@ -45,8 +45,8 @@ func changed(of []*model.Slice, i int, edit func([]model.Endpoint) []model.Endpo
 	return out
 }
 
-// TestFewChangesShareMemory asserts that a change of one of many endpoints leaves nearly all parts of
-// the set as they were, change after change.
+// TestFewChangesShareMemory asserts that a change of one of many endpoints leaves nearly all parts
+// of the set as they were, change after change.
 func TestFewChangesShareMemory(t *testing.T) {
 	v := New(Options{})
 	s, of := manySliced()

@@ -170,9 +170,9 @@ func keep[T comparable](before, now []T) []T {
 	return append(make([]T, 0, len(now)), now...)
 }
 
-// seen is what the view remembers about a Service that has had many slices: what its ports in View.ports
-// were computed from. With it, a change of a few endpoints can be applied without reading all of
-// them. It is valid for the present object of the Service and the present Node only.
+// seen is what the view remembers about a Service that has had many slices: what its ports in
+// View.ports were computed from. With it, a change of a few endpoints can be applied without
+// reading all of them. It is valid for the present object of the Service and the present Node only.
 type seen struct {
 	slices []*model.Slice
 	ports  map[ServicePortID]seenPort

@@ -146,7 +146,8 @@ func TestBounds(t *testing.T) {
 	service := slices.Concat(within(1, []byte("default")), within(2, []byte("web")), within(3, modeltest.Digests(1)), []byte{4 << 3, 1})
 	slice := slices.Concat(within(1, []byte("default")), within(2, []byte("web")), within(3, modeltest.Digests(1)), within(4, []byte("web")), []byte{5 << 3, 1})
 	delta := service[:len(service)-2]
-	extra := func(n int) []byte { return bytes.Repeat([]byte{14 << 3, 1}, n) } // n fields that are unknown
+	// extra returns n fields with numbers.
+	extra := func(n int) []byte { return bytes.Repeat([]byte{14 << 3, 1}, n) }
 	endpoint := within(1, []byte("10.0.0.1"))
 	for name, c := range map[string]struct {
 		frame func(above int) Frame

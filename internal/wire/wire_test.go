@@ -446,8 +446,8 @@ func TestDeltas(t *testing.T) {
 	require.Greater(t, decoded, 30, "hardly any frame was one that decodeDeltas is for")
 }
 
-// TestDeltasWithOtherContent checks that decodeDeltas leaves whatever it would decode wrongly to the
-// general decoder.
+// TestDeltasWithOtherContent checks that decodeDeltas leaves whatever it would decode wrongly to
+// the general decoder.
 func TestDeltasWithOtherContent(t *testing.T) {
 	number := func(n protowire.Number) []byte {
 		return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.VarintType), 1)
@@ -630,7 +630,8 @@ func BenchmarkEncodeDelta(b *testing.B) {
 	}
 }
 
-// TestUnknownFieldsAreFound checks that fields of newer versions are found in messages of any shape.
+// TestUnknownFieldsAreFound checks that fields of newer versions are found in messages of any
+// shape.
 func TestUnknownFieldsAreFound(t *testing.T) {
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
 	node := &pb.NodeUpdate{Name: "n", Node: &pb.Node{Name: "n", Labels: map[string]string{"a": "b"}}}

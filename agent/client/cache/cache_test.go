@@ -187,8 +187,8 @@ func TestUpdateIsAtomic(t *testing.T) {
 	require.Zero(t, c.Sequence(8), "there is no such shard")
 }
 
-// TestWholeBuckets checks that an Update of whole buckets removes what these buckets no longer have,
-// and nothing else. What stays as it was counts as no change.
+// TestWholeBuckets checks that an Update of whole buckets removes what these buckets no longer
+// have, and nothing else. What stays as it was counts as no change.
 func TestWholeBuckets(t *testing.T) {
 	c := welcomed(t, 1)
 	in := make(map[uint32][]*model.Slice)

@@ -1,6 +1,6 @@
 // These tests prove what a cache does with objects that do not decode and with slices that are
-// missing: it keeps what it holds, compares digests as the server does, says what to ask for, and
-// forgets neither too early nor too late. They bound how many there may be.
+// missing. It keeps what it holds, compares digests as the server does, and says what to ask for.
+// It forgets them neither too early nor too late, and there is a bound for them.
 package cache
 
 import (
