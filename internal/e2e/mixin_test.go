@@ -1,10 +1,13 @@
-// This test proves that what watches kube-proxy works with an agent: each query of the dashboard of
-// kubernetes-mixin that returns data of a kube-proxy returns data of an agent, and its alerts fire
-// on the same failures.
+// This test proves that what watches kube-proxy works with an agent as the chart installs it. Each
+// query of the dashboard of kubernetes-mixin that returns data of a kube-proxy returns data of an
+// agent, and its alerts fire on the same failures.
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,41 +15,83 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/prometheus"
 )
 
-// mixinQueries are the queries of dashboards/proxy.libsonnet of
-// https://github.com/kubernetes-monitoring/kubernetes-mixin at commit
-// aa38e2bfa7ea6ec6870420b483046afe790a6411, rendered with its default settings.
-var mixinQueries = []string{
-	`sum(up{cluster="$cluster", job="kube-proxy"})`,
-	`sum(rate(kubeproxy_sync_proxy_rules_duration_seconds_count{cluster="$cluster", job="kube-proxy", instance=~"$instance"}[$__rate_interval]))`,
-	`histogram_quantile(0.99,rate(kubeproxy_sync_proxy_rules_duration_seconds_bucket{cluster="$cluster", job="kube-proxy", instance=~"$instance"}[$__rate_interval]))`,
-	`sum(rate(kubeproxy_network_programming_duration_seconds_count{cluster="$cluster", job="kube-proxy", instance=~"$instance"}[$__rate_interval]))`,
-	`histogram_quantile(0.99, sum(rate(kubeproxy_network_programming_duration_seconds_bucket{cluster="$cluster", job="kube-proxy", instance=~"$instance"}[$__rate_interval])) by (instance, le))`,
-	`sum(rate(rest_client_requests_total{cluster="$cluster",job="kube-proxy", instance=~"$instance",code=~"2.."}[$__rate_interval]))`,
-	`sum(rate(rest_client_requests_total{cluster="$cluster",job="kube-proxy", instance=~"$instance",code=~"3.."}[$__rate_interval]))`,
-	`sum(rate(rest_client_requests_total{cluster="$cluster",job="kube-proxy", instance=~"$instance",code=~"4.."}[$__rate_interval]))`,
-	`sum(rate(rest_client_requests_total{cluster="$cluster",job="kube-proxy", instance=~"$instance",code=~"5.."}[$__rate_interval]))`,
-	`histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{cluster="$cluster", job="kube-proxy",instance=~"$instance",verb="POST"}[$__rate_interval])) by (verb, le))`,
-	`histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{cluster="$cluster", job="kube-proxy", instance=~"$instance", verb="GET"}[$__rate_interval])) by (verb, le))`,
-	`process_resident_memory_bytes{cluster="$cluster", job="kube-proxy",instance=~"$instance"}`,
-	`rate(process_cpu_seconds_total{cluster="$cluster", job="kube-proxy",instance=~"$instance"}[$__rate_interval])`,
-	`go_goroutines{cluster="$cluster", job="kube-proxy",instance=~"$instance"}`,
-	// The values of the variables cluster and instance.
-	`up{job="kube-proxy"}`,
-	`up{job="kube-proxy", cluster="$cluster", job="kube-proxy"}`,
+// mixin is what kubernetes-mixin has about kube-proxy, with its default settings, as
+// internal/tools/mixin/render.sh renders it from the mixin's jsonnet.
+type mixin struct {
+	Groups             []any `json:"groups"` // of alerts, as in a file of rules
+	Queries, Variables []string
 }
 
-// mixinRules are the alerts of alerts/kube_proxy.libsonnet at the same commit.
-const mixinRules = `groups:
-- name: kubernetes-system-kube-proxy
-  rules:
-  - {alert: KubeProxyDown, expr: 'absent(up{job="kube-proxy"})', for: 15m}
-  - {alert: KubeProxyInstanceUnreachable, expr: 'up{job="kube-proxy"} == 0', for: 15m}
-`
+// readMixin returns the mixin. The queries of its variables become those of the series that the
+// values come from.
+func readMixin(t *testing.T) (rules string, queries []string) {
+	t.Helper()
+	content, err := os.ReadFile("testdata/kubernetes-mixin.json")
+	require.NoError(t, err)
+	var m mixin
+	require.NoError(t, json.Unmarshal(content, &m))
+	require.NotEmpty(t, m.Groups)
+	labelValues := regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
+	for _, v := range m.Variables {
+		parts := labelValues.FindStringSubmatch(v)
+		require.NotNil(t, parts, v)
+		m.Queries = append(m.Queries, parts[1])
+	}
+	groups, err := json.Marshal(map[string]any{"groups": m.Groups}) // JSON is YAML
+	require.NoError(t, err)
+	return string(groups), m.Queries
+}
+
+// startLikeTheChart starts the agent on a node anew, with the flags of the DaemonSet and the
+// settings of the ConfigMap that are made from the chart. Files, names and ranges are those of the
+// test. There is no Pod, so a kubeconfig takes the place of the Pod's account, and a certificate
+// that of its token.
+func (c *cluster) startLikeTheChart(n *node) {
+	c.t.Helper()
+	var daemonSet appsv1.DaemonSet
+	var settings corev1.ConfigMap
+	for path, object := range map[string]any{"agent.yaml": &daemonSet, "config.yaml": &settings} {
+		content, err := os.ReadFile(filepath.Join("../../deploy/kubernetes", path))
+		require.NoError(c.t, err)
+		first, _, _ := strings.Cut(string(content), "\n---\n")
+		require.NoError(c.t, yaml.Unmarshal([]byte(first), object))
+	}
+	var config map[string]any
+	require.NoError(c.t, yaml.Unmarshal([]byte(settings.Data["agent.yaml"]), &config))
+	require.NotEmpty(c.t, config)
+	config["clusterCIDR"] = clusterCIDRs
+	content, err := yaml.Marshal(config)
+	require.NoError(c.t, err)
+	cert, key := writeClientCertificate(c.t, c.dir, n.Name, c.cp.ConfigFor("system:node:"+n.Name, "system:nodes"))
+	replacements := map[string][]string{
+		"--config":         {"--config=" + writeFile(c.t, c.dir, "agent.yaml", content)},
+		"--node-name":      {"--node-name=" + n.Name},
+		"--server-service": {"--server-service=" + c.replicas.service(), "--kubeconfig=" + c.replicas.kubeconfig()},
+		"--server-name":    {"--server-name=" + replicaName},
+		"--ca-file":        {"--ca-file=" + c.serverCA},
+		"--token-file":     {"--client-cert-file=" + cert, "--client-key-file=" + key},
+		"--checkpoint":     {"--checkpoint=" + filepath.Join(c.dir, "checkpoint")},
+		"--status-socket":  {"--status-socket=" + filepath.Join(c.dir, "agent.sock")},
+	}
+	var args []string
+	for _, arg := range daemonSet.Spec.Template.Spec.Containers[0].Args {
+		name, _, _ := strings.Cut(arg, "=")
+		require.Contains(c.t, replacements, name, "a new flag of the chart")
+		args = append(args, replacements[name]...)
+	}
+	n.agent.Terminate()
+	n.agent = newProcess(c.t, n.Host, agentCommand, "agent on "+n.Name, "127.0.0.1:10256", args)
+	n.agent.Start()
+	n.agent.AwaitReady()
+}
 
 var networkProgramming = regexp.MustCompile(`(?m)^kubeproxy_network_programming_duration_seconds_count.*$`)
 
@@ -57,6 +102,7 @@ func TestKubernetesMixin(t *testing.T) {
 	require.NoError(t, err, out)
 	c.setAddresses(c.b)
 	proxy := c.startKubeProxy(c.b, "iptables", "kube-proxy")
+	c.startLikeTheChart(c.a)
 	const page = "http://127.0.0.1:10249/metrics"
 	proxy.AwaitOK(t, startTimeout, page)
 	pods := c.Deployment("web", 4)
@@ -111,6 +157,7 @@ func TestKubernetesMixin(t *testing.T) {
 		l.Hold(20 * time.Minute)
 	}
 
+	rules, mixinQueries := readMixin(t)
 	variables := strings.NewReplacer("$cluster", "", "$instance", ".+", "$__rate_interval", "2m")
 	data := make(map[string][]string) // the queries with data
 	for _, name := range names {
@@ -119,7 +166,7 @@ func TestKubernetesMixin(t *testing.T) {
 		for _, q := range mixinQueries {
 			queries = append(queries, prometheus.Query{Expression: variables.Replace(q), Time: busy})
 		}
-		result, err := l.Evaluate(t.Context(), mixinRules, queries...)
+		result, err := l.Evaluate(t.Context(), rules, queries...)
 		require.NoError(t, err)
 		for i, samples := range result.Samples {
 			if slices.ContainsFunc(samples, func(s prometheus.Sample) bool { return s.Value != "NaN" }) {
