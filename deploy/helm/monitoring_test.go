@@ -1,6 +1,6 @@
 // These tests prove that the chart has nothing for Prometheus and Grafana unless asked. Asked, it
 // has what Prometheus' operator and Grafana's sidecar expect: PodMonitors that fit the Pods, their
-// ports and certificates, the generated rules, and the generated dashboards.
+// ports, and certificates or tokens, the generated rules, and the generated dashboards.
 package helm
 
 import (
@@ -53,7 +53,11 @@ func TestNothingIsMonitoredByDefault(t *testing.T) {
 	}
 	args := append([]string{"template", "slicecast", chart, "--namespace=kube-system", "--set=monitoring.podMonitors.enabled=true"}, required...)
 	_, err := helm(t, args...)
-	require.ErrorContains(t, err, "monitoring.podMonitors.clientSecret")
+	require.ErrorContains(t, err, "needs monitoring.podMonitors.clientSecret")
+	_, err = helm(t, append(args, "--set=monitoring.podMonitors.clientSecret=a,monitoring.podMonitors.tokenSecret=b")...)
+	require.ErrorContains(t, err, "exclude each other")
+	_, err = helm(t, append(args, "--set=monitoring.podMonitors.tokenSecret=b,monitoring.agents.servingSecret=agents")...)
+	require.ErrorContains(t, err, "needs agent.metrics.enabled")
 	for _, o := range render(t, monitored[0]) {
 		require.False(t, o.GetKind() == "PodMonitor" && o.GetName() == "slicecast-agent", "agents have no certificate")
 	}
@@ -99,6 +103,61 @@ func TestPodMonitors(t *testing.T) {
 	require.Contains(t, pod.Volumes, corev1.Volume{Name: "metrics", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: "agents", DefaultMode: new(int32(0o400))},
 	}})
+}
+
+// TestPodMonitorsWithTokens proves that Prometheus shows a token and no certificate, that it
+// verifies servers, and that it verifies agents if they have a certificate.
+func TestPodMonitorsWithTokens(t *testing.T) {
+	const token = "--set=monitoring.podMonitors.enabled=true,monitoring.podMonitors.tokenSecret=prometheus"
+	endpoint := func(objects []*unstructured.Unstructured, namespace, name string) monitoringv1.PodMetricsEndpoint {
+		var m monitoringv1.PodMonitor
+		strictly(t, find(t, objects, "PodMonitor", namespace, name), &m)
+		require.Len(t, m.Spec.PodMetricsEndpoints, 1)
+		e := m.Spec.PodMetricsEndpoints[0]
+		require.Equal(t, "prometheus", e.Authorization.Credentials.Name)
+		require.Equal(t, "token", e.Authorization.Credentials.Key)
+		require.Nil(t, e.TLSConfig.Cert.Secret)
+		require.Nil(t, e.TLSConfig.KeySecret)
+		return e
+	}
+	for _, o := range render(t, token) {
+		require.False(t, o.GetKind() == "PodMonitor" && o.GetName() == "slicecast-agent", "agents accept no tokens")
+	}
+	objects := render(t, token, "--set=agent.metrics.enabled=true")
+	server := endpoint(objects, "slicecast-system", "slicecast-server")
+	require.Equal(t, "slicecast-server.slicecast-system.svc", *server.TLSConfig.ServerName)
+	require.Equal(t, "slicecast-ca", server.TLSConfig.CA.ConfigMap.Name)
+	require.Nil(t, server.TLSConfig.InsecureSkipVerify)
+	require.True(t, *endpoint(objects, "slicecast-agents", "slicecast-agent").TLSConfig.InsecureSkipVerify)
+	var agent appsv1.DaemonSet
+	convert(t, find(t, objects, "DaemonSet", "slicecast-agents", "slicecast-agent"), &agent)
+	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 8476, HostPort: 8476}}, agent.Spec.Template.Spec.Containers[0].Ports)
+
+	objects = render(t, token, "--set=agent.metrics.enabled=true,monitoring.agents.servingSecret=agents")
+	verified := endpoint(objects, "slicecast-agents", "slicecast-agent").TLSConfig
+	require.Nil(t, verified.InsecureSkipVerify)
+	require.Equal(t, "agents", verified.CA.Secret.Name)
+	require.Equal(t, "slicecast-agent", *verified.ServerName)
+}
+
+// TestNotesWarnOfAgentsThatAreNotScraped proves that an install says so if no alert about agents
+// can fire.
+func TestNotesWarnOfAgentsThatAreNotScraped(t *testing.T) {
+	for values, warns := range map[string]bool{
+		"monitoring.rules.enabled=false":                                                                                   false,
+		"monitoring.rules.enabled=true":                                                                                    true,
+		"monitoring.podMonitors.enabled=true,monitoring.podMonitors.clientSecret=a":                                        true,
+		"monitoring.podMonitors.enabled=true,monitoring.podMonitors.tokenSecret=a":                                         true,
+		"monitoring.podMonitors.enabled=true,monitoring.podMonitors.tokenSecret=a,agent.metrics.enabled=true":              false,
+		"monitoring.podMonitors.enabled=true,monitoring.podMonitors.clientSecret=a,monitoring.agents.servingSecret=agents": false,
+	} {
+		args := append([]string{"install", "slicecast", chart, "--namespace=kube-system", "--dry-run=client", "--set=" + values}, required...)
+		out, err := helm(t, args...)
+		require.NoError(t, err)
+		_, notes, found := strings.Cut(out, "\nNOTES:")
+		require.True(t, found, out)
+		require.Equal(t, warns, strings.Contains(notes, "no PodMonitor for agents"), "%s: %s", values, notes)
+	}
 }
 
 // TestCertificateOfAgents runs the commands of deploy/README.md that make the agents' certificate.

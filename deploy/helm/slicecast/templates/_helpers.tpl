@@ -169,3 +169,34 @@ containers:
   resources:
     requests: {cpu: 1m, memory: 8Mi}
 {{- end }}
+
+{{/* The client certificate of Prometheus in a tlsConfig: the name of its Secret, or nothing. */}}
+{{- define "slicecast.certificateOfScraper" -}}
+{{- with . -}}
+cert:
+  secret: {name: {{ . }}, key: tls.crt}
+keySecret: {name: {{ . }}, key: tls.key}
+{{- end }}
+{{- end }}
+
+{{/* The token of Prometheus in an endpoint of a PodMonitor: the name of its Secret, or nothing. */}}
+{{- define "slicecast.tokenOfScraper" -}}
+{{- with . -}}
+authorization:
+  credentials: {name: {{ . }}, key: token}
+{{- end }}
+{{- end }}
+
+{{/*
+Whether agents have a PodMonitor. They accept the certificate of Prometheus if they have the
+servingSecret, whose ca.crt verifies it, and tokens if agent.metrics is enabled.
+*/}}
+{{- define "slicecast.agentsScraped" -}}
+{{- with .Values.monitoring -}}
+{{- if .podMonitors.enabled -}}
+{{- if or (and .podMonitors.clientSecret .agents.servingSecret) (and .podMonitors.tokenSecret ($.Values.agent.metrics).enabled) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
