@@ -102,8 +102,8 @@ func isAgent(process string, arguments []string, programs bool) bool {
 	return !programs || programmer != programmerPrinter && programmer != programmerShadow
 }
 
-// configuredProgrammer returns the programmer in a configuration file, at the path as a process sees
-// it. It returns an empty string if the file does not say or cannot be read.
+// configuredProgrammer returns the programmer in a configuration file, at the path as a process
+// sees it. It returns an empty string if the file does not say or cannot be read.
 func configuredProgrammer(process, path string) string {
 	start := "cwd"
 	if filepath.IsAbs(path) {

@@ -1,7 +1,7 @@
 // These tests prove that the rules and dashboards in the chart are current, that expressions use
 // metrics that exist, and that no two panels of a dashboard overlap. They also prove that
-// docs/runbook.md has a complete entry for each alert and none for others. internal/e2e evaluates
-// all expressions.
+// docs/runbook.md has a complete entry for each alert and none for others, and names only commands
+// that exist. internal/e2e evaluates all expressions.
 package main
 
 import (
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/plugin"
 )
 
 const root = "../../.."
@@ -68,6 +70,22 @@ func TestRunbook(t *testing.T) {
 		}
 	}
 	require.Empty(t, entries, "entries without an alert")
+}
+
+// TestCommandsOfTheRunbook proves that kubectl slicecast has the commands and flags that the runbook
+// names.
+func TestCommandsOfTheRunbook(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/runbook.md"))
+	require.NoError(t, err)
+	lines := regexp.MustCompile("kubectl slicecast ([^`|#\n]+)").FindAllStringSubmatch(string(page), -1)
+	require.NotEmpty(t, lines)
+	for _, line := range lines {
+		command, args, err := plugin.NewCommand().Find(strings.Fields(line[1]))
+		require.NoError(t, err, line[0])
+		require.True(t, command.Runnable(), line[0])
+		require.NoError(t, command.ParseFlags(args), line[0])
+		require.NoError(t, command.ValidateArgs(command.Flags().Args()), line[0])
+	}
 }
 
 // TestMetricsExist compares the metrics in expressions with docs/metrics.md, which is generated
