@@ -26,6 +26,10 @@ type dns struct {
 	mu        sync.Mutex
 	addresses []netip.Addr
 	asked     int // queries for IPv4 addresses
+	// dialed are the resolver's connections. A lookup that nobody waits for any more holds one until
+	// an answer comes, for 5 s at most.
+	dialed []*net.UDPConn
+	ended  bool // nothing is dialed any more
 }
 
 func newDNS(t *testing.T) *dns {
@@ -37,15 +41,40 @@ func newDNS(t *testing.T) *dns {
 	running.Go(func() { d.serve(conn) })
 	before := net.DefaultResolver
 	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-		// A Dialer would use the resolver that is set here.
-		return net.DialUDP("udp", nil, conn.LocalAddr().(*net.UDPAddr))
+		return d.dial(conn.LocalAddr().(*net.UDPAddr))
 	}}
 	t.Cleanup(func() {
 		net.DefaultResolver = before
+		d.end()
 		require.NoError(t, conn.Close())
 		running.Wait()
 	})
 	return d
+}
+
+// dial connects the resolver. A Dialer would use the resolver that newDNS sets.
+func (d *dns) dial(to *net.UDPAddr) (net.Conn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return nil, net.ErrClosed
+	}
+	c, err := net.DialUDP("udp", nil, to)
+	if err != nil {
+		return nil, err
+	}
+	d.dialed = append(d.dialed, c)
+	return c, nil
+}
+
+// end ends the lookups that still wait for an answer.
+func (d *dns) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	for _, c := range d.dialed {
+		_ = c.Close() // those whose lookup is over are closed already
+	}
 }
 
 func (d *dns) serve(conn net.PacketConn) {
