@@ -197,9 +197,11 @@ func (f *openFile) Write(b []byte) (int, error) {
 	if f.full {
 		n := len(b) / 2
 		f.file.content = append(f.file.content, b[:n]...)
+		f.process.write(n)
 		return n, &fs.PathError{Op: "write", Path: f.name, Err: syscall.ENOSPC}
 	}
 	f.file.content = append(f.file.content, b...)
+	f.process.write(len(b))
 	return len(b), nil
 }
 
@@ -210,6 +212,7 @@ func (f *openFile) Sync() error {
 	if err := f.err(f.name); err != nil {
 		return err
 	}
+	f.process.write(f.file.synced - len(f.file.content))
 	f.file.synced = len(f.file.content)
 	return nil
 }

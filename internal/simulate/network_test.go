@@ -104,6 +104,12 @@ type process struct {
 	host    string
 	ended   bool
 	end     chan struct{} // closed when ended is set
+
+	// The network's mutex guards the fields below, as it guards ended.
+	limit   int        // the memory that it may need, in bytes; 0 means any
+	dirty   int        // bytes written to files that are not synchronized
+	starved int        // the memory for which it was killed, in bytes; 0 if it was not
+	keeps   func() int // what it counts of its own, in bytes; nil means nothing. It locks no network.
 }
 
 func (n *network) process(host string) *process {
@@ -112,9 +118,13 @@ func (n *network) process(host string) *process {
 
 // kill ends the connections and listeners of a process. Peers see resets.
 func (p *process) kill() {
+	p.network.mu.Lock()
+	defer p.network.mu.Unlock()
+	p.killLocked()
+}
+
+func (p *process) killLocked() {
 	n := p.network
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	if !p.ended {
 		p.ended = true
 		close(p.end)
@@ -403,6 +413,8 @@ func (p *pipe) sendLocked(b []byte) int {
 	}
 	p.addLocked(append([]byte(nil), b[:n]...))
 	p.size += n
+	p.owner.process.chargeLocked()
+	p.peer.process.chargeLocked()
 	return n
 }
 

@@ -45,7 +45,8 @@ func init() {
 		{"write a Service", 6, (*world).writeService},
 		{"remove a Service", 3, (*world).removeService},
 		{"write a Node", 2, (*world).writeNode},
-		{"nothing", 10, func(*world, step) string { return "" }},
+		{"nothing", 7, func(*world, step) string { return "" }},
+		{"limit memory", 3, (*world).limitMemory},
 		{"kill an agent", 4, (*world).killAgent},
 		{"stop an agent", 2, (*world).stopAgent},
 		{"start an agent", 10, (*world).startAgent},
@@ -124,6 +125,8 @@ func (w *world) take(s step) string {
 	for range s.turns {
 		runtime.Gosched()
 	}
+	w.checkMemory()
+	w.replaceStarved()
 	did := actions[s.kind].do(w, s)
 	if did != "" {
 		w.observed("* %s", did)

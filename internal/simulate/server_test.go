@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"k8s.io/client-go/rest"
 
@@ -46,7 +45,7 @@ type serverLife struct {
 	app       *app.Server
 	process   *process
 	transport *http.Transport
-	registry  *prometheus.Registry
+	registry  *accounts
 	cancel    context.CancelFunc
 	running   sync.WaitGroup
 }
@@ -55,7 +54,7 @@ func (s *server) host() string { return s.address.Addr().String() }
 
 func (s *server) start() {
 	w := s.world
-	l := &serverLife{process: w.network.process(s.host()), registry: prometheus.NewRegistry()}
+	l := &serverLife{process: w.network.process(s.host()), registry: newAccounts()}
 	c := app.Config{
 		SourceKind: "kube", Listener: l.process.listen(s.address), Shards: shards, Tombstones: tombstones,
 		HeartbeatInterval: fanout.DefaultHeartbeat, DrainWindow: 4 * time.Second, GracePeriod: 8 * time.Second,
@@ -90,6 +89,9 @@ func (s *server) start() {
 		w.violated("%s does not start: %v", s.name, err)
 		return
 	}
+	w.network.mu.Lock()
+	l.process.keeps = l.keeps
+	w.network.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
 	l.running.Go(func() {
@@ -101,7 +103,7 @@ func (s *server) start() {
 		}
 	})
 	w.mu.Lock()
-	w.registries = append(w.registries, l.registry)
+	w.registries = append(w.registries, l.registry.Registry)
 	w.mu.Unlock()
 	s.life = l
 }

@@ -180,6 +180,8 @@ func (w *world) end() {
 // heal ends all faults.
 func (w *world) heal() {
 	w.network.heal()
+	w.liftLimits()
+	w.replaceStarved()
 	w.setClocks()
 	w.renewCertificates()
 	for _, a := range w.apis {

@@ -169,6 +169,15 @@ func (s *Store) Digest() (digest model.Digest, sequences []uint64) {
 	return model.StateDigest(shards), sequences
 }
 
+// Tombstones returns the number of tombstones of all shards.
+func (s *Store) Tombstones() (n int) {
+	for i := range s.shards {
+		snapshot := s.Snapshot(uint32(i))
+		n += snapshot.byKey.Len() - snapshot.live
+	}
+	return n
+}
+
 // HasNodeAddress reports whether the address is among the first maxAddresses InternalIPs of a Node.
 func (s *Store) HasNodeAddress(a netip.Addr) bool {
 	s.nodesMu.RLock()

@@ -232,6 +232,17 @@ func (c *convergence) published(shard uint32, sequence uint64, at time.Time, cha
 	}
 }
 
+// openUpdates returns the number of open Updates of all shards.
+func (c *convergence) openUpdates() (n int) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		n += len(s.open)
+		s.mu.Unlock()
+	}
+	return n
+}
+
 // joinAgent adds a node, which counts for Updates that are published from now on.
 func (c *convergence) joinAgent(name string) *member {
 	return c.join(&member{name: name, nodes: 1})

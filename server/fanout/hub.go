@@ -175,12 +175,12 @@ func New(o Options) *Hub {
 		one.Interval = logInterval
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
-	h.registerGauges(o.Registerer)
 	var programmed func(shard uint32, c completed)
 	if h.upward != nil {
 		programmed = h.upward.programmed
 	}
 	h.convergence = newConvergence(o.Store.Shards(), h.metrics, programmed)
+	h.registerGauges(o.Registerer)
 	h.ring.reach(o.Store.Reached())
 	h.announce(o.Servers)
 	return h

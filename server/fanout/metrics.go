@@ -120,6 +120,14 @@ func (h *Hub) registerGauges(r prometheus.Registerer) {
 		opts.ConstLabels = prometheus.Labels{"warning": name}
 		promauto.With(r).NewGaugeFunc(opts, func() float64 { return float64(h.warnings[i].Load()) })
 	}
+	gauge("ring_entries", "Number of publishes and heartbeats that are kept for streams that are behind; at most 1,024.",
+		func() int { entries, _ := h.ring.size(); return entries })
+	gauge("ring_bytes", "Number of bytes of publishes and heartbeats that are kept for streams that are behind; at most "+
+		"32 MiB, unless there is just one.", func() int { _, held := h.ring.size(); return held })
+	gauge("open_updates", "Number of updates that some node lacks and whose convergence is measured; at most 256 a shard, "+
+		"and 8,192.", h.convergence.openUpdates)
+	gauge("tombstones", "Number of removed objects that are remembered for clients that come back; at most --tombstones a "+
+		"shard.", h.store.Tombstones)
 	gauge("frame_cache_bytes", "Number of bytes of snapshot and catch-up frames that are cached for other streams.", h.frames.size)
 }
 

@@ -109,6 +109,13 @@ func (r *ring) add(e entry) {
 	r.head.Store(head + 1)
 }
 
+// size returns the number of entries and their held bytes.
+func (r *ring) size() (entries, held int) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return int(r.head.Load() - r.tail), r.held
+}
+
 // batch is a run of entries that follows a position in the ring.
 type batch struct {
 	from, to uint64 // positions

@@ -133,6 +133,11 @@ var mutations = []mutation{
 		[]string{"./internal/store"},
 	},
 	{
+		"tombstones are not forgotten", "internal/store/shard.go",
+		"\tfor len(s.tombstones) > s.maxTombstones {\n", "\tfor len(s.tombstones) > 1<<20 {\n",
+		[]string{"./internal/store"},
+	},
+	{
 		"a shard's digest is not updated", "internal/store/shard.go",
 		"\tnext.digests = &digests{}\n", "",
 		[]string{"./internal/store"},
