@@ -66,7 +66,15 @@ func TestServiceIsBounded(t *testing.T) {
 	f.change()
 	require.Len(t, f.State().Ports, 10001)
 	require.Contains(t, f.Problems()[0].Reason, "the last 100 ports and the last 0 external addresses are not served")
-	require.NotContains(t, f.Problems()[0].Reason, "the same name")
+
+	f.set(web, func(s *model.Service) {
+		s.Ports = nil
+		for i := range 10100 {
+			s.Ports = append(s.Ports, model.ServicePort{Name: fmt.Sprintf("p%05d", i), Protocol: model.TCP, Port: uint16(1 + i)})
+		}
+	})
+	f.change()
+	require.NotContains(t, f.Problems()[0].Reason, ";", "their number is all that is wrong with them")
 
 	f.set(web, manyPorts(100), manyExternalIPs(99))
 	f.change()
