@@ -72,7 +72,8 @@ func runningAgent(programs bool) string {
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		arguments := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-		if err == nil && len(line) > 0 && isAgent(process, arguments[1:], programs) { // a zombie has no line
+		// A zombie has no line.
+		if err == nil && len(line) > 0 && isAgent(process, arguments[1:], programs) {
 			return filepath.Base(process)
 		}
 	}

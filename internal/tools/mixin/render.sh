@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Renders the alerts and the dashboard of kubernetes-mixin about kube-proxy into
-# internal/e2e/testdata/kubernetes-mixin.json. To renew it, set commit to a newer one, and the others
-# to those in the jsonnetfile.lock.json of that commit. FORGE is where the repositories are.
+# internal/e2e/testdata/kubernetes-mixin.json. To renew it, set commit to a newer one, and the
+# others to those in the jsonnetfile.lock.json of that commit. FORGE is where the repositories are.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -72,8 +72,8 @@ func TestRunbook(t *testing.T) {
 	require.Empty(t, entries, "entries without an alert")
 }
 
-// TestCommandsOfTheRunbook proves that kubectl slicecast has the commands and flags that the runbook
-// names.
+// TestCommandsOfTheRunbook proves that kubectl slicecast has the commands and flags that the
+// runbook names.
 func TestCommandsOfTheRunbook(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/runbook.md"))
 	require.NoError(t, err)
