@@ -273,8 +273,9 @@ func TestForms(t *testing.T) {
 		require.NoError(t, err)
 		for _, got := range []string{r.Text(form.Text), r.Text(string(inJSON)), r.Text(string(inYAML))} {
 			require.Empty(t, redacttest.Left(got, form), "%q became %q", form.Text, got)
-			require.Equal(t, got, r.Text(got), "it is left out once")
 		}
+		once := r.Text(form.Text)
+		require.Equal(t, once, r.Text(once))
 	}
 }
 

@@ -315,9 +315,9 @@ type SourceStatus struct {
 	StaleSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
 	// Why the source may have missed changes. It is empty if stale_since is absent.
 	LastError string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// When something last came from the API server: an event, a bookmark or an answer. Of Services and
-	// EndpointSlices, it is the one that is longer ago. Absent if one of them has not come yet, or if
-	// the source is no API server.
+	// When something last came from the API server: an event, a bookmark or an answer. Of Services
+	// and EndpointSlices, it is the one that is longer ago. Absent if one has not come yet, or if the
+	// source is no API server.
 	LastEventTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_event_time,json=lastEventTime,proto3" json:"last_event_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

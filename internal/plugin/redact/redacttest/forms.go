@@ -221,7 +221,7 @@ func (m *maker) keys() {
 	old, err := rsa.GenerateKey(crand.Reader, 2048)
 	require.NoError(m.t, err)
 	var blocks []*pem.Block
-	for _, key := range []any{edwards, curve, old} {
+	for _, key := range []any{edwards, curve} {
 		der, err := x509.MarshalPKCS8PrivateKey(key)
 		require.NoError(m.t, err)
 		blocks = append(blocks, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
