@@ -58,9 +58,9 @@ conformance: ## hold a real kube-proxy to the conformance cases in its modes, be
 	go test -count 1 -timeout 30m ./internal/beside ./internal/moving
 
 .PHONY: verify-ipvs
-verify-ipvs: ## that verify finds what is wrong with IPVS, Slicecast's and kube-proxy's, and nothing else, in the virtual machine; in about 20 minutes
+verify-ipvs: ## that verify finds what is wrong with IPVS, Slicecast's and kube-proxy's, and nothing else, in the virtual machine, on an idle machine; kube-proxy needs hours there
 	go test -count 1 -timeout 15m ./agent/programmer/ipvs -run '^TestVerify$$'
-	go test -count 1 -timeout 2h ./internal/testenv/vm/oldkernel -oldkernel.programmers=false -oldkernel.slicecast=ipvs \
+	go test -count 1 -timeout 6h ./internal/testenv/vm/oldkernel -oldkernel.programmers=false -oldkernel.slicecast=ipvs \
 		-oldkernel.kube-proxy=ipvs -oldkernel.broken=ipvs
 
 .PHONY: conformance-record
