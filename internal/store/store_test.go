@@ -295,6 +295,7 @@ func TestForgottenTombstonesLeadToTheWholeShard(t *testing.T) {
 		s.Remove(service(fmt.Sprint("s", i)).Key(), 0)
 		s.Publish() // sequences 2, 3 and 4
 	}
+	require.Equal(t, 2, s.Tombstones())
 	now := s.Snapshot(0)
 	require.True(t, now.Since(0).Full)
 	require.True(t, now.Since(1).Full, "from before the forgotten removal")

@@ -101,6 +101,7 @@ func TestMemoryOfOpenUpdates(t *testing.T) {
 				require.LessOrEqual(t, len(c.shards[i].open), maxOpen)
 			}
 			require.LessOrEqual(t, open, maxAllOpen)
+			require.Equal(t, open, c.openUpdates())
 			require.LessOrEqual(t, weights, open+int(shards))
 			require.Equal(t, min(maxOpen*int(shards), maxAllOpen), open)
 		})
