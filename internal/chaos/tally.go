@@ -20,8 +20,8 @@ type Counts struct {
 	// Misrouted requests were answered by a Pod of another Service, or by one that had not
 	// been a ready endpoint for longer than [Grace] when the request began.
 	Misrouted int `json:"misrouted"`
-	// Broken is the number of open TCP connections that ended although their Pod should have stayed.
-	// Their requests are in no other count.
+	// Broken is the number of open TCP connections that ended although their Pod should have
+	// stayed. Their requests are in no other count.
 	Broken int `json:"broken"`
 }
 
@@ -136,8 +136,8 @@ func (l *ledger) update(ready map[string]bool, now time.Time) {
 	}
 }
 
-// judge returns an error if a request that began at a time should not have reached a Pod. The Pods of
-// a Service have names that begin with the Service's.
+// judge returns an error if a request that began at a time should not have reached a Pod. The Pods
+// of a Service have names that begin with the Service's.
 func (l *ledger) judge(service, pod string, began time.Time) error {
 	if len(pod) <= len(service) || pod[:len(service)+1] != service+"-" {
 		return misroutedError{fmt.Errorf("%s was reached, a Pod of another Service", pod)}

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// requestInterval is the time between two requests on new connections of a way, and keepInterval
-	// that between two on an open one.
+	// requestInterval is the time between two requests on new connections of a way, and
+	// keepInterval that between two on an open one.
 	requestInterval, keepInterval = 400 * time.Millisecond, time.Second
 	// answerTimeout leaves time for two retransmissions of a packet on a slow machine.
 	answerTimeout = 5 * time.Second
@@ -199,8 +199,8 @@ func (t *traffic) start(ctx context.Context, ways []way) {
 }
 
 // look feeds the ledger from the EndpointSlices of a namespace. They are what proxies are told; how
-// soon controllers write them is not up to the proxies. The ledger asks for all of them each time: a
-// watch would be silent after a restore of etcd.
+// soon controllers write them is not up to the proxies. The ledger asks for all of them each time:
+// a watch would be silent after a restore of etcd.
 func (l *ledger) look(ctx context.Context, c *cluster.Cluster, namespace string) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()

@@ -56,8 +56,8 @@ func (s *stage) checkSessions(t *testing.T, c *Case, step *Step, exceptions exce
 // for a rule. By chance, they do so once in half a million runs or less.
 const certainty = 20
 
-// runSession makes the connections one after the other and returns where they arrived. If chance may
-// be why too few backends are reached, there are more connections than the session says.
+// runSession makes the connections one after the other and returns where they arrived. If chance
+// may be why too few backends are reached, there are more connections than the session says.
 func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrPort, error) {
 	var reached []netip.AddrPort
 	for i, o := range s.openings(&session.Connections, max(session.Count, certainty)) {

@@ -20,8 +20,8 @@ const (
 )
 
 // mostCheckpointBytes bounds a checkpoint: an object of these clusters takes less than 1 KiB there,
-// and what is not an object less than 8 KiB. A node has three files at most: the checkpoint, the one
-// that is going to replace it, and the last one that was rejected.
+// and what is not an object less than 8 KiB. A node has three files at most: the checkpoint, the
+// one that is going to replace it, and the last one that was rejected.
 const mostCheckpointBytes = (maxServices*(1+2*maxSlices) + 8) << 10
 
 // accounts is a registry that can read single gauges. To gather all metrics takes a hundred times
@@ -138,9 +138,9 @@ func (l *serverLife) keeps() int {
 	return l.registry.gauge("ring_bytes") + l.registry.gauge("frame_cache_bytes")
 }
 
-// limitMemory gives a server or an agent a limit that it will exceed when it needs some bytes more
-// than now: few, so that it dies in the midst of something small, or so many that only whole shards
-// exceed it.
+// limitMemory sets a limit that a server or an agent will exceed when it needs some bytes more than
+// now. If these are few, it dies in the midst of something small; otherwise only whole shards exceed
+// the limit.
 func (w *world) limitMemory(s step) string {
 	var p *process
 	var name string

@@ -90,9 +90,9 @@ type soak struct {
 }
 
 // BenchmarkSoak runs a server and an agent for each mode, beside -kubeproxy.sizes' first cluster,
-// for -kubeproxy.duration. After each -kubeproxy.pause, a Service with a slice of its own comes, and an older
-// one goes; in between, a slice is replaced by one of another name. No name and no endpoint comes
-// back. Each new Service must be reachable from a pod of each node.
+// for -kubeproxy.duration. After each -kubeproxy.pause, a Service with a slice of its own comes,
+// and an older one goes; in between, a slice is replaced by one of another name. No name and no
+// endpoint comes back. Each new Service must be reachable from a pod of each node.
 //
 // It fails unless the memory, goroutines and file descriptors of all processes, and what is in the
 // kernel of the nodes, level off: see soakBounds. It reports the medians of the second and the last

@@ -20,8 +20,8 @@ import (
 
 // TestWhoHasSeenMoreWaits checks that a client that has seen newer versions waits for the server,
 // whatever it holds or wants and however often it connects. It is sent no state until the server
-// has caught up. A relay is never told that the state is older than that: it would pass on the state
-// as an older one, and a node could then be sent back in time by a third server.
+// has caught up. A relay is never told that the state is older than that: it would pass on the
+// state as an older one, and a node could then be sent back in time by a third server.
 func TestWhoHasSeenMoreWaits(t *testing.T) {
 	seen := &pb.ResourceVersions{Services: 9, Slices: 9}
 	for name, hello := range map[string]*pb.Hello{
