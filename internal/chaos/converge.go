@@ -57,15 +57,19 @@ func (r *run) converge(ctx context.Context, limit time.Duration) (took convergen
 		return took, err
 	}
 	took.Reached = time.Since(began)
+	var last []string // differences, which say more than that the last comparison was interrupted
 	for {
 		took.Verified = time.Since(began)
 		differences, err := r.verify(ctx)
 		if err == nil && len(differences) == 0 {
 			return took, nil
 		}
+		if len(differences) > 0 {
+			last = differences
+		}
 		if ctx.Err() != nil {
 			return took, errors.Join(fmt.Errorf("%w: the kernels differ from the objects", context.Cause(ctx)), err,
-				errors.New(strings.Join(differences, "\n")))
+				errors.New(strings.Join(last, "\n")))
 		}
 	}
 }

@@ -139,8 +139,8 @@ func (l *serverLife) keeps() int {
 }
 
 // limitMemory sets a limit that a server or an agent will exceed when it needs some bytes more than
-// now. If these are few, it dies in the midst of something small; otherwise only whole shards exceed
-// the limit.
+// now. If these are few, it dies in the midst of something small; otherwise only whole shards
+// exceed the limit.
 func (w *world) limitMemory(s step) string {
 	var p *process
 	var name string
