@@ -30,6 +30,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/loadtest/report/chart"
@@ -362,7 +363,9 @@ var soakPage = template.Must(template.New("soak").Parse(`# What levels off
 A server, and an agent for each mode of a node, ran for {{printf "%.0f" .Minutes}} minutes beside a real API server with
 {{.SizeServices}} Services of {{.Size}} endpoints. Meanwhile {{.Services}} Services, {{.Slices}} slices and {{.Endpoints}} endpoints came that never
 came back; {{.Live}} of these Services existed at a time. Each new Service was reached from a pod of each node. If all is
-well, what processes and kernels hold depends on what exists, not on what has been.
+well, what processes and kernels hold depends on what exists, not on what has been. One thing is bounded otherwise: a
+server remembers the last {{.Remembered}} removals, those of all its shards together. Until so many objects have gone,
+its memory grows.
 
 ` + "```sh\nmake soak DURATION=4h\n```" + `
 
@@ -413,6 +416,7 @@ func (s *soak) write(dir string, services int) error {
 		"Services": services, "Slices": 2 * services, "Endpoints": 2 * services * soakEndpoints,
 		"Size": s.size.services*s.size.endpoints + s.size.large, "SizeServices": s.size.services + min(s.size.large, 1),
 		"Results": s.results(), "Figures": figures, "Slowest": slowest, "Live": soakLive,
+		"Remembered": store.DefaultShards * store.DefaultTombstones,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,77 @@
+// This test proves that what the programmers write for few Services of one kind, or none, with
+// various settings of the node, is as wanted. Then no packet matches some of their rules.
+package verify
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// fewServices returns the example's state with no Service, with one of each kind alone, and with
+// one frontend of these alone, by what is left.
+func fewServices() map[string]map[view.ServicePortID]*view.ServicePort {
+	all := map[string]map[view.ServicePortID]*view.ServicePort{"nothing": {}}
+	for id, p := range exampleState(nil).Ports {
+		for i := -1; i < len(p.Frontends); i++ {
+			name, q := id.Service.Name, *p
+			if i >= 0 {
+				name += fmt.Sprint(" at its ", p.Frontends[i].Kind)
+				q.Frontends = p.Frontends[i : i+1]
+			}
+			if all[name] == nil {
+				all[name] = map[view.ServicePortID]*view.ServicePort{}
+			}
+			all[name][id] = &q
+		}
+	}
+	return all
+}
+
+func TestFewServices(t *testing.T) {
+	t.Parallel()
+	programmers := map[string]func(*testing.T, *testenv.Node, view.State){
+		"nftables":        replaceNFT,
+		"iptables-nft":    func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.NFT, s) },
+		"iptables-legacy": func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.Legacy, s) },
+	}
+	settings := map[string]func(*view.Node){
+		"as the example":         func(*view.Node) {},
+		"NodePorts on loopback":  func(n *view.Node) { n.LocalhostNodePorts = true },
+		"NodePorts on one range": func(n *view.Node) { n.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")} },
+		"no NodePorts":           func(n *view.Node) { n.NodePorts = nil },
+		"pods are not told":      func(n *view.Node) { n.Pods = view.PodDetector{} },
+		"pods by interface":      func(n *view.Node) { n.Pods = view.PodDetector{InterfacePrefix: "veth"} },
+		"pods by bridge":         func(n *view.Node) { n.Pods = view.PodDetector{Interface: "cni0"} },
+		"no ranges":              func(n *view.Node) { n.ServiceCIDRs = nil },
+		"IPv4 alone": func(n *view.Node) {
+			n.NodePorts, n.ServiceCIDRs, n.Primary = n.NodePorts[:1], n.ServiceCIDRs[:1], model.IPv4
+		},
+	}
+	for name, replace := range programmers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := newNode(t)
+			for of, ports := range fewServices() {
+				for setting, set := range settings {
+					if setting != "as the example" && slices.Contains([]rune(of), ' ') {
+						continue
+					}
+					state := exampleState(node)
+					state.Ports = ports
+					set(&state.Node)
+					replace(t, node, state)
+					assert.Empty(t, sentences(compare(t, node, state)), "%s, %s", of, setting)
+				}
+			}
+		})
+	}
+}
