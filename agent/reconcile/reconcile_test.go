@@ -272,11 +272,12 @@ func runSharded(t *testing.T, shards uint32, test func(t *testing.T, n *node), e
 // clusterIP returns the cluster IP of a Service, which depends on the first letter of its name.
 func clusterIP(name string) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, 0, name[0]}) }
 
-// write writes Services with these numbers of backends in one publish, and waits until nothing
-// moves. -1 removes the Service.
+// write writes Services with these numbers of backends in the order of their names, and waits until
+// nothing moves. -1 removes the Service.
 func (n *node) write(backends map[string]int) {
 	n.t.Helper()
-	for name, count := range backends {
+	for _, name := range slices.Sorted(maps.Keys(backends)) { // a step may begin between two of them
+		count := backends[name]
 		service := model.NewService(model.Service{
 			Namespace: "default", Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{clusterIP(name)},
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
