@@ -158,7 +158,7 @@ func (w *world) limitMemory(s step) string {
 	w.network.mu.Lock()
 	defer w.network.mu.Unlock()
 	p.limit = p.memoryLocked() + more + 1
-	return fmt.Sprintf("%s may need %d bytes, %d more than now", name, p.limit, more+1)
+	return fmt.Sprintf("%s may need %d bytes more than now", name, more+1)
 }
 
 // replaceStarved starts what was killed for its memory: agents with their checkpoint.
