@@ -44,6 +44,29 @@ func addresses(size int) (out []byte) {
 	return out
 }
 
+// TestFirstErrorEndsDecoding proves that an object is read no further than to its first invalid
+// field or its bound, as some bytes of a compressed frame may be a million fields.
+func TestFirstErrorEndsDecoding(t *testing.T) {
+	many := func(field protowire.Number, text string) []byte { return repeated(field, text, fewBytes-64) }
+	for name, f := range map[string]Frame{
+		"removed addresses":    objects(updateDeltas, many(6, "x"), maxSeveral/2),
+		"empty addresses":      objects(updateDeltas, many(6, ""), maxSeveral/2),
+		"cluster IPs":          objects(updateServices, many(5, ""), maxSeveral/2),
+		"source ranges":        objects(updateServices, many(12, ""), maxSeveral/2),
+		"one delta of a frame": objects(updateDeltas, repeated(6, "x", maxSeveral-100), 0),
+	} {
+		compressed, err := Compress(f)
+		require.NoError(t, err)
+		var objects float64
+		if r, err := Decode(compressed); err == nil {
+			objects = float64(len(r.Problems))
+		}
+		allocations := testing.AllocsPerRun(1, func() { _, _ = Decode(compressed) })
+		t.Logf("%s: %.0f allocations, %.0f objects", name, allocations, objects)
+		require.Less(t, allocations, 2000+100*objects, name)
+	}
+}
+
 // TestFramesStaySmall checks that a frame of any size and content costs its receiver a bounded
 // amount of memory. Compressed, most of these frames have a few hundred bytes.
 func TestFramesStaySmall(t *testing.T) {

@@ -355,15 +355,19 @@ func (d *decoder) prefix(field, s string) netip.Prefix {
 }
 
 func (d *decoder) addrs(field string, list []string) []netip.Addr {
-	return each(list, func(s string) netip.Addr { return d.addr(field, s) })
+	return each(d, list, func(s string) netip.Addr { return d.addr(field, s) })
 }
 
 func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
-	return each(list, func(s string) netip.Prefix { return d.prefix(field, s) })
+	return each(d, list, func(s string) netip.Prefix { return d.prefix(field, s) })
 }
 
-func each[T any](list []string, parse func(string) T) (out []T) {
+// each parses strings until one is invalid: a few bytes of a frame hold millions of them.
+func each[T any](d *decoder, list []string, parse func(string) T) (out []T) {
 	for _, s := range list {
+		if d.err != nil {
+			break
+		}
 		out = append(out, parse(s))
 	}
 	return out
@@ -372,6 +376,9 @@ func each[T any](list []string, parse func(string) T) (out []T) {
 func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 	out := make([]model.Endpoint, 0, len(list))
 	for _, p := range list {
+		if d.err != nil {
+			break
+		}
 		out = append(out, model.Endpoint{
 			Address:    d.addr("address", p.GetAddress()),
 			Conditions: model.Conditions{Ready: p.GetReady(), Serving: p.GetServing(), Terminating: p.GetTerminating()},

@@ -101,8 +101,12 @@ func decodeDelta(b []byte) (*model.SliceDelta, error) {
 			m.Conditions = append(m.Conditions, c)
 		case removedField:
 			m.Removed = append(m.Removed, d.addr("removed", string(v.bytes)))
+			err = d.err
 		default:
 			err = errGeneral
+		}
+		if len(m.Conditions) > model.MaxEndpoints || len(m.Removed) > model.MaxEndpoints {
+			return errGeneral // at once, as a few bytes of a frame hold millions of fields
 		}
 		return err
 	})
