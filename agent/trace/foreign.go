@@ -47,8 +47,8 @@ func (c *chain) writes(r *Rule) bool {
 	return c.isHairpin(r)
 }
 
-// A comment of kube-proxy comes before or after a match.
-const comment = `(-m comment --comment .* )?`
+// A comment of kube-proxy comes before or after a match. No word of it looks like an option.
+const comment = `(-m comment --comment( [^-\s]\S*)+ )?`
 
 // forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
 // (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
@@ -58,11 +58,17 @@ var forms = []form{
 	of(`guard-loopback`, `input interface != "lo" (source|destination) address & 255\.0\.0\.0 == 127\.0\.0\.0 drop`),
 	of(`SLICECAST-LOCALNET`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`),
 	of(`SLICECAST-DISPATCH`, `-d 127\.0\.0\.0/8 -o lo -j SLICECAST-NODE`),
-	of(`SLICECAST-R-.*`, `-m addrtype --src-type LOCAL (-j MARK --set-xmark \S+|-g SLICECAST-P-\S+)`),
+	of(`SLICECAST-R-.*`, `(-m addrtype --src-type LOCAL|-s \S+|-i \S+) (-j MARK --set-xmark \S+|-g SLICECAST-P-\S+)`),
+	of(`KUBE-EXT-.*`, `(-s \S+ |-i \S+ )?`+comment+`(-m addrtype --src-type LOCAL )?-j KUBE-SVC-\S+`),
+	of(`KUBE-EXT-.*`, comment+`-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ`),
+	of(`external-.*`, `(source address (& \S+ )?== \S+|input interface == \S+|type of the source == local) goto service-\S+( ".*")?`),
+	of(`external-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark|jump mark-for-masquerade)\b.*`),
+	of(`KUBE-FW-.*`, `-s \S+ `+comment+`-j KUBE-(EXT|SVC)-\S+`),
 	of(`SLICECAST-INPUT`, `-d 127\.0\.0\.0/8 -i lo -j SLICECAST-NODE`),
 	of(`SLICECAST-POSTROUTING`, `-m mark ! --mark \S+ -m conntrack --ctstate DNAT -j SLICECAST-HAIRPIN`),
 	of(`forward`, `ct state & invalid != 0 source address source address lookup @hairpins drop .*`),
 	of(`forward|output-filter`, `ct state & new != 0 destination address (& \S+ )?== \S+ drop .*`),
+	of(`pods-.*`, `source address (& \S+ )?== \S+ (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`pods-.*`, `input interface == "\S+" (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`pods-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),

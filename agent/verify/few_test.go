@@ -5,7 +5,7 @@ package verify
 import (
 	"fmt"
 	"net/netip"
-	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -27,10 +27,19 @@ func fewServices() map[string]map[view.ServicePortID]*view.ServicePort {
 				name += fmt.Sprint(" at its ", p.Frontends[i].Kind)
 				q.Frontends = p.Frontends[i : i+1]
 			}
-			if all[name] == nil {
-				all[name] = map[view.ServicePortID]*view.ServicePort{}
+			add := func(name string, p view.ServicePort) {
+				if all[name] == nil {
+					all[name] = map[view.ServicePortID]*view.ServicePort{}
+				}
+				all[name][id] = &p
 			}
-			all[name][id] = &q
+			add(name, q)
+			if i >= 0 && len(p.Frontends[i].Sources) > 0 {
+				limited := p.Frontends[i]
+				limited.Sources = limited.Sources[len(limited.Sources)-1:]
+				q.Frontends = []view.Frontend{limited}
+				add(name+" without pods", q)
+			}
 		}
 	}
 	return all
@@ -62,7 +71,7 @@ func TestFewServices(t *testing.T) {
 			node := newNode(t)
 			for of, ports := range fewServices() {
 				for setting, set := range settings {
-					if setting != "as the example" && slices.Contains([]rune(of), ' ') {
+					if setting != "as the example" && strings.Contains(of, " at its ") && !strings.Contains(of, "without pods") {
 						continue
 					}
 					state := exampleState(node)

@@ -341,7 +341,9 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 			})
 		}
 	}
-	if c.Packets > 0 {
+	// Where a packet differs or cannot be judged, those that would have come by later rules were not
+	// followed.
+	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 {
 		for _, r := range c.rules.Intruders(c.Beside) {
 			c.Differences = append(c.Differences, Difference{
 				Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " for some sources, marks, connections or interfaces that no proxy writes",

@@ -1,0 +1,40 @@
+// This test proves which rules count as written by a proxy, by the texts of real rules and of
+// others that resemble them.
+package trace
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestForms(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		chain, rule string
+		written     bool
+	}{
+		{"SLICECAST-DISPATCH", "-d 127.0.0.0/8 -o lo -j SLICECAST-NODE", true},
+		{"SLICECAST-R-X", "-s 10.180.0.0/16 -g SLICECAST-P-X", true},
+		{"SLICECAST-R-X", "-i veth+ -g SLICECAST-P-X", true},
+		{"SLICECAST-R-X", "-m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000", true},
+		{"SLICECAST-R-X", "-s 10.9.9.9/32 -j ACCEPT", false},
+		{"pods-cluster.node-cluster.others-local", "source address & 255.255.0.0 == 10.180.0.0 goto cluster", true},
+		{"pods-cluster.node-cluster.others-local", `input interface == "veth*" goto cluster`, true},
+		{"pods-cluster.node-cluster.others-local", "source address == 10.9.9.9 drop", false},
+		{"KUBE-EXT-X", "-s 10.180.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-X", true},
+		{"KUBE-EXT-X", "-m comment --comment masquerade LOCAL traffic for shop/edge:http external destinations -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ", true},
+		{"KUBE-EXT-X", "-m comment --comment route LOCAL traffic for shop/edge:http external destinations -m addrtype --src-type LOCAL -j KUBE-SVC-X", true},
+		{"KUBE-EXT-X", "-s 10.180.0.0/16 -j DNAT --to-destination 10.9.9.9:80", false},
+		{"KUBE-FW-X", "-s 10.97.0.4/32 -m comment --comment shop/edge:http loadbalancer IP -j KUBE-EXT-X", true},
+		{"KUBE-FORWARD", "-m comment --comment kubernetes forwarding conntrack rule -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", true},
+		{"KUBE-FORWARD", "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP", true},
+		{"KUBE-FORWARD", "-m comment --comment x -s 10.9.9.9/32 -m conntrack --ctstate INVALID -j DROP", false},
+		{"KUBE-FORWARD", "-m comment --comment x -i eth0 -m mark --mark 0x1/0x1 -j ACCEPT", false},
+		{"external-X-shop/edge/tcp/http", `source address == 10.180.0.0/16 goto service-X-shop/edge/tcp/http "short-circuit pod traffic"`, true},
+		{"external-X-shop/edge/tcp/http", "type of the source == local mark & 0xffffbfff ^ 0x4000 set mark", true},
+		{"external-X-shop/edge/tcp/http", "source address == 10.9.9.9 drop", false},
+	} {
+		require.Equal(t, c.written, (&chain{name: c.chain}).writes(&Rule{Text: c.rule}), "%s: %s", c.chain, c.rule)
+	}
+}
