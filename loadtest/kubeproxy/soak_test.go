@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -147,8 +148,50 @@ func newSoak(b *testing.B, size size) *soak {
 		s.nodes[mode], s.agents[mode] = n, s.startSubject(b, slicecast, n)
 		n.awaitService(b, s.clusterIP(b, s.ordinary))
 	}
+	s.fillTombstones(b)
 	s.began = time.Now()
 	return s
+}
+
+// fillTombstones makes the server remember as many removals as it ever will. Otherwise its memory
+// would grow for hours, until so many names have gone.
+func (s *soak) fillTombstones(b *testing.B) {
+	b.Helper()
+	const most = store.DefaultShards * store.DefaultTombstones
+	const gone = most * 5 / 4 // shards get different numbers
+	api := s.control.Client().DiscoveryV1().EndpointSlices(namespace)
+	var creating errgroup.Group
+	creating.SetLimit(16)
+	for i := range gone {
+		creating.Go(func() error {
+			name := fmt.Sprintf("gone-%06d", i)
+			_, err := api.Create(b.Context(), &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "soak"},
+				},
+				AddressType: discoveryv1.AddressTypeIPv4,
+			}, metav1.CreateOptions{})
+			if i%10_000 == 0 {
+				fmt.Fprintf(os.Stderr, "%d of %d names that go before the soak\n", i, gone)
+			}
+			return err
+		})
+	}
+	require.NoError(b, creating.Wait())
+	require.NoError(b, api.DeleteCollection(b.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=soak"}))
+	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
+	defer cancel()
+	require.NoError(b, testenv.WaitFor(ctx, func() error {
+		values, err := metricsAt(ctx, s.web, s.serverMetrics())
+		if have := values["slicecast_server_tombstones"]; err == nil && have < most {
+			err = fmt.Errorf("the server remembers %.0f of %d removals", have, most)
+		}
+		return err
+	}))
+}
+
+func (s *soak) serverMetrics() string {
+	return fmt.Sprintf("https://%s:%d/metrics", s.network.World.IPv4, soakMetricsPort)
 }
 
 // churn creates the Service of number i and its slice, replaces the slice of an older Service, and
@@ -222,7 +265,7 @@ func (s *soak) look(b *testing.B, services int) {
 		add("goroutines", subject, values["go_goroutines"])
 		add("files", subject, values["process_open_fds"])
 	}
-	process("server", s.web, fmt.Sprintf("https://%s:%d/metrics", s.network.World.IPv4, soakMetricsPort))
+	process("server", s.web, s.serverMetrics())
 	for mode, n := range s.nodes {
 		web := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}}
 		process(mode, web, "http://127.0.0.1:10249/metrics")
@@ -364,10 +407,9 @@ A server, and an agent for each mode of a node, ran for {{printf "%.0f" .Minutes
 {{.SizeServices}} Services of {{.Size}} endpoints. Meanwhile {{.Services}} Services, {{.Slices}} slices and {{.Endpoints}} endpoints came that never
 came back; {{.Live}} of these Services existed at a time. Each new Service was reached from a pod of each node. If all is
 well, what processes and kernels hold depends on what exists, not on what has been. One thing is bounded otherwise: a
-server remembers the last {{.Remembered}} removals, those of all its shards together. Until so many objects have gone,
-its memory grows.
+server remembers the last removals, {{.Remembered}} of all its shards together. So many objects went before the begin.
 
-` + "```sh\nmake soak DURATION=4h\n```" + `
+` + "```sh\nmake soak DURATION={{.Duration}} PAUSE={{.Pause}}\n```" + `
 
 The machine has {{.Machine.CPUs}} CPUs ({{.Machine.CPU}}), which the API server and etcd share, and Linux {{.Machine.Kernel}}.
 
@@ -416,7 +458,7 @@ func (s *soak) write(dir string, services int) error {
 		"Services": services, "Slices": 2 * services, "Endpoints": 2 * services * soakEndpoints,
 		"Size": s.size.services*s.size.endpoints + s.size.large, "SizeServices": s.size.services + min(s.size.large, 1),
 		"Results": s.results(), "Figures": figures, "Slowest": slowest, "Live": soakLive,
-		"Remembered": store.DefaultShards * store.DefaultTombstones,
+		"Duration": *durationFlag, "Pause": *pauseFlag, "Remembered": store.DefaultShards * store.DefaultTombstones,
 	})
 	if err != nil {
 		return err
