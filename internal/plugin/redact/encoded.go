@@ -16,6 +16,8 @@ const (
 	minEncoded = 24
 	// maxDepth bounds how often a text in base64 or quotes is decoded.
 	maxDepth = 3
+	// maxPath bounds the elements of a path, or words of a name, that are tried.
+	maxPath = 16
 )
 
 // privateKeyCores are what the words PRIVATE KEY become in base64, by the number of bytes before
@@ -51,7 +53,8 @@ func (r *Redactor) withoutEncoded(s string, depth int) string {
 		for i < len(s) && isEncoded(s[i]) {
 			i++
 		}
-		if i-begin < minEncoded || !r.encodesSecret(s[begin:i], depth) {
+		begin, found := r.findEncoded(s, begin, i, depth)
+		if !found {
 			continue
 		}
 		out.WriteString(s[done:begin] + LeftOut)
@@ -66,6 +69,26 @@ func (r *Redactor) withoutEncoded(s string, depth int) string {
 	}
 	out.WriteString(s[done:])
 	return out.String()
+}
+
+// findEncoded returns where a text in base64 with secrets begins in s[begin:end], which has only
+// characters of base64. As slashes and dashes are among them, the text may come after the elements
+// of a path or the words of a name.
+func (r *Redactor) findEncoded(s string, begin, end, depth int) (at int, found bool) {
+	for range maxPath {
+		if end-begin < minEncoded {
+			break
+		}
+		if r.encodesSecret(s[begin:end], depth) {
+			return begin, true
+		}
+		next := strings.IndexAny(s[begin:end], "/-_")
+		if next < 0 {
+			break
+		}
+		begin += next + 1
+	}
+	return 0, false
 }
 
 // moreEncoded returns where the lines of base64 end that follow i, which may be in a string.

@@ -291,3 +291,14 @@ func TestFormsTogether(t *testing.T) {
 		}
 	}
 }
+
+// TestEncodedInAPath checks texts in base64 that come after other characters of base64.
+func TestEncodedInAPath(t *testing.T) {
+	r := &Redactor{}
+	encoded := base64.StdEncoding.EncodeToString([]byte("apiVersion: v1\npassword: hunter-abcdef\nb: c\n"))
+	for _, before := range []string{"", "url=/v1/config/", "url=/config/", "--set-", "a_", "/a/b/c/d-e/"} {
+		require.Equal(t, before+LeftOut+"?x=y", r.Text(before+encoded+"?x=y"))
+	}
+	const harmless = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/web-x7k2p12345678901234"
+	require.Equal(t, harmless, r.Text(harmless))
+}
