@@ -62,6 +62,7 @@ func TestWrongValues(t *testing.T) {
 		{"agent.config.pages={secrets}", "at '/agent/config/pages/0'"},
 		{"agent.config.clusterCIDR=10.244.0.0/16", "at '/agent/config/clusterCIDR'"},
 		{"agent.config.detectLocalMode=NodeCIDR", "podCIDRs and agent.config.detectLocalMode exclude each other"},
+		{"agent.metrics.enabled=true,agent.config.secureMetricsBindAddress=:9000", "agent.config.secureMetricsBindAddress is another address"},
 		{"agent.capabilities={SYS_ADMIN}", "at '/agent/capabilities/0': value must be one of"},
 		{"agent.maxUnavailable=0%", "at '/agent/maxUnavailable'"},
 		{"agent.maxUnavailable=0", "at '/agent/maxUnavailable'"},
