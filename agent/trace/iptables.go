@@ -394,7 +394,7 @@ var known = []string{
 }
 
 // asked are the options that ask for no more than a packet's protocol and destination.
-var asked = []string{"-d", "-p", "-m", "--comment", "--dport", "--dports", "--dst-type", "--probability", "--mode", "-j", "-g"}
+var asked = []string{"-d", "-p", "-m", "--comment", "--nfacct-name", "--dport", "--dports", "--dst-type", "--probability", "--mode", "-j", "-g"}
 
 func (p *ruleParser) option(option string, not bool) error {
 	p.rule.asksMore = p.rule.asksMore || len(p.target) == 0 && p.targets == "" && !slices.Contains(asked, option)

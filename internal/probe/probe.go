@@ -230,8 +230,12 @@ func (c *client) carryOut(ctx, more context.Context, index int, p Plan) {
 		all.Go(func() {
 			defer func() { <-slots }()
 			if p.Attempts > 0 {
-				c.atOnce <- struct{}{}
-				defer func() { <-c.atOnce }()
+				select {
+				case c.atOnce <- struct{}{}:
+					defer func() { <-c.atOnce }()
+				case <-ctx.Done():
+					return
+				}
 			}
 			began := time.Since(c.began)
 			r, conn := attempt(ctx, p, nil)

@@ -160,25 +160,29 @@ func (s *soak) fillTombstones(b *testing.B) {
 	const most = store.DefaultShards * store.DefaultTombstones
 	const gone = most * 5 / 4 // shards get different numbers
 	api := s.control.Client().DiscoveryV1().EndpointSlices(namespace)
-	var creating errgroup.Group
-	creating.SetLimit(16)
-	for i := range gone {
-		creating.Go(func() error {
-			name := fmt.Sprintf("gone-%06d", i)
-			_, err := api.Create(b.Context(), &discoveryv1.EndpointSlice{
-				ObjectMeta: metav1.ObjectMeta{
-					Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "soak"},
-				},
-				AddressType: discoveryv1.AddressTypeIPv4,
-			}, metav1.CreateOptions{})
-			if i%10_000 == 0 {
-				fmt.Fprintf(os.Stderr, "%d of %d names that go before the soak\n", i, gone)
-			}
-			return err
-		})
+	each := func(what string, do func(name string) error) {
+		var all errgroup.Group
+		all.SetLimit(16)
+		for i := range gone {
+			all.Go(func() error {
+				if i%10_000 == 0 {
+					fmt.Fprintf(os.Stderr, "before the soak, %d of %d slices %s\n", i, gone, what)
+				}
+				return do(fmt.Sprintf("gone-%06d", i))
+			})
+		}
+		require.NoError(b, all.Wait())
 	}
-	require.NoError(b, creating.Wait())
-	require.NoError(b, api.DeleteCollection(b.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=soak"}))
+	each("came", func(name string) error {
+		_, err := api.Create(b.Context(), &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "soak"},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}, metav1.CreateOptions{})
+		return err
+	})
+	each("went", func(name string) error { return api.Delete(b.Context(), name, metav1.DeleteOptions{}) })
 	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
 	defer cancel()
 	require.NoError(b, testenv.WaitFor(ctx, func() error {
