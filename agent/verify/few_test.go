@@ -16,8 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// fewServices returns the example's state with no Service, with one of each kind alone, and with
-// one frontend of these alone, by what is left.
+// fewServices returns parts of the example's Services, by name: none; those of one kind; one
+// frontend of these; and that frontend for a range without pods.
 func fewServices() map[string]map[view.ServicePortID]*view.ServicePort {
 	all := map[string]map[view.ServicePortID]*view.ServicePort{"nothing": {}}
 	for id, p := range exampleState(nil).Ports {

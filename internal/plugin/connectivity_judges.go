@@ -60,8 +60,8 @@ func sameBackend(servers []string) judge {
 	}}
 }
 
-// keptClient requires that the servers answer, and that each of them sees one of these addresses as
-// the client's.
+// keptClient requires that the servers answer. Each of them must see the client at one of these
+// addresses.
 func keptClient(servers, addresses []string) judge {
 	whole := wholeSet(servers)
 	return judge{whole.expected + " to the client " + strings.Join(addresses, " or "), func(results []probe.Result) string {

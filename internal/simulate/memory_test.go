@@ -19,8 +19,8 @@ const (
 	mostOpenUpdates     = 256 * shards
 )
 
-// mostCheckpointBytes bounds a checkpoint: an object of these clusters takes less than 1 KiB there,
-// and what is not an object less than 8 KiB. A node has three files at most: the checkpoint, the
+// mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of it,
+// and everything else together less than 8 KiB. A node has three files at most: the checkpoint, the
 // one that is going to replace it, and the last one that was rejected.
 const mostCheckpointBytes = (maxServices*(1+2*maxSlices) + 8) << 10
 

@@ -18,22 +18,12 @@ func decodeDeltas(b []byte) *Response {
 	}
 	u := &model.Update{}
 	err := fields(b, func(field wireField, v wireValue) (err error) {
-		switch field {
-		case shardField:
-			u.Shard = uint32(v.number)
-		case fromField:
-			u.From = v.number
-		case toField:
-			u.To = v.number
-		case deltasField:
+		switch {
+		case field == deltasField:
 			var d *model.SliceDelta
 			d, err = decodeDelta(v.bytes)
 			u.Deltas = append(u.Deltas, d)
-		case servicesField:
-			u.ResourceVersions.Services = v.number
-		case slicesField:
-			u.ResourceVersions.Slices = v.number
-		default:
+		case !setPosition(u, field, v):
 			err = errGeneral
 		}
 		return err

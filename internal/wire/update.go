@@ -62,9 +62,9 @@ func fromOf(u *model.Update) uint64 {
 	return u.From
 }
 
-// field decodes one field of the update. It ignores fields that this version does not know.
-func (d *updateDecoder) field(field wireField, v wireValue) error {
-	u := d.update
+// setPosition sets what a field says of the place of the update, and returns false for other
+// fields.
+func setPosition(u *model.Update, field wireField, v wireValue) bool {
 	switch field {
 	case shardField:
 		u.Shard = uint32(v.number)
@@ -72,14 +72,27 @@ func (d *updateDecoder) field(field wireField, v wireValue) error {
 		u.From = v.number
 	case toField:
 		u.To = v.number
-	case fullField:
-		u.Full = v.number != 0
-	case moreField:
-		d.more = v.number != 0
 	case servicesField:
 		u.ResourceVersions.Services = v.number
 	case slicesField:
 		u.ResourceVersions.Slices = v.number
+	default:
+		return false
+	}
+	return true
+}
+
+// field decodes one field of the update. It ignores fields that this version does not know.
+func (d *updateDecoder) field(field wireField, v wireValue) error {
+	u := d.update
+	if setPosition(u, field, v) {
+		return nil
+	}
+	switch field {
+	case fullField:
+		u.Full = v.number != 0
+	case moreField:
+		d.more = v.number != 0
 	case bucketField:
 		return d.bucket(v.number)
 	case bucketsField:

@@ -36,7 +36,7 @@ var tokenForms = []tokenForm{
 	},
 }
 
-// minToken is how long a token of these forms is at least, with what may be joined to it.
+// minToken is the least length of a token of these forms, with what may be joined to it.
 const minToken = 18
 
 // withoutTokens leaves out words that are tokens by their form.
