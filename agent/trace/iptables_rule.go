@@ -573,7 +573,7 @@ func (notrack) do(x *run, s *state, next func(*state)) result {
 	return result{}
 }
 
-// tcpFlags compiles --tcp-flags. Of the flags in mask, those in set must be set, and no others. The
+// tcpFlags compiles --tcp-flags: exactly the flags of set must be there among those of mask. The
 // first packet of a connection has SYN.
 func (p *ruleParser) tcpFlags(mask, set string, not bool) error {
 	asks := func(flag string) bool { return mask == "ALL" || slices.Contains(strings.Split(mask, ","), flag) }

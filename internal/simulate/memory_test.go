@@ -19,9 +19,9 @@ const (
 	mostOpenUpdates     = 256 * shards
 )
 
-// mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of it,
-// and everything else together less than 8 KiB. A node has three files at most: the checkpoint, the
-// one that is going to replace it, and the last one that was rejected.
+// mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of
+// it, and everything else together less than 8 KiB. A node has three files at most: the checkpoint,
+// the one that is going to replace it, and the last one that was rejected.
 const mostCheckpointBytes = (maxServices*(1+2*maxSlices) + 8) << 10
 
 // accounts is a registry that can read single gauges. To gather all metrics takes a hundred times
