@@ -136,7 +136,7 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &explainer{Answer: a, question: q, options: verify.Options{State: v.State(), Addresses: facts.Addresses, ServiceAddresses: facts.Services}}
+	e := &explainer{Answer: a, question: q, facts: facts, options: verify.Options{State: v.State(), Addresses: facts.Addresses, ServiceAddresses: facts.Services}}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		of := slices.DeleteFunc(slices.Clone(ports), func(p view.PortExplanation) bool {
 			return p.ID.Family != family || q.From.IsValid() && model.FamilyOf(q.From) != family || !q.asks(p)
@@ -173,7 +173,7 @@ func Kernel(ctx context.Context, v *view.View, q Question) (*Answer, error) {
 		}
 		for _, setting := range strict {
 			a.Unjudged = append(a.Unjudged, fmt.Sprintf("%s: what comes from %v over that interface is dropped, because the route to %v leads over another one (%s)",
-				setting, q.From, q.From, trace.InterfaceTo(q.From)))
+				setting, q.From, q.From, facts.InterfaceTo(q.From)))
 		}
 	}
 	a.Served = len(a.Ports) > 0
@@ -193,6 +193,7 @@ type explainer struct {
 	*Answer
 
 	question Question
+	facts    trace.Facts
 	options  verify.Options
 	// cut means that there were more packets than are followed.
 	cut bool
@@ -266,10 +267,10 @@ func (e *explainer) sources(p view.PortExplanation, f view.Frontend) []verify.So
 	pods := e.options.State.Node.Pods
 	outside := ""
 	if at := slices.IndexFunc(all, func(s verify.Source) bool { return s.Name == "outside" }); at >= 0 {
-		outside = trace.InterfaceTo(all[at].Address)
+		outside = e.facts.InterfaceTo(all[at].Address)
 	}
 	for i, s := range all {
-		over := trace.InterfaceTo(s.Address)
+		over := e.facts.InterfaceTo(s.Address)
 		known := over != "" && (s.Name != "a pod" || over != outside)
 		if s.Over != "" && known && pods.Recognizes(s.Address, over) == pods.Recognizes(s.Address, s.Over) {
 			all[i].Over = over
@@ -361,8 +362,8 @@ func (e *explainer) refusals(out *Packet, o trace.Outcome) {
 		text      string
 	}{
 		{"what comes to " + out.Frontend + " from " + out.Source, o.RefusedBy, o.Doubt, o.Refusal.String()},
-		{answers + "to " + out.Source, o.AnswerRefusedBy, o.AnswerDoubt, answers + o.AnswerRefusal.String()},
-		{answers + "to " + out.Source, o.AnswerUntrackedBy, nil, answers + "is not translated back, because conntrack is kept from tracking it"},
+		{answers + "to " + out.Source, o.Answer.RefusedBy, o.Answer.Doubt, answers + o.Answer.Refusal.String()},
+		{answers + "to " + out.Source, o.Answer.UntrackedBy, nil, answers + "is not translated back, because conntrack is kept from tracking it"},
 	} {
 		switch {
 		case r.by == nil:

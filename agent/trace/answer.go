@@ -17,6 +17,33 @@ const clientPort = 40000
 // maxAnswers is how many backends' answers are followed for one packet.
 const maxAnswers = 50
 
+// Fate is what happens to the first packet by which a backend answers.
+type Fate struct {
+	// RefusedBy is the rule that drops or rejects the answer, or nil. It may also be a proxy's.
+	RefusedBy *Rule
+	// Refusal is what RefusedBy does: Drop or Reject.
+	Refusal Verdict
+	// Doubt is a rule before RefusedBy that may have accepted the answer, but cannot be judged. It is
+	// nil if there is none.
+	Doubt *Rule
+	// UntrackedBy is the rule because of which conntrack does not track the answer, so that nothing
+	// translates it back, or nil.
+	UntrackedBy *Rule
+}
+
+// weight is higher the more certain it is that the answer does not reach the client.
+func (f Fate) weight() int {
+	switch {
+	case f.RefusedBy != nil && f.Doubt == nil:
+		return 3
+	case f.UntrackedBy != nil:
+		return 2
+	case f.RefusedBy != nil:
+		return 1
+	}
+	return 0
+}
+
 // addAnswers follows the first answers of backends, and adds to outcomes what refuses them.
 func (r *Rules) addAnswers(p Packet, out []Outcome) error {
 	followed := 0
@@ -28,18 +55,34 @@ func (r *Rules) addAnswers(p Packet, out []Outcome) error {
 		if followed++; followed > maxAnswers {
 			return nil
 		}
-		if err := r.answer(p, o); err != nil {
+		var err error
+		if o.Answer, err = r.answer(p, o, false); err != nil {
 			return err
+		}
+		if !r.bridges || r.facts.local(o.Backend.Addr()) {
+			continue
+		}
+		bridged, err := r.answer(p, o, true)
+		switch {
+		case err != nil:
+			return err
+		case bridged != o.Answer:
+			return ErrBridge
 		}
 	}
 	return nil
 }
 
 // answer follows the first packet by which a backend answers. Conntrack knows the connection, so no
-// chain that translates is asked. It restores the destination in the hook prerouting, and the
-// source in the hook postrouting.
-func (r *Rules) answer(p Packet, o *Outcome) error {
-	x := &run{rules: r, bases: r.orders[0], budget: maxSteps, answers: true, client: netip.AddrPortFrom(p.Source, clientPort)}
+// chain that translates is asked, and the order of such chains does not matter. It restores the
+// destination in the hook prerouting, and the source in the hook postrouting. If bridged is true,
+// the answer comes through a port of a bridge. If several things may happen, the one that is worst
+// for the client is returned.
+func (r *Rules) answer(p Packet, o *Outcome, bridged bool) (worst Fate, err error) {
+	x := &run{
+		rules: r, bases: r.orders[0], budget: maxSteps, answers: true, bridged: bridged,
+		client: netip.AddrPortFrom(p.Source, clientPort),
+	}
 	x.packet = Packet{Protocol: p.Protocol, Source: o.Backend.Addr(), Destination: x.client, Firewalls: true}
 	x.setHeaders()
 	x.transport.set(0, binary.BigEndian.AppendUint16(nil, o.Backend.Port()))
@@ -58,9 +101,7 @@ func (r *Rules) answer(p Packet, o *Outcome) error {
 			in = x.hook(unix.NF_INET_LOCAL_IN, x.hook(unix.NF_INET_PRE_ROUTING, in))
 		}
 	default:
-		if x.over = "outside"; p.AnswersOver != nil {
-			x.over = p.AnswersOver(o.Backend.Addr())
-		}
+		x.over = r.facts.InterfaceTo(o.Backend.Addr())
 		in = x.hook(unix.NF_INET_PRE_ROUTING, in)
 		for i := range in {
 			in[i].to = x.client
@@ -72,19 +113,23 @@ func (r *Rules) answer(p Packet, o *Outcome) error {
 		}
 	}
 	if x.budget <= 0 {
-		return ErrTooComplex
+		return Fate{}, ErrTooComplex
 	}
 	for _, s := range append(x.done, in...) {
+		var f Fate
 		switch {
 		case s.refusedBy != nil:
-			o.AnswerRefusedBy, o.AnswerRefusal, o.AnswerDoubt = s.refusedBy, s.refusal, s.refusedDoubt
+			f.RefusedBy, f.Refusal, f.Doubt = s.refusedBy, s.refusal, s.refusedDoubt
 		case s.verdict != Pass && s.path != nil:
-			o.AnswerRefusedBy, o.AnswerRefusal, o.AnswerDoubt = s.path.rule, s.verdict, s.doubt
-		case s.untracked != nil && o.Scheduling.Scheduler == "": // IPVS translates without conntrack
-			o.AnswerUntrackedBy = s.untracked
+			f.RefusedBy, f.Refusal, f.Doubt = s.path.rule, s.verdict, s.doubt
+		case o.Scheduling.Scheduler == "": // IPVS translates without conntrack
+			f.UntrackedBy = s.untracked
+		}
+		if f.weight() > worst.weight() {
+			worst = f
 		}
 	}
-	return nil
+	return worst, nil
 }
 
 // ownAddress returns an address of the node by which it masquerades.

@@ -125,6 +125,8 @@ func (t *table) compile(name string, b []byte) (s step, text string, err error) 
 	switch name {
 	case "counter", "log", "last", "flow_offload": // an established flow is offloaded
 		return nil, "", nil
+	case "objref":
+		return nil, "", named(a)
 	case "notrack":
 		s = notrack{}
 	case "payload":
@@ -174,6 +176,15 @@ func (t *table) compile(name string, b []byte) (s step, text string, err error) 
 		err = errForm
 	}
 	return s, text, err
+}
+
+// named returns an error unless a rule's reference to an object by name does nothing to a packet.
+func named(a *attributes) error {
+	switch a.number(unix.NFTA_OBJREF_IMM_TYPE) {
+	case unix.NFT_OBJECT_COUNTER, unix.NFT_OBJECT_CT_HELPER, unix.NFT_OBJECT_CT_TIMEOUT, unix.NFT_OBJECT_CT_EXPECT, unix.NFT_OBJECT_SECMARK:
+		return nil
+	}
+	return errors.New("what it refers to by name may not match or not let packets pass")
 }
 
 // store writes a value to registers, and fills up the last one.

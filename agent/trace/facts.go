@@ -29,7 +29,7 @@ var serviceDevices = []string{"slicecast-ipvs0", kubeProxyDevice}
 
 // ReadFacts reads the addresses of the node in the network namespace of the calling thread.
 func ReadFacts() (Facts, error) {
-	f := Facts{Local: map[netip.Addr]bool{}}
+	f := Facts{Local: map[netip.Addr]bool{}, interfaces: map[netip.Addr]string{}}
 	links, err := netlink.LinkList()
 	if err != nil {
 		return f, fmt.Errorf("list this machine's interfaces: %w", err)
@@ -64,37 +64,54 @@ func ReadFacts() (Facts, error) {
 	return f, nil
 }
 
-// readForwarding reads which interfaces do not forward. IPv6 has one setting for all
-// (ip6_forward in net/ipv6/ip6_output.c), and IPv4 one for each interface that packets arrive over
-// (ip_route_input_slow in net/ipv4/route.c).
+// readForwarding reads which interfaces do not forward what arrives over them. IPv4 has a setting
+// for each (ip_route_input_slow in net/ipv4/route.c). IPv6 has one for all, and since Linux 6.17
+// another one for each that overrides it (ip6_forward in net/ipv6/ip6_output.c).
 func (f *Facts) readForwarding(links []netlink.Link) {
-	isOff := func(path string) bool {
+	is := func(path, value string) bool {
 		b, err := os.ReadFile("/proc/sys/net/" + path)
-		return err == nil && strings.TrimSpace(string(b)) == "0"
+		return err == nil && strings.TrimSpace(string(b)) == value
 	}
 	f.NotForwarding, f.PartlyForwarding = map[model.Family]string{}, map[model.Family]string{}
-	if isOff("ipv6/conf/all/forwarding") {
-		f.NotForwarding[model.IPv6] = "net.ipv6.conf.all.forwarding = 0"
-	}
-	var off []string
-	on := 0
+	const all6 = "net.ipv6.conf.all.forwarding = 0"
+	noneOf6 := is("ipv6/conf/all/forwarding", "0")
+	off := map[model.Family][]string{}
+	on := map[model.Family]int{}
 	for _, l := range links {
-		switch name := l.Attrs().Name; {
-		case l.Attrs().Flags&net.FlagLoopback != 0, slices.Contains(serviceDevices, name):
-		case isOff("ipv4/conf/" + name + "/forwarding"):
-			off = append(off, "net.ipv4.conf."+strings.ReplaceAll(name, ".", "/")+".forwarding = 0")
-		default:
-			on++
+		name := l.Attrs().Name
+		if l.Attrs().Flags&net.FlagLoopback != 0 || slices.Contains(serviceDevices, name) {
+			continue
+		}
+		escaped := strings.ReplaceAll(name, ".", "/")
+		if is("ipv4/conf/"+name+"/forwarding", "0") {
+			off[model.IPv4] = append(off[model.IPv4], "net.ipv4.conf."+escaped+".forwarding = 0")
+		} else {
+			on[model.IPv4]++
+		}
+		if noneOf6 && !is("ipv6/conf/"+name+"/force_forwarding", "1") {
+			off[model.IPv6] = append(off[model.IPv6], "net.ipv6.conf."+escaped+".force_forwarding = 0")
+		} else {
+			on[model.IPv6]++
 		}
 	}
+	named := func(family model.Family) string {
+		return strings.Join(off[family][:min(len(off[family]), maxInterfaces)], ", ")
+	}
 	switch {
-	case len(off) == 0:
-	case on > 0:
-		f.PartlyForwarding[model.IPv4] = strings.Join(off[:min(len(off), maxInterfaces)], ", ")
-	case isOff("ipv4/ip_forward"):
+	case len(off[model.IPv4]) == 0:
+	case on[model.IPv4] > 0:
+		f.PartlyForwarding[model.IPv4] = named(model.IPv4)
+	case is("ipv4/ip_forward", "0"):
 		f.NotForwarding[model.IPv4] = "net.ipv4.ip_forward = 0"
 	default:
-		f.NotForwarding[model.IPv4] = strings.Join(off[:min(len(off), maxInterfaces)], ", ")
+		f.NotForwarding[model.IPv4] = named(model.IPv4)
+	}
+	switch {
+	case len(off[model.IPv6]) == 0:
+	case on[model.IPv6] > 0:
+		f.PartlyForwarding[model.IPv6] = all6 + ", " + named(model.IPv6)
+	default:
+		f.NotForwarding[model.IPv6] = all6
 	}
 }
 

@@ -72,7 +72,9 @@ func (r *Rules) addTable(h *nft.Held) {
 	r.slicecasts = r.slicecasts || t.slicecasts
 	r.ipvsTable = r.ipvsTable || h.Name == ipvsTable
 	r.otherProgrammers = r.otherProgrammers || t.slicecasts && h.Name != ipvsTable
-	r.kubeProxys = r.kubeProxys || t.proxys && !t.slicecasts
+	if t.proxys && !t.slicecasts {
+		r.kubeProxys, r.KubeProxyNFTables = true, true
+	}
 	for name := range h.Chains {
 		c := &chain{table: t.name, name: name, proxys: t.proxys, slicecasts: t.slicecasts}
 		t.chains[name] = c

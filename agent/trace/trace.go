@@ -60,9 +60,6 @@ type Packet struct {
 	// in the outcome. The packet then goes on. Rules that cannot be judged do not count as such.
 	// Answers of backends are followed, too.
 	Firewalls bool
-	// AnswersOver returns the interface over which answers of a backend arrive that is not on the
-	// node itself. It is used only with Firewalls.
-	AnswersOver func(backend netip.Addr) string
 }
 
 // Family returns the packet's IP family.
@@ -105,14 +102,9 @@ type Outcome struct {
 	// Doubt is a rule before RefusedBy that may have accepted the packet, but cannot be judged. It is
 	// nil if there is none.
 	Doubt *Rule
-	// AnswerRefusedBy, AnswerRefusal and AnswerDoubt are the same of the backend's first answer. The
-	// rule may also be a proxy's. Only the answers of a bounded number of backends are followed.
-	AnswerRefusedBy *Rule
-	AnswerRefusal   Verdict
-	AnswerDoubt     *Rule
-	// AnswerUntrackedBy is the rule because of which conntrack does not track the answer, so that
-	// nothing translates it back, or nil.
-	AnswerUntrackedBy *Rule
+	// Answer is what happens to the backend's first answer. It is set only for a packet with
+	// Firewalls, and for a bounded number of backends.
+	Answer Fate
 	// Affinity is how long the kernel remembers the client's backend. 0 means that it does not.
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
@@ -268,6 +260,22 @@ type Facts struct {
 	// PartlyForwarding are the settings by which it does not forward what arrives over an interface,
 	// although it forwards what arrives over others.
 	PartlyForwarding map[model.Family]string
+	// interfaces are those that InterfaceTo has found. If it is nil, there are none.
+	interfaces map[netip.Addr]string
+}
+
+// InterfaceTo returns the interface that the route to an address leads over, as the package's
+// function does. It asks the kernel once for each address.
+func (f Facts) InterfaceTo(a netip.Addr) string {
+	if f.interfaces == nil {
+		return ""
+	}
+	name, known := f.interfaces[a]
+	if !known {
+		name = InterfaceTo(a)
+		f.interfaces[a] = name
+	}
+	return name
 }
 
 func (f Facts) local(a netip.Addr) bool { return a.IsLoopback() || f.Local[a] }
@@ -301,9 +309,9 @@ type Rules struct {
 	// own are those of frontends that Slicecast's rules and maps mention.
 	own map[Frontend]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
-	// other proxy has written any. KubeProxyIPVS means the same of its mode ipvs, and SlicecastIPVS
-	// of Slicecast's programmer for IPVS, whatever kube-proxy has written.
-	KubeProxyIPTables, KubeProxyIPVS, SlicecastIPVS bool
+	// other proxy has written any. KubeProxyNFTables and KubeProxyIPVS mean the same of its other
+	// modes, and SlicecastIPVS of Slicecast's programmer for IPVS, whatever kube-proxy has written.
+	KubeProxyIPTables, KubeProxyNFTables, KubeProxyIPVS, SlicecastIPVS bool
 	// slicecasts means that Slicecast has written rules, and kubeProxys that kube-proxy has.
 	// ipvsTable means that the table of Slicecast's programmer for IPVS is among the rules, and
 	// otherProgrammers that rules of its other programmers are.
@@ -363,7 +371,7 @@ func (r *Rules) addFrontend(f Frontend, place string, slicecasts bool) {
 // fixedChain matches the names of proxies' chains that exist whether or not something leads to
 // them.
 var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|pods|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
-	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*)$`)
+	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*|localhost-nodeport-reject-.*)$`)
 
 // Unreached returns the chains of proxies that hold rules and to which nothing leads, apart from
 // those that always exist. With own, only Slicecast's chains count. It also returns the virtual
@@ -407,6 +415,7 @@ func newRules(family model.Family, facts Facts) *Rules {
 func (r *Rules) finish() {
 	r.order()
 	r.KubeProxyIPTables = r.KubeProxyIPTables && !r.slicecasts
+	r.KubeProxyNFTables = r.KubeProxyNFTables && !r.slicecasts
 	r.KubeProxyIPVS = r.facts.KubeProxyIPVS && !r.slicecasts
 	r.SlicecastIPVS = r.ipvsTable && !r.otherProgrammers
 	r.kubeProxys = r.kubeProxys || r.KubeProxyIPTables || r.KubeProxyIPVS
@@ -657,6 +666,7 @@ func (x *run) outcomes() []Outcome {
 		refused    *Rule
 		untracked  *Rule
 		affinity   time.Duration
+		ctMark     uint32 // the answer's rules may ask for it
 	}
 	merged := map[key]*Outcome{}
 	for i := range x.done {
@@ -677,7 +687,7 @@ func (x *run) outcomes() []Outcome {
 			x.rules.unjudged[s.doubt] = struct{}{}
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
-		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.UntrackedBy, o.Affinity}
+		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.UntrackedBy, o.Affinity, o.ctMark}
 		if known := merged[k]; known != nil {
 			known.Probability += o.Probability
 			continue

@@ -24,13 +24,9 @@ type question struct {
 
 // packetOf returns the packet of a question.
 func (c *comparison) packetOf(q question) trace.Packet {
-	p := trace.Packet{
+	return trace.Packet{
 		Protocol: q.port.ID.Protocol, Source: q.source.Address, Destination: q.to, Interface: q.source.Over, Firewalls: c.firewalls,
 	}
-	if c.firewalls {
-		p.AnswersOver = trace.InterfaceTo
-	}
-	return p
 }
 
 // differ records a difference.

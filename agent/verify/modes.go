@@ -33,7 +33,11 @@ const (
 	affinityForAll deviation = "with IPVS, a Service with affinity leads pods and the node to the same backends as all others"
 	ownSource      deviation = "with IPVS, the node's connections to an address of a Service are masqueraded, because they come from " +
 		"this address"
-	noLoopback deviation = "with IPVS, there are no NodePorts on loopback addresses"
+	noLoopback      deviation = "with IPVS, there are no NodePorts on loopback addresses"
+	noLoopbackRules deviation = "kube-proxy's mode nftables has no rules that lead to NodePorts on loopback addresses; if a process " +
+		"serves them (feature gate KubeProxyNFTablesLocalhostNodePorts), that is not compared"
+	rejectsLoopback deviation = "kube-proxy rejects what comes to NodePorts on loopback addresses (feature gate " +
+		"KubeProxyNFTablesLocalhostNodePorts)"
 )
 
 // deviates counts a packet that a mode treats in another way than the view.
@@ -59,10 +63,16 @@ func (c *comparison) addMasquerades() {
 	}
 }
 
-// noLoopbackNodePorts reports whether the mode has no NodePorts on loopback addresses, whatever the
-// settings are.
-func (c *comparison) noLoopbackNodePorts() bool {
-	return c.rules.KubeProxyIPVS || c.rules.SlicecastIPVS
+// loopbackNodePorts returns the deviation if the mode has no rules for NodePorts on loopback
+// addresses, whatever the settings are.
+func (c *comparison) loopbackNodePorts() deviation {
+	switch {
+	case c.rules.KubeProxyIPVS || c.rules.SlicecastIPVS:
+		return noLoopback
+	case c.rules.KubeProxyNFTables:
+		return noLoopbackRules
+	}
+	return asDecided
 }
 
 // wanted returns what should happen to a packet, and the deviation if that is not what the view has
@@ -174,19 +184,22 @@ func (c *comparison) masqueradesAll(f view.Frontend) bool {
 	return false
 }
 
-// tolerates reports whether kube-proxy's mode iptables does this to packets on purpose, although
-// the view follows another mode of kube-proxy. wanted is the verdict that the view wants. No packet
-// is led to a backend by that.
+// tolerates reports whether a mode of kube-proxy does this to packets on purpose, although the view
+// decides otherwise. wanted is the verdict that the view wants. No packet is led to a backend by
+// that.
 func (c *comparison) tolerates(q question, wanted trace.Verdict, out []trace.Outcome) bool {
-	if !c.rules.KubeProxyIPTables {
+	var d deviation
+	does := func(trace.Verdict) bool { return false }
+	switch {
+	case c.rules.KubeProxyIPTables:
+		d, does = refusesOtherwise, func(found trace.Verdict) bool { return tolerated(q, wanted, found) }
+	case c.rules.KubeProxyNFTables && q.to.Addr().IsLoopback():
+		d, does = rejectsLoopback, func(found trace.Verdict) bool { return found == trace.Reject }
+	}
+	if slices.ContainsFunc(out, func(o trace.Outcome) bool { return o.Backend.IsValid() || !does(o.Verdict) }) {
 		return false
 	}
-	for _, o := range out {
-		if o.Backend.IsValid() || !tolerated(q, wanted, o.Verdict) {
-			return false
-		}
-	}
-	c.deviates(refusesOtherwise)
+	c.deviates(d)
 	return true
 }
 

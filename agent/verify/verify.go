@@ -139,15 +139,14 @@ func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
 			open = open && a.Is4() && c.State.Node.LocalhostNodePorts
 			s := Source{"the node", a, ""}
 			q := question{p, f, s, to}
-			switch before := len(c.Differences); {
-			case !open:
-				c.untouched(q)
-			case !c.noLoopbackNodePorts():
+			d := c.loopbackNodePorts()
+			if open && d == asDecided {
 				c.packet(q)
-			default:
-				if c.untouched(q); len(c.Differences) == before {
-					c.deviates(noLoopback)
-				}
+				continue
+			}
+			before := len(c.Differences)
+			if c.untouched(q); open && len(c.Differences) == before {
+				c.deviates(d)
 			}
 		case open:
 			for _, s := range c.sources(f) {

@@ -160,6 +160,20 @@ func TestBrokenKubeProxy(t *testing.T) {
 		}
 		load(t, good)
 		require.Empty(t, compare())
+		if mode == NFTables {
+			k, ok := s.subject.(*kubeProxy)
+			require.True(t, ok)
+			k.featureGates = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true} // since 1.37
+			require.NoError(t, k.Start(*s.running))
+			require.NoError(t, s.awaitSync(t))
+			state, err = s.wanted(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, s.node.Do(func() error { return s.judge(t.Context(), c, &Step{}, state) }))
+			require.NoError(t, k.Stop())
+			rejected, err := s.node.Run(t.Context(), "nft", "list", "map", "ip", "kube-proxy", "localhost-nodeport-reject-ports")
+			require.NoError(t, err)
+			require.Contains(t, rejected, "tcp . 30901 : goto localhost-nodeport-reject-tcp")
+		}
 		if mode != IPVS {
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +53,8 @@ type kubeProxy struct {
 	kubeconfig string
 	configFile string
 	env        []string
+	// featureGates differ from the defaults.
+	featureGates map[string]bool
 }
 
 func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy {
@@ -109,9 +112,12 @@ func (k *kubeProxy) Start(s settings) error {
 		// In mode ipvs kube-proxy reads masqueradeAll from the settings of iptables.
 		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll}
 	}
+	gates := map[string]bool{}
+	maps.Copy(gates, k.featureGates)
 	if s.NoExternalIPs {
-		config["featureGates"] = map[string]bool{"AllowServiceExternalIPs": false}
+		gates["AllowServiceExternalIPs"] = false
 	}
+	config["featureGates"] = gates
 	switch s.detectLocalMode() {
 	case ClusterCIDR:
 		config["detectLocalMode"] = ClusterCIDR

@@ -19,12 +19,10 @@ import (
 
 // deviations are the cases in which kube-proxy differs from the view on purpose, with what all
 // differences are about. It opens NodePorts on all addresses of a family without an InternalIP, and
-// load balancers to everybody if it does not understand their source ranges. In its mode nftables,
-// it has no NodePorts on loopback addresses.
+// load balancers to everybody if it does not understand their source ranges.
 var deviations = map[string][]string{
 	"nodeport-primary-one-family": {"should be left alone, because the address has no NodePorts"},
 	"lb-source-ranges-mapped":     {"what comes to loadBalancer 198.51.100.4:80", "(-s 203.0.113.0/32 -m comment --comment ns1/lb-mapped:p80 loadbalancer IP -j KUBE-EXT-"},
-	"nodeport-localhost-switched": {"what comes to nodePort 127.0.0.1:32035"},
 }
 
 // diversions are the cases in which another program leads a Service's packets elsewhere, with where

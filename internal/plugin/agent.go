@@ -79,19 +79,22 @@ type agentStatus struct {
 
 // agentPods returns the Pods of the agents.
 func agentPods(ctx context.Context, f *fleet.Fleet) ([]*fleet.Agent, error) {
+	_, pods, err := allPods(ctx, f)
+	return pods, err
+}
+
+// allPods returns the Pods of the servers and of the agents.
+func allPods(ctx context.Context, f *fleet.Fleet) ([]*fleet.Server, []*fleet.Agent, error) {
 	servers, err := f.Servers(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return f.Agents(ctx, servers)
+	agents, err := f.Agents(ctx, servers)
+	return servers, agents, err
 }
 
 func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, output string) (*agentReport, error) {
-	servers, err := f.Servers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	pods, err := f.Agents(ctx, servers)
+	servers, pods, err := allPods(ctx, f)
 	if err != nil {
 		return nil, err
 	}

@@ -206,6 +206,9 @@ func dashboards() []*dashboard {
 	return []*dashboard{convergence(), servers(), relays(), agents()}
 }
 
+// allNodes counts each node once. Servers count nodes behind relays, and so do the relays.
+const allNodes = `sum(slicecast_server_nodes{instance=~"$instance"} unless on (instance) slicecast_upstream_connected)`
+
 func convergence() *dashboard {
 	const metric = "slicecast_server_convergence_duration_seconds"
 	d := newDashboard("slicecast-convergence", "Slicecast / Convergence",
@@ -214,7 +217,7 @@ func convergence() *dashboard {
 		"percentunit", "1 - ("+slowRatio("1h")+")")
 	d.stat("Error budget used, 6 hours", "1 means that the changes of the last 6 hours used up exactly what the objective allows.",
 		"percentunit", fmt.Sprintf("(%s) / %.4g", slowRatio("6h"), 1-objective))
-	d.stat("Nodes", "Nodes that the chosen servers and relays serve.", "short", `sum(slicecast_server_nodes{instance=~"$instance"})`)
+	d.stat("Nodes", "Nodes that the chosen servers serve, also through relays.", "short", allNodes)
 	d.stat("Changes", "Published updates, one for each changed shard.", "cps",
 		`sum(rate(slicecast_server_updates_total{instance=~"$instance"}[$__rate_interval]))`)
 	d.stat("Slowest change", "Upper bound of the time in which all nodes had the slowest change of the last hour.", "s",
@@ -244,7 +247,7 @@ func servers() *dashboard {
 	instance := `{instance=~"$instance"}`
 	d.stat("Servers", "Servers and relays that answer Prometheus.", "short", "count(slicecast_server_nodes"+instance+")")
 	d.stat("Streams", "Open streams of agents, relays and observers.", "short", "sum(slicecast_server_streams"+instance+")")
-	d.stat("Nodes", "Nodes that are served, also through relays.", "short", "sum(slicecast_server_nodes"+instance+")")
+	d.stat("Nodes", "Nodes that the chosen servers serve, also through relays.", "short", allNodes)
 	d.stat("Nacks, last hour", "Objects that nodes could not program.", "short", "sum(increase(slicecast_server_nacks_total"+instance+"[1h]))")
 	d.stat("First certificate ends", "Time until the first certificate of a server ends.", "s",
 		"min(slicecast_server_certificate_expiry_timestamp_seconds"+instance+") - time()")

@@ -137,7 +137,7 @@ func agentAlerts() ruleGroup {
 			"The agent {{ $labels.instance }} does not answer. If it does not run, its node follows no changes."),
 		alert("SlicecastAgentsNotScraped", warning, "30m", `sum(slicecast_server_nodes) > 0 unless on () up{job="slicecast-agent"}`,
 			"Prometheus scrapes no agents.",
-			"Servers serve {{ $value }} nodes, and there is no target of the job slicecast-agent. No alert about agents can fire."),
+			"Servers serve nodes, and there is no target of the job slicecast-agent. No alert about agents can fire."),
 		alert("SlicecastNodeStale", critical, "5m", `slicecast_agent_connected == 0`,
 			"A node follows no changes.",
 			"The agent {{ $labels.instance }} has had no stream in sync for 5 minutes. Its rules stay as they are."),
