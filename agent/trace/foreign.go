@@ -1,20 +1,35 @@
 package trace
 
 import (
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
 )
 
-// form is what a proxy's rules look like that ask what no packet of verify has.
+// form is what a proxy's rules look like that ask what no packet of verify has. Both expressions may
+// have the group "service", whose texts must be the same. That of the rule may have the group "link"
+// for an interface and the groups "source" and "mask" for a network. Only pods may come over that
+// interface, or from that network.
 type form struct{ chain, rule *regexp.Regexp }
+
+// Source is what a rule may ask of a packet to tell where it comes from.
+type Source struct {
+	// Network contains the packet's source. If it is not valid, Interface is asked.
+	Network netip.Prefix
+	// Interface is the name of the interface that the packet arrives over. With IsPrefix, names
+	// begin with it.
+	Interface string
+	IsPrefix  bool
+}
 
 // Intruders returns the rules in chains of proxies that packets came by and did not match, that ask
 // for a source, a mark, a state of the connection or an interface, and that no proxy writes. What
-// they do to others' packets has not been seen. With own, only Slicecast's chains count. It knows
-// which packets there were, so it is called after all of them.
-func (r *Rules) Intruders(own bool) (rules []*Rule) {
+// they do to others' packets has not been seen. With own, only Slicecast's chains count. ofPods
+// reports whether a source is by what the proxy tells pods from others. Intruders knows which
+// packets there were, so it is called after all of them.
+func (r *Rules) Intruders(own bool, ofPods func(Source) bool) (rules []*Rule) {
 	if r.facts.IPVS {
 		return nil // rules beside IPVS ask for what it has done to packets
 	}
@@ -23,7 +38,7 @@ func (r *Rules) Intruders(own bool) (rules []*Rule) {
 			continue
 		}
 		for _, rule := range c.rules {
-			if rule.asksMore && rule.visited && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule) {
+			if rule.asksMore && rule.visited && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule, ofPods) {
 				rules = append(rules, rule)
 			}
 		}
@@ -40,15 +55,66 @@ func (r *Rule) acts() bool {
 }
 
 // writes reports whether a proxy writes such a rule in the chain.
-func (c *chain) writes(r *Rule) bool {
-	if slices.ContainsFunc(forms, func(f form) bool { return f.chain.MatchString(c.name) && f.rule.MatchString(r.Text) }) {
-		return true
+func (c *chain) writes(r *Rule, ofPods func(Source) bool) bool {
+	return c.isHairpin(r) || slices.ContainsFunc(forms, func(f form) bool { return f.is(c, r, ofPods) })
+}
+
+// is reports whether a rule of a chain has the form.
+func (f form) is(c *chain, r *Rule, ofPods func(Source) bool) bool {
+	ofChain, ofRule := f.chain.FindStringSubmatch(c.name), f.rule.FindStringSubmatch(r.Text)
+	if ofChain == nil || ofRule == nil {
+		return false
 	}
-	return c.isHairpin(r)
+	var service string
+	if at := f.chain.SubexpIndex("service"); at > 0 {
+		service = ofChain[at]
+	}
+	found := map[string]string{}
+	for i, name := range f.rule.SubexpNames() {
+		if name != "" {
+			found[name] = ofRule[i]
+		}
+	}
+	link, network := found["link"], found["source"]
+	switch {
+	case found["service"] != "" && found["service"] != service:
+		return false
+	case link != "":
+		name := strings.TrimRight(link, "+*")
+		return ofPods(Source{Interface: name, IsPrefix: name != link})
+	case network != "":
+		prefix, ok := networkOf(network, found["mask"])
+		return ok && ofPods(Source{Network: prefix})
+	}
+	return true
+}
+
+// networkOf returns a network by its text, which may be an address with a mask.
+func networkOf(text, mask string) (netip.Prefix, bool) {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return p, true
+	}
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	bits := a.BitLen()
+	if mask != "" {
+		m, err := netip.ParseAddr(mask)
+		if err != nil {
+			return netip.Prefix{}, false
+		}
+		bits, _ = net.IPMask(m.AsSlice()).Size()
+	}
+	p, err := a.Prefix(bits)
+	return p, err == nil
 }
 
 // A comment of kube-proxy comes before or after a match. No word of it looks like an option.
 const comment = `(-m comment --comment( [^-\s]\S*)+ )?`
+
+// network is how rules of nf_tables ask for a network.
+const network = `(& (?P<mask>\S+) )?== (?P<source>\S+)`
 
 // forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
 // (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
@@ -58,18 +124,18 @@ var forms = []form{
 	of(`guard-loopback`, `input interface != "lo" (source|destination) address & 255\.0\.0\.0 == 127\.0\.0\.0 drop`),
 	of(`SLICECAST-LOCALNET`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`),
 	of(`SLICECAST-DISPATCH`, `-d 127\.0\.0\.0/8 -o lo -j SLICECAST-NODE`),
-	of(`SLICECAST-R-.*`, `(-m addrtype --src-type LOCAL|-s \S+|-i \S+) (-j MARK --set-xmark \S+|-g SLICECAST-P-\S+)`),
-	of(`KUBE-EXT-.*`, `(-s \S+ |-i \S+ )?`+comment+`(-m addrtype --src-type LOCAL )?-j KUBE-SVC-\S+`),
+	of(`SLICECAST-R-.*`, `(-m addrtype --src-type LOCAL|-s (?P<source>\S+)|-i (?P<link>\S+)) (-j MARK --set-xmark \S+|-g SLICECAST-P-\S+)`),
+	of(`KUBE-EXT-(?P<service>.*)`, `(-s (?P<source>\S+) |-i (?P<link>\S+) )?`+comment+`(-m addrtype --src-type LOCAL )?-j KUBE-SVC-(?P<service>\S+)`),
 	of(`KUBE-EXT-.*`, comment+`-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ`),
-	of(`external-.*`, `(source address (& \S+ )?== \S+|input interface == \S+|type of the source == local) goto service-\S+( ".*")?`),
+	of(`external-(?P<service>.*)`, `(source address `+network+`|input interface == "(?P<link>\S+)"|type of the source == local) goto service-(?P<service>\S+)( ".*")?`),
 	of(`external-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark|jump mark-for-masquerade)\b.*`),
-	of(`KUBE-FW-.*`, `-s \S+ `+comment+`-j KUBE-(EXT|SVC)-\S+`),
+	of(`KUBE-FW-(?P<service>.*)`, `-s \S+ `+comment+`-j KUBE-(EXT|SVC)-(?P<service>\S+)`),
 	of(`SLICECAST-INPUT`, `-d 127\.0\.0\.0/8 -i lo -j SLICECAST-NODE`),
 	of(`SLICECAST-POSTROUTING`, `-m mark ! --mark \S+ -m conntrack --ctstate DNAT -j SLICECAST-HAIRPIN`),
 	of(`forward`, `ct state & invalid != 0 source address source address lookup @hairpins drop .*`),
 	of(`forward|output-filter`, `ct state & new != 0 destination address (& \S+ )?== \S+ drop .*`),
-	of(`pods-.*`, `source address (& \S+ )?== \S+ (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
-	of(`pods-.*`, `input interface == "\S+" (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
+	of(`pods-.*`, `source address `+network+` (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
+	of(`pods-.*`, `input interface == "(?P<link>\S+)" (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`pods-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),
 	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`),

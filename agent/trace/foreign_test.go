@@ -3,6 +3,8 @@
 package trace
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,6 +12,10 @@ import (
 
 func TestForms(t *testing.T) {
 	t.Parallel()
+	pods := []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
+	ofPods := func(s Source) bool {
+		return slices.Contains(pods, s.Network) || s == Source{Interface: "veth", IsPrefix: true}
+	}
 	for _, c := range []struct {
 		chain, rule string
 		written     bool
@@ -34,7 +40,20 @@ func TestForms(t *testing.T) {
 		{"external-X-shop/edge/tcp/http", `source address == 10.180.0.0/16 goto service-X-shop/edge/tcp/http "short-circuit pod traffic"`, true},
 		{"external-X-shop/edge/tcp/http", "type of the source == local mark & 0xffffbfff ^ 0x4000 set mark", true},
 		{"external-X-shop/edge/tcp/http", "source address == 10.9.9.9 drop", false},
+		{"SLICECAST-R-X", "-s 10.9.9.9/32 -g SLICECAST-P-X", false},
+		{"SLICECAST-R-X", "-i eth0 -g SLICECAST-P-X", false},
+		{"SLICECAST-R-X", "-i veth -g SLICECAST-P-X", false},
+		{"pods-cluster.node-cluster.others-local", "source address & 255.0.0.0 == 10.0.0.0 goto cluster", false},
+		{"pods-cluster.node-cluster.others-local", "source address & fd00:: == fd00:10:180:: goto cluster", false},
+		{"pods-cluster.node-cluster.others-local", "source address & ffff:ffff:ffff:: == fd00:10:180:: goto cluster", true},
+		{"pods-cluster.node-cluster.others-local", `input interface == "eth0" goto cluster`, false},
+		{"KUBE-EXT-X", "-s 10.180.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-Y", false},
+		{"KUBE-EXT-X", "-s 10.9.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-X", false},
+		{"KUBE-FW-X", "-s 10.97.0.4/32 -m comment --comment shop/edge:http loadbalancer IP -j KUBE-EXT-Y", false},
+		{"external-X-shop/edge/tcp/http", "source address == 10.9.9.9 goto service-X-shop/edge/tcp/http", false},
+		{"external-X-shop/edge/tcp/http", "type of the source == local goto service-Y-shop/other/tcp/http", false},
+		{"external-X-shop/edge/tcp/http", "type of the source == local goto service-X-shop/edge/tcp/http", true},
 	} {
-		require.Equal(t, c.written, (&chain{name: c.chain}).writes(&Rule{Text: c.rule}), "%s: %s", c.chain, c.rule)
+		require.Equal(t, c.written, (&chain{name: c.chain}).writes(&Rule{Text: c.rule}, ofPods), "%s: %s", c.chain, c.rule)
 	}
 }

@@ -340,7 +340,7 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	// Where a packet differs or cannot be judged, those that would have come by later rules were not
 	// followed.
 	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 {
-		for _, r := range c.rules.Intruders(c.Beside) {
+		for _, r := range c.rules.Intruders(c.Beside, c.ofPods) {
 			c.Differences = append(c.Differences, Difference{
 				Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " for some sources, marks, connections or interfaces that no proxy writes",
 				Found:  "there is one", Rule: r.String(),
@@ -354,4 +354,16 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	}
 	c.cannotJudge(c.rules.Unjudged...)
 	c.cannotJudge(c.rules.Foreign()...)
+}
+
+// ofPods reports whether a source is by what pods are told from others.
+func (c *comparison) ofPods(s trace.Source) bool {
+	pods := c.State.Node.Pods
+	switch {
+	case s.Network.IsValid():
+		return slices.Contains(pods.Prefixes, s.Network)
+	case s.IsPrefix:
+		return s.Interface == pods.InterfacePrefix
+	}
+	return s.Interface == pods.Interface
 }

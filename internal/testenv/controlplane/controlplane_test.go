@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	wait = 30 * time.Second
-	tick = 50 * time.Millisecond
+	patience = 30 * time.Second
+	tick     = 50 * time.Millisecond
 )
 
 // createNode creates a node and returns its name. The EndpointSlice controller requires the node of
@@ -84,7 +84,7 @@ func requireSlices(t *testing.T, namespace, service string, count int, want ...s
 		slices.Sort(got)
 		require.Equal(c, want, got)
 		require.Len(c, list.Items, count)
-	}, wait, tick)
+	}, patience, tick)
 }
 
 func TestControllersMakeSlices(t *testing.T) {
@@ -140,7 +140,7 @@ func TestNamespaceEndsWithItsTest(t *testing.T) {
 	require.EventuallyWithT(t, func(c *assertT) {
 		_, err := shared.Client().CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		require.True(c, apierrors.IsNotFound(err), "%v", err)
-	}, wait, tick)
+	}, patience, tick)
 }
 
 func TestCertificateUserHasTheRightsOfRBAC(t *testing.T) {
@@ -168,7 +168,7 @@ func TestCertificateUserHasTheRightsOfRBAC(t *testing.T) {
 	require.EventuallyWithT(t, func(c *assertT) {
 		_, err := client.CoreV1().Services(namespace).List(t.Context(), metav1.ListOptions{})
 		require.NoError(c, err)
-	}, wait, tick)
+	}, patience, tick)
 }
 
 func TestBoundTokenNamesItsNode(t *testing.T) {

@@ -101,7 +101,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	for _, field := range fields[1:] {
 		pid, err := strconv.Atoi(field)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return gone(pid) }, wait, tick)
+		require.Eventually(t, func() bool { return gone(pid) }, patience, tick)
 	}
 
 	dir, lock, err := makeDir("")

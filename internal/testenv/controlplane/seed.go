@@ -8,13 +8,18 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -28,18 +33,49 @@ const seedBatch = 64
 // take half an hour. Nothing validates the objects or sets defaults, so they should be copies of an
 // object that the API server has returned. A lent control plane refuses them, because its etcd is
 // not reachable from here.
+//
+// The objects of a transaction have one resource version, which those of an API server never have.
+// A list that the API server answers while it receives them, and a watch from that list's version
+// on, would miss some. So Seed returns when the API server's caches have all of them.
 func (cp *ControlPlane) Seed(ctx context.Context, objects []runtime.Object) error {
 	if cp.Etcd == nil {
 		return errors.New("the etcd of a lent control plane is not reachable: create the objects with Client")
 	}
-	for len(objects) > 0 {
-		batch := objects[:min(seedBatch, len(objects))]
+	for batch := range slices.Chunk(objects, seedBatch) {
 		if err := cp.put(ctx, batch); err != nil {
 			return fmt.Errorf("write %d objects to etcd: %w", len(batch), err)
 		}
-		objects = objects[len(batch):]
+	}
+	last := map[string]runtime.Object{}
+	for _, o := range objects {
+		last[fmt.Sprintf("%T", o)] = o
+	}
+	for kind, o := range last { // an API server receives the objects of a kind in their order
+		if err := cp.awaitCached(ctx, o); err != nil {
+			return fmt.Errorf("wait until the API server has the last %s: %w", kind, err)
+		}
 	}
 	return nil
+}
+
+// awaitCached waits until the API server's cache has an object.
+func (cp *ControlPlane) awaitCached(ctx context.Context, o runtime.Object) error {
+	cached := metav1.GetOptions{ResourceVersion: "0"}
+	return wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		var err error
+		switch o := o.(type) {
+		case *corev1.Service:
+			_, err = cp.Client().CoreV1().Services(o.Namespace).Get(ctx, o.Name, cached)
+		case *networkingv1.IPAddress:
+			_, err = cp.Client().NetworkingV1().IPAddresses().Get(ctx, o.Name, cached)
+		case *discoveryv1.EndpointSlice:
+			_, err = cp.Client().DiscoveryV1().EndpointSlices(o.Namespace).Get(ctx, o.Name, cached)
+		}
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
 }
 
 // put writes objects in one transaction, through etcd's JSON gateway.

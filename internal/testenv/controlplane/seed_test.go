@@ -41,6 +41,9 @@ func TestSeed(t *testing.T) {
 		})
 	}
 	require.NoError(t, shared.Seed(t.Context(), objects))
+	cached, err := client.DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	require.NoError(t, err)
+	require.Len(t, cached.Items, seedBatch, "what lists come from has everything")
 
 	got, err := client.CoreV1().Services(namespace).Get(t.Context(), seeded, metav1.GetOptions{})
 	require.NoError(t, err)
