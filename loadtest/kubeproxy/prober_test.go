@@ -3,6 +3,7 @@
 package kubeproxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -55,6 +56,8 @@ type result struct {
 	Over int
 	// Longest is the longest time from when a packet was due until its answer.
 	Longest time.Duration
+	// Why is the first error by which a packet was lost.
+	Why string
 }
 
 // startProber starts a prober in a host. stop ends it and returns its results; otherwise, the end
@@ -160,6 +163,7 @@ func (f flow) run(done <-chan struct{}) (r result, err error) {
 		}
 		if err != nil {
 			r.Lost++
+			r.Why = cmp.Or(r.Why, err.Error())
 		}
 	}
 }

@@ -159,10 +159,9 @@ func (n *node) removeRules(b *testing.B, subject string) {
 		require.NoError(b, err)
 		return
 	}
-	for _, table := range []string{"nat", "filter", "mangle"} {
-		for _, what := range []string{"-F", "-X"} {
-			_, err := n.Run(b.Context(), "iptables-"+n.iptables, "-t", table, what)
-			require.NoError(b, err)
-		}
-	}
+	// Each table at once, because kube-proxy may be about to write.
+	command := n.Command(b.Context(), "iptables-"+n.iptables+"-restore")
+	command.Stdin = strings.NewReader("*nat\nCOMMIT\n*filter\nCOMMIT\n*mangle\nCOMMIT\n")
+	out, err := command.CombinedOutput()
+	require.NoError(b, err, "%s", out)
 }

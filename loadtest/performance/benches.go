@@ -52,12 +52,18 @@ func (m *Measured) beside(name, size string, modes ...string) (string, error) {
 }
 
 // stalls returns a table of how long packets waited on nodes with the given modes while programs
-// loaded their rules, in a cluster of one size. Each mode has the given programs.
-func (m *Measured) stalls(name, size string, programs []string, modes ...string) (string, error) {
+// loaded their rules, in clusters of the given sizes. Each mode has the given programs.
+func (m *Measured) stalls(name string, sizes, programs []string, modes ...string) (string, error) {
 	var columns []benchColumn
-	for _, mode := range modes {
-		for _, subject := range programs {
-			columns = append(columns, benchColumn{subject + ", " + mode, fmt.Sprintf("Stall/%s/%s/%s", size, mode, strings.ToLower(subject))})
+	for _, size := range sizes {
+		for _, mode := range modes {
+			for _, subject := range programs {
+				heading := subject + ", " + mode
+				if len(sizes) > 1 {
+					heading += ", " + strings.ReplaceAll(size, "x", " × ")
+				}
+				columns = append(columns, benchColumn{heading, fmt.Sprintf("Stall/%s/%s/%s", size, mode, strings.ToLower(subject))})
+			}
 		}
 	}
 	var rows []benchRow
