@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// form is what a proxy's rules look like that ask what no packet of verify has. Both expressions may
-// have the group "service", whose texts must be the same. That of the rule may have the group "link"
-// for an interface and the groups "source" and "mask" for a network. Only pods may come over that
-// interface, or from that network.
+// form is what a proxy's rules look like that ask what no packet of verify has. Both expressions
+// may have the group "service", whose texts must be the same. That of the rule may have the group
+// "link" for an interface and the groups "source" and "mask" for a network. Only pods may come over
+// that interface, or from that network.
 type form struct{ chain, rule *regexp.Regexp }
 
 // Source is what a rule may ask of a packet to tell where it comes from.
