@@ -58,6 +58,11 @@ func (m *Messages) AddTable() { m.write(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE
 // RemoveTable removes the table, which must exist.
 func (m *Messages) RemoveTable() { m.write(unix.NFT_MSG_DELTABLE, 0, 0, "", nil) }
 
+// AfterFilter is the priority of chains that drop what no proxy has led elsewhere or refused. Other
+// proxies refuse packets at the priority 0, in nf_tables as in iptables' table filter. Of chains
+// with the same priority, the kernel calls first the one that was registered last.
+const AfterFilter int32 = 1
+
 // Hook is where the kernel calls a base chain. The zero Hook is that of a chain which only others
 // lead to.
 type Hook struct {

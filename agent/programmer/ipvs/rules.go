@@ -82,8 +82,8 @@ func (l *layout) chains() []chain {
 			l.checkSources(), nft.Do(nft.Goto(node.String())),
 		}},
 		{postroutingChain, nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}, l.postroutingRules()},
-		{forwardChain, filter(unix.NF_INET_FORWARD, 0), l.unusedRules()},
-		{leaveChain, filter(unix.NF_INET_LOCAL_OUT, 0), l.unusedRules()},
+		{forwardChain, filter(unix.NF_INET_FORWARD, nft.AfterFilter), l.unusedRules()},
+		{leaveChain, filter(unix.NF_INET_LOCAL_OUT, nft.AfterFilter), l.unusedRules()},
 		{name: sourcesChain, rules: []nft.Rule{
 			nft.Do(l.Frontend(0), l.Source(l.FrontendWords()), l.in(setSources), nft.Return()).
 				Because("loadBalancerSourceRanges"),
@@ -130,8 +130,8 @@ func (l *layout) classRules(c class) []nft.Rule {
 }
 
 // unusedRules drop new connections to addresses within the ranges of cluster IPs that no Service
-// has. Such packets would be routed anywhere. The rules come after IPVS, so packets that others
-// have led elsewhere by then are left alone.
+// has. Such packets would be routed anywhere. The rules come after IPVS and after what other
+// proxies refuse. By then, others have led packets elsewhere, or refused them.
 func (l *layout) unusedRules() (rules []nft.Rule) {
 	unused := slices.Concat(l.Destination(0), nft.NotIn(l.sets[setAddresses].name), isNew(), nft.Drop())
 	for _, p := range l.Own(l.node.ServiceCIDRs) {

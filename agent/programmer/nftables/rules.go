@@ -81,14 +81,14 @@ func (d *dialect) of(table string) *dialect {
 // hooks are the hooks of the base chains. The nat chains have the priorities of iptables. The
 // kernel calls the nat chains of a hook one after the other until one has translated the
 // connection, so exactly one of two proxies translates it, whichever comes first. The filter chains
-// come after all translation, on the way out also after IPVS at -98. So addresses that another
-// proxy serves are not mistaken for unused ones.
+// come after all translation, on the way out also after IPVS at -98, and after what other proxies
+// refuse. So addresses that another proxy serves, or refuses, are not mistaken for unused ones.
 var hooks = map[string]nft.Hook{
 	preroutingChain:  {Kind: "nat", Number: unix.NF_INET_PRE_ROUTING, Priority: -100},
 	outputChain:      {Kind: "nat", Number: unix.NF_INET_LOCAL_OUT, Priority: -100},
 	postroutingChain: {Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
-	forwardChain:     {Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: 0},
-	outputFilter:     {Kind: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: 0},
+	forwardChain:     {Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: nft.AfterFilter},
+	outputFilter:     {Kind: "filter", Number: unix.NF_INET_LOCAL_OUT, Priority: nft.AfterFilter},
 	guardChain:       {Kind: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -300},
 }
 
