@@ -3,8 +3,8 @@ package trace
 // consequence is what rules may do to a packet that they match.
 type consequence struct {
 	// accepts means that the packet may not come to the rules after this one.
-	accepts bool
-	refuses bool
+	accepts        bool
+	drops, rejects bool
 	// changes means that the packet may be translated, or not be tracked by conntrack.
 	changes bool
 	// marks are the bits of marks that may change.
@@ -15,9 +15,13 @@ type consequence struct {
 
 // add adds another consequence, without its chains.
 func (c *consequence) add(o consequence) {
-	c.accepts, c.refuses, c.changes = c.accepts || o.accepts, c.refuses || o.refuses, c.changes || o.changes
+	c.accepts, c.changes = c.accepts || o.accepts, c.changes || o.changes
+	c.drops, c.rejects = c.drops || o.drops, c.rejects || o.rejects
 	c.marks |= o.marks
 }
+
+// refuses reports whether the packet may be dropped or rejected.
+func (c *consequence) refuses() bool { return c.drops || c.rejects }
 
 // of adds what steps do.
 func (c *consequence) of(steps []step) {
@@ -45,8 +49,10 @@ func (c *consequence) ofResult(r result) {
 	switch r.kind {
 	case accept, leave:
 		c.accepts = true
-	case drop, reject:
-		c.refuses = true
+	case drop:
+		c.drops = true
+	case reject:
+		c.rejects = true
 	case call, jump:
 		c.chains = append(c.chains, r.chain)
 	}
@@ -60,12 +66,11 @@ func ofChain(c *chain, known map[*chain]*consequence) consequence {
 	out := &consequence{}
 	known[c] = out // the kernel refuses loops; those of a fuzzer end here
 	for _, r := range c.rules {
-		one := consequence{accepts: r.consequence.accepts, refuses: r.consequence.refuses, changes: r.consequence.changes, marks: r.consequence.marks}
-		called := r.consequence.chains
+		one, called := r.consequence, r.consequence.chains
 		if r.unknown == "" {
 			one = consequence{}
 			one.of(r.steps)
-			called, one.chains = one.chains, nil
+			called = one.chains
 		}
 		out.add(one)
 		for _, to := range called {
@@ -73,6 +78,28 @@ func ofChain(c *chain, known map[*chain]*consequence) consequence {
 		}
 	}
 	return *out
+}
+
+// refusalsOf adds how the rules of proxies refuse packets in a chain and in those that it calls, as
+// far as they can be judged.
+func refusalsOf(c *chain, found *consequence, known map[*chain]struct{}) {
+	if _, ok := known[c]; ok {
+		return
+	}
+	known[c] = struct{}{}
+	for _, r := range c.rules {
+		if r.unknown != "" {
+			continue // it counts as not matching, and is named
+		}
+		var one consequence
+		one.of(r.steps)
+		if c.proxys {
+			found.add(one)
+		}
+		for _, to := range one.chains {
+			refusalsOf(to, found, known)
+		}
+	}
 }
 
 // resolve completes the consequences of rules that cannot be judged with those of the chains that
@@ -86,7 +113,7 @@ func (r *Rules) resolve() {
 				rule.consequence.add(ofChain(to, known))
 			}
 			rule.alters = rule.consequence.changes || rule.consequence.marks&proxys != 0
-			rule.decides = rule.consequence.refuses || rule.consequence.marks&all != 0
+			rule.decides = rule.consequence.refuses() || rule.consequence.marks&all != 0
 		}
 	}
 	for _, b := range r.bases {

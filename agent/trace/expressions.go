@@ -76,7 +76,7 @@ func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 // ofUnknown returns what an expression that is not known may do, beside not matching.
 func ofUnknown(name string) consequence {
 	return consequence{
-		refuses: name == "queue", // a program in user space decides
+		drops:   name == "queue", // a program in user space decides
 		changes: slices.Contains([]string{"synproxy", "tproxy", "nat", "redir"}, name),
 	}
 }

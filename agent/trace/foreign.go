@@ -51,7 +51,7 @@ func (r *Rules) Intruders(own bool, ofPods func(Source) bool) (rules []*Rule) {
 func (r *Rule) acts() bool {
 	var c consequence
 	c.of(r.steps)
-	return c.accepts || c.refuses || c.changes || c.marks != 0 || len(c.chains) > 0
+	return c.accepts || c.refuses() || c.changes || c.marks != 0 || len(c.chains) > 0
 }
 
 // writes reports whether a proxy writes such a rule in the chain.

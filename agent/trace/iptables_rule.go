@@ -39,8 +39,10 @@ func (s *saved) consequenceOf(words []string) (c consequence) {
 	case slices.Contains(harmlessTargets, target):
 	case target == "RETURN", target == "ACCEPT":
 		c.accepts = true
-	case target == "DROP", target == "REJECT":
-		c.refuses = true
+	case target == "DROP":
+		c.drops = true
+	case target == "REJECT":
+		c.rejects = true
 	case target == "MARK" || target == "CONNMARK":
 		c.marks = ^uint32(0)
 		if len(arguments) == 2 && arguments[0] == "--set-xmark" {
@@ -49,7 +51,7 @@ func (s *saved) consequenceOf(words []string) (c consequence) {
 			}
 		}
 	default:
-		c.changes, c.refuses = true, true
+		c.changes, c.drops, c.rejects = true, true, true
 	}
 	return c
 }

@@ -512,7 +512,7 @@ func (x *run) cannotJudge(r *Rule, s *state) {
 	if isFirewall && (may.accepts || may.marks != 0 || may.changes) {
 		s.doubt = r
 	}
-	isHarmless := !may.accepts && !may.refuses && !may.changes && may.marks == 0
+	isHarmless := !may.accepts && !may.refuses() && !may.changes && may.marks == 0
 	if r.alters || x.packet.Firewalls && r.decides || !isFirewall && !isHarmless {
 		x.rules.unjudged[r] = struct{}{}
 	}

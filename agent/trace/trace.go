@@ -290,8 +290,9 @@ type Rules struct {
 	facts  Facts
 	chains []*chain
 	bases  []*base
-	// orders are the orders in which the kernel may ask bases. Of chains that translate and have
-	// the same hook and priority, the kernel asks first the one that was registered last.
+	// orders are the orders in which the kernel may ask bases. Of chains with the same hook and
+	// priority, the kernel asks first the one that was registered last. That counts for chains that
+	// translate, and for chains of proxies that refuse packets in different ways.
 	orders [][]*base
 	// ties says which chains these are.
 	ties string
@@ -457,46 +458,104 @@ func (r *Rules) order() {
 		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.at(), b.at()), cmp.Compare(a.priority, b.priority),
 			strings.Compare(a.table, b.table), -cmp.Compare(a.handle, b.handle), strings.Compare(a.name, b.name))
 	})
-	var ties []string
 	r.orders = [][]*base{r.bases}
-	for i := 0; i < len(r.bases); {
-		from, n := i, r.tied(i)
-		group := r.bases[from : from+n]
-		i += n
-		if group[0].table == group[n-1].table {
-			continue // the order is known
-		}
-		for j, a := range group {
-			for _, b := range group[j+1:] {
-				if a.table != b.table {
-					ties = append(ties, fmt.Sprintf("chain %s of %s and chain %s of %s", a.name, a.table, b.name, b.table))
+	var ties []string
+	// What is refused depends on what was translated before, so each order of the chains that filter
+	// follows each order of those that translate.
+	for _, tied := range []func(a, b *base) bool{bothTranslate, r.refuseDifferently()} {
+		var groups [][]int
+		for from := 0; from < len(r.bases); {
+			group, n := r.group(from, tied)
+			from += n
+			if len(group) == 0 {
+				continue
+			}
+			groups = append(groups, group)
+			for i, a := range group {
+				for _, b := range group[i+1:] {
+					if a, b := r.bases[a], r.bases[b]; a.table != b.table && tied(a, b) {
+						ties = append(ties, fmt.Sprintf("chain %s of %s and chain %s of %s", a.name, a.table, b.name, b.table))
+					}
 				}
 			}
 		}
-		// Each hook has all of its orders, but not each of them with each of another hook.
-		at := 0
-		for ranks := range permutations(n) {
-			if at == len(r.orders) {
-				r.orders = append(r.orders, slices.Clone(r.orders[0]))
-			}
-			copy(r.orders[at][from:], arranged(group, ranks))
-			at++
-		}
+		r.multiply(groups)
 	}
 	r.ties = strings.Join(ties, "; ")
 }
 
-// tied returns how many of r.bases, from an index on, translate with the same hook and priority. It
-// is 1 for chains that do not translate.
-func (r *Rules) tied(from int) int {
-	first, n := r.bases[from], 1
-	for _, b := range r.bases[from+1:] {
-		if !first.nat || !b.nat || b.hook != first.hook || b.priority != first.priority {
-			break
-		}
-		n++
+// group returns the positions in r.bases of the chains of different tables that are tied, among
+// those with the hook and priority of the chain at an index. It also returns the number of chains
+// with this hook and priority.
+func (r *Rules) group(from int, tied func(a, b *base) bool) (group []int, n int) {
+	same := r.bases[from:]
+	if end := slices.IndexFunc(same, func(b *base) bool { return b.hook != same[0].hook || b.priority != same[0].priority }); end >= 0 {
+		same = same[:end]
 	}
-	return n
+	for i, a := range same {
+		if slices.ContainsFunc(same, func(b *base) bool { return a.table != b.table && tied(a, b) }) {
+			group = append(group, from+i)
+		}
+	}
+	return group, len(same)
+}
+
+// multiply replaces each of r.orders by those in which groups of tied chains, by their positions,
+// are arranged in all orders. Each group has all of its orders, but not each of them with each of
+// another group.
+func (r *Rules) multiply(groups [][]int) {
+	variants := make([][][]int, len(groups))
+	most := 1
+	for i, g := range groups {
+		variants[i] = slices.Collect(permutations(len(g)))
+		most = max(most, len(variants[i]))
+	}
+	before := r.orders
+	r.orders = nil
+	for v := range most {
+		for _, order := range before {
+			order = slices.Clone(order)
+			for i, g := range groups {
+				if v >= len(variants[i]) {
+					continue
+				}
+				var chains []*base
+				for _, at := range g {
+					chains = append(chains, order[at])
+				}
+				for j, b := range arranged(chains, variants[i][v]) {
+					order[g[j]] = b
+				}
+			}
+			if !slices.ContainsFunc(r.orders, func(o []*base) bool { return slices.Equal(o, order) }) {
+				r.orders = append(r.orders, order)
+			}
+		}
+	}
+}
+
+// bothTranslate reports whether two chains translate. Only the first one that does counts.
+func bothTranslate(a, b *base) bool { return a.nat && b.nat }
+
+// refuseDifferently returns a function that reports whether one of two chains that filter may drop,
+// by the rules of a proxy, what the other one may reject.
+func (r *Rules) refuseDifferently() func(a, b *base) bool {
+	known := map[*base]*consequence{}
+	of := func(b *base) *consequence {
+		c := known[b]
+		if c == nil {
+			c = &consequence{drops: b.drops}
+			refusalsOf(b.chain, c, map[*chain]struct{}{})
+			known[b] = c
+		}
+		return c
+	}
+	return func(a, b *base) bool {
+		if a.nat || b.nat || a.firewall || b.firewall {
+			return false
+		}
+		return of(a).drops && of(b).rejects || of(a).rejects && of(b).drops
+	}
 }
 
 // arranged returns chains in the order of ranks, except that those of one table keep their order

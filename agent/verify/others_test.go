@@ -14,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/trace"
+	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
@@ -126,6 +127,73 @@ func TestOrder(t *testing.T) {
 		}
 		nft(t, node, "flush chain ip "+name+" pre")
 	}
+}
+
+// kubeProxyRefuses are the rules by which kube-proxy's mode nftables refuses connections to a
+// cluster IP without endpoints.
+const kubeProxyRefuses = `
+table ip kube-proxy {
+	map no-endpoint-services {
+		type ipv4_addr . inet_proto . inet_service : verdict
+		elements = { 10.96.0.5 . tcp . 80 : goto reject-chain }
+	}
+	chain reject-chain { reject; }
+	chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+	chain filter-forward {
+		type filter hook forward priority 0
+		ct state new jump service-endpoints-check
+	}
+	chain filter-output {
+		type filter hook output priority 0
+		ct state new jump service-endpoints-check
+	}
+}`
+
+// TestOrderOfRefusals proves that a connection which one proxy refuses and another one drops is
+// judged by the priorities of their chains, and not judged if these are the same, because then the
+// kernel does what the newer chain says.
+func TestOrderOfRefusals(t *testing.T) {
+	t.Parallel()
+	node := newNode(t)
+	programmed := exampleState(node)
+	state := programmed
+	none := *programmed.Ports[id("none", model.TCP, model.IPv4)]
+	none.Frontends = none.Frontends[:1] // its cluster IP
+	state.Ports = map[view.ServicePortID]*view.ServicePort{none.ID: &none}
+	programmed.Ports = nil
+	refused := func() bool {
+		r := node.Probe(t.Context(), testenv.TCP, netip.MustParseAddrPort("10.96.0.5:80"), 1, testenv.ProbeOptions{})
+		return r.All(testenv.Refused)
+	}
+
+	nft(t, node, kubeProxyRefuses)
+	replaceNFT(t, node, programmed) // with the ranges of cluster IPs
+	require.True(t, refused())
+	require.Empty(t, sentences(compare(t, node, state)))
+
+	// Slicecast's rules get the priority of kube-proxy's.
+	for _, c := range []struct{ hook, chain string }{{"forward", "forward"}, {"output", "output-filter"}} {
+		nft(t, node, fmt.Sprintf("delete chain ip slicecast %[2]s\nadd chain ip slicecast %[2]s { type filter hook %[1]s priority 0; }\n"+
+			"add rule ip slicecast %[2]s ct state new ip daddr 10.96.0.0/16 drop", c.hook, c.chain))
+	}
+	require.False(t, refused(), "Slicecast's chains are newer")
+	for range 2 {
+		r := compare(t, node, state)
+		require.Empty(t, r.Differences)
+		require.NotEmpty(t, r.Unjudged)
+		for _, u := range r.Unjudged {
+			require.Contains(t, u, "shop/none")
+			require.Contains(t, u, "which of these chains was made last")
+			require.Contains(t, u, "chain filter-output of table ip kube-proxy and chain output-filter of table ip slicecast")
+		}
+		nft(t, node, "delete table ip kube-proxy")
+		nft(t, node, kubeProxyRefuses)
+		require.True(t, refused(), "kube-proxy's chains are newer")
+	}
+
+	// Both drop.
+	nft(t, node, "flush chain ip kube-proxy reject-chain\nadd rule ip kube-proxy reject-chain drop")
+	require.Contains(t, sentences(compare(t, node, state)), "should be rejected, but is dropped")
 }
 
 // TestOrderInOneTable proves that chains of one table with the same hook and priority are followed

@@ -57,6 +57,17 @@ func TestPackets(t *testing.T) {
 		}
 	}
 	c.state.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24"), netip.MustParsePrefix("fd00:10:96::/112")}
+	// Another proxy refuses connections to its Service, at the priority of kube-proxy's chains. Of
+	// chains with the same priority, the kernel would call its own last, because they are older.
+	for _, family := range families {
+		table := map[model.Family]string{model.IPv4: "ip", model.IPv6: "ip6"}[family]
+		for _, hook := range []string{"forward", "output"} {
+			_, err := c.a.Run(t.Context(), "nft", fmt.Sprintf("add table %[1]s other; add chain %[1]s other %[2]s { type filter hook %[2]s priority 0; }; "+
+				"add rule %[1]s other %[2]s %[1]s daddr %[3]v meta l4proto tcp reject with tcp reset; add rule %[1]s other %[2]s %[1]s daddr %[3]v reject",
+				table, hook, vip(family, 98)))
+			require.NoError(t, err)
+		}
+	}
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	all := map[string]*testenv.Host{"local pod": c.pods[0].Host, "remote pod": c.pods[2].Host, "node": c.a.Host, "client": c.client.Host}
 
@@ -82,6 +93,7 @@ func TestPackets(t *testing.T) {
 			}
 			for _, rejected := range []netip.AddrPort{
 				netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(ip(c.a.Host), 30003), netip.AddrPortFrom(vip(family, 1), servicePort+1),
+				netip.AddrPortFrom(vip(family, 98), servicePort),
 			} {
 				r := probe(from, rejected.Addr(), rejected.Port(), 2)
 				require.Equal(t, 2, r.Count(testenv.Refused)+r.Count(testenv.Denied), "%s to %v: %v", name, rejected, r)
