@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -24,7 +25,37 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+// pretendVariable is set in processes that only look like an agent; see pretendAgent.
+const pretendVariable = "SLICECAST_PRETEND_AGENT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(pretendVariable) != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	testenv.Main(m)
+}
+
+// pretendAgent starts a process on a node that has the name and the arguments of an agent, and does
+// nothing. It ends with the test.
+func pretendAgent(t *testing.T, node *testenv.Node, args ...string) {
+	t.Helper()
+	name, err := os.ReadFile("/proc/self/comm")
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), strings.TrimSpace(string(name)))
+	program, err := os.Executable()
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(program, path))
+	c := exec.CommandContext(t.Context(), path, args...)
+	c.Env = append(os.Environ(), pretendVariable+"=1")
+	in, err := c.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, node.Do(c.Start))
+	t.Cleanup(func() {
+		require.NoError(t, in.Close())
+		_ = c.Wait() // it may have been killed by the end of the test's context
+	})
+}
 
 // start runs an agent until the test ends.
 func start(t *testing.T, args ...string) *logtest.Buffer {

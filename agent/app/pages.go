@@ -28,17 +28,22 @@ import (
 // newPages returns the server of kube-proxy's pages.
 func (a *agent) newPages() *pages.Server {
 	o := a.options
-	effective := config.FromFlags(o.flags)
-	addresses := strings.Join(o.MetricsAddresses, ",")
-	effective.NodeName, effective.MetricsBindAddress = &o.NodeName, &addresses // as completed
 	flags := make(map[string]string)
 	o.flags.VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
 	return pages.New(pages.Options{
 		Addresses: o.MetricsAddresses, Pages: o.Pages, Profiling: o.Profiling,
 		Version: daemon.Version(), Mode: a.programmer.name, Metrics: a.registry,
-		Config: map[string]any{configfile.Group: effective}, Flags: flags,
+		Config: o.configz(), Flags: flags,
 		Logger: a.logger, Registerer: a.registry, Displaced: a.displaced,
 	})
+}
+
+// configz returns the settings as the page configz has them: by the name of their API group.
+func (o *Options) configz() map[string]any {
+	effective := config.FromFlags(o.flags)
+	addresses := strings.Join(o.MetricsAddresses, ",")
+	effective.NodeName, effective.MetricsBindAddress = &o.NodeName, &addresses // as completed
+	return map[string]any{configfile.Group: effective}
 }
 
 // serveMetrics serves metrics over TLS if --secure-metrics-bind-address is set, to clients with a

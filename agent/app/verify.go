@@ -155,28 +155,43 @@ func plain(in io.Reader) (io.Reader, error) {
 	return gzip.NewReader(b)
 }
 
-// settings returns the settings that flags of the agent stand for. Without flags, they are those of
-// the agent that runs on this node. A name that is given replaces the agent's service-proxy-name.
-func settings(flags []string, name string) (options view.Options, proxyName, scheduler string, err error) {
-	if len(flags) == 0 {
-		process := runningAgent(false)
-		if process == "" {
-			return options, "", "", errors.New("no agent runs on this node: add its flags after --, such as -- --node-name=node-1 " +
-				"--cluster-cidr=10.244.0.0/16")
-		}
-		line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline"))
-		if err != nil {
-			return options, "", "", fmt.Errorf("read the flags of the agent that runs: %w; add its flags after --", err)
-		}
-		flags = strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:]
+// errNoAgent means that no agent runs in this network namespace.
+var errNoAgent = errors.New("no agent runs on this node")
+
+// runningFlags returns the flags that the agent on this node was started with.
+func runningFlags() ([]string, error) {
+	process := runningAgent(false)
+	if process == "" {
+		return nil, errNoAgent
 	}
+	line, err := os.ReadFile(filepath.Join("/proc", process, "cmdline"))
+	if err != nil {
+		return nil, fmt.Errorf("read the flags of the agent that runs: %w", err)
+	}
+	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:], nil
+}
+
+// parseFlags returns the options that flags of the agent and its configuration file stand for.
+func parseFlags(flags []string) (*Options, error) {
 	o := &Options{}
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	if err := fs.Parse(flags); err != nil {
-		return options, "", "", fmt.Errorf("the agent's flags after --: %w", err)
+		return nil, fmt.Errorf("the agent's flags: %w", err)
 	}
-	if err := cmp.Or(o.file.Read(config.Kind, &config.Agent{}, fs), o.complete()); err != nil {
+	return o, cmp.Or(o.file.Read(config.Kind, &config.Agent{}, fs), o.complete())
+}
+
+// settings returns the settings that flags of the agent stand for. Without flags, they are those of
+// the agent that runs on this node. A name that is given replaces the agent's service-proxy-name.
+func settings(flags []string, name string) (options view.Options, proxyName, scheduler string, err error) {
+	if len(flags) == 0 {
+		if flags, err = runningFlags(); err != nil {
+			return options, "", "", fmt.Errorf("%w: add its flags after --, such as -- --node-name=node-1 --cluster-cidr=10.244.0.0/16", err)
+		}
+	}
+	o, err := parseFlags(flags)
+	if err != nil {
 		return options, "", "", err
 	}
 	if err := o.Node.validate(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,8 +36,16 @@ const (
 
 // Options configures what is read.
 type Options struct {
-	// Pages is the address (host:port) of the agent's pages. Empty means that it has none.
-	Pages string
+	// Address is the address (host:port) of the agent's pages. Empty means that it has none. Pages
+	// are the names of those that it serves there, if it has an address.
+	Address string
+	Pages   []string
+	// SecureMetrics is the address of the agent's metrics over TLS. Empty means that it has none.
+	SecureMetrics string
+	// Settings are the agent's settings, which are printed as JSON if the agent does not serve them.
+	Settings any
+	// Unknown is why nothing of the above is known; nil if it is known.
+	Unknown error
 }
 
 // Part is a part of what was read. Parts are printed as JSON, one a line.
@@ -122,12 +131,62 @@ func sources(o Options) []source {
 	for _, command := range saveCommands {
 		out = append(out, source{"rules/" + command + ".txt", run(command)})
 	}
-	if o.Pages != "" {
-		for _, name := range []string{"metrics", "configz", "flagz", "statusz", "proxyMode", "healthz"} {
-			out = append(out, source{"agent/" + name + ".txt", page(o.Pages, name)})
+	return append(out, o.agent()...)
+}
+
+// settingsPage is the name of the page that has the agent's settings.
+const settingsPage = "configz"
+
+// agent returns the sources of what the running agent says. Pages that it is not meant to serve are
+// no errors.
+func (o Options) agent() (out []source) {
+	part := func(page string) string { return "agent/" + page + ".txt" }
+	if o.Unknown != nil {
+		return []source{{part(settingsPage), func(context.Context, io.Writer) error { return o.Unknown }}}
+	}
+	var absent []string
+	for _, name := range []string{"metrics", settingsPage, "flagz", "statusz", "proxyMode", "healthz"} {
+		switch {
+		case o.Address != "" && slices.Contains(o.Pages, name):
+			out = append(out, source{part(name), page(o.Address, name)})
+			continue
+		case name == settingsPage:
+			out = append(out, source{part(name), o.settings})
 		}
+		absent = append(absent, name)
+	}
+	if len(absent) > 0 {
+		out = append(out, source{part("not-served"), func(_ context.Context, out io.Writer) error { return o.notServed(absent, out) }})
 	}
 	return out
+}
+
+// settings prints the settings.
+func (o Options) settings(_ context.Context, out io.Writer) error {
+	text, err := json.MarshalIndent(o.Settings, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s\n", text)
+	return err
+}
+
+// notServed says why pages are not served.
+func (o Options) notServed(absent []string, out io.Writer) error {
+	why := "--pages does not contain them"
+	if o.Address == "" {
+		why = "--metrics-bind-address is empty, or it is left to kube-proxy or to what else programs the node, as beside " +
+			"kube-proxy and with --programmer=shadow"
+	}
+	text := fmt.Sprintf("By its settings, the agent does not serve %s: %s.\n", strings.Join(absent, ", "), why)
+	if slices.Contains(absent, settingsPage) {
+		text += fmt.Sprintf("%s is what its command line and configuration file say now.\n", settingsPage)
+	}
+	if slices.Contains(absent, "metrics") && o.SecureMetrics != "" {
+		text += fmt.Sprintf("It serves metrics over TLS at %s, to clients with credentials.\n", o.SecureMetrics)
+	}
+	_, err := io.WriteString(out, text)
+	return err
 }
 
 // sysctls are the settings of the kernel that matter to Services. None of them is a secret, as

@@ -364,13 +364,9 @@ func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, n
 		return f.Run(ctx, agent, fleet.MaxOutput, nil, "slicecast-agent", "status", "--shards", "--output=json")
 	})
 	a.add(group, dir+"status.json", "Agent's status", status, err)
-	command := []string{"slicecast-agent", "inspect"}
-	if file := flagValue(slices.Concat(agent.Pod.Spec.Containers[0].Command, agent.Pod.Spec.Containers[0].Args), "config"); file != "" {
-		command = append(command, "--config="+file)
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, inspectTime, hangs(agent, inspectTime.String()))
 	defer cancel()
-	answer, err := f.Run(ctx, agent, maxInspected, nil, command...)
+	answer, err := f.Run(ctx, agent, maxInspected, nil, "slicecast-agent", "inspect")
 	// A command that has failed, or that has not ended in time, may have printed parts nevertheless.
 	parts, cut := readInspected(answer)
 	if err = cmp.Or(err, cut); err != nil {
@@ -386,26 +382,6 @@ func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, n
 		}
 		a.add(group, dir+p.path(), p.Name, []byte(p.Content), err)
 	}
-}
-
-// flagValue returns the value of a flag on a command line, in any form in which one may write it.
-// The last one counts. It is empty if the flag is not there.
-func flagValue(line []string, name string) (value string) {
-	for i, word := range line {
-		if word == "--" {
-			break
-		}
-		flag, dashes := strings.CutPrefix(word, "-")
-		flag, assigned, joined := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
-		switch {
-		case !dashes || flag != name:
-		case joined:
-			value = assigned
-		case i+1 < len(line):
-			value = line[i+1]
-		}
-	}
-	return value
 }
 
 // path returns the part's path below the node's folder.

@@ -169,15 +169,3 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 	require.ElementsMatch(t, existing, documented)
 }
-
-// TestConfigurationFile checks that the agent's configuration file is found in all forms of the
-// flag.
-func TestConfigurationFile(t *testing.T) {
-	for line, want := range map[string]string{
-		"slicecast-agent --config=/a.yaml --x": "/a.yaml", "slicecast-agent --config /a.yaml": "/a.yaml", "slicecast-agent -config=/a.yaml": "/a.yaml",
-		"slicecast-agent -config /a.yaml": "/a.yaml", "slicecast-agent --config=/b.yaml --config /a.yaml": "/a.yaml", "slicecast-agent --config": "",
-		"slicecast-agent --config-map=b": "", "slicecast-agent -- --config=/a.yaml": "", "slicecast-agent config=/a.yaml": "", "": "",
-	} {
-		require.Equal(t, want, flagValue(strings.Fields(line), "config"), line)
-	}
-}
