@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -223,6 +224,45 @@ func TestChangedSettingsReplacePods(t *testing.T) {
 	otherServer, otherAgent := annotations("--set=apiServer=other.example.com:6443")
 	require.NotEqual(t, server, otherServer)
 	require.NotEqual(t, agent, otherAgent)
+}
+
+// TestNotesAboutKubeProxy proves that an install advises to remove kube-proxy only where agents serve
+// what it serves.
+func TestNotesAboutKubeProxy(t *testing.T) {
+	const (
+		removed, some, kept = "it can be removed now. deploy/README.md", "it can be removed now from nodes whose agent is ready", "Do not remove kube-proxy"
+		programs, warning   = "the kernel of their node has the rules", "WARNING"
+		shadow, beside      = "agent.config.programmer=shadow", "agent.config.besideKubeProxy=true"
+		named               = "server.extraArgs={--service-proxy-name=chosen}"
+	)
+	all := []string{removed, some, kept, programs, warning}
+	for values, says := range map[string][]string{
+		"logLevel=info":                    {removed, programs},
+		"agent.config.programmer=nftables": {removed, programs},
+		"agent.nodeSelector.a=b":           {some, programs},
+		"agent.affinity.nodeAffinity.a=b":  {some, programs},
+		shadow:                             {kept},
+		shadow + ",agent.nodeSelector.a=b": {kept},
+		beside + "," + named:               {kept, programs},
+		beside:                             {kept, programs, warning},
+		named:                              {kept, programs, warning},
+		"cleanup.kubeProxy=true":           {programs},
+		"cleanup.kubeProxy=true," + shadow: {kept, warning},
+		"cleanup.kubeProxy=true," + beside + "," + named: {kept, programs, warning},
+	} {
+		t.Run(values, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"install", "slicecast", chart, "--namespace=kube-system", "--dry-run=client", "--set=" + values}, required...)
+			out, err := helm(t, args...)
+			require.NoError(t, err)
+			_, notes, found := strings.Cut(out, "\nNOTES:")
+			require.True(t, found, out)
+			for _, text := range all {
+				require.Equal(t, slices.Contains(says, text), strings.Contains(notes, text), "%q: %s", text, notes)
+			}
+			require.Equal(t, strings.HasPrefix(values, "cleanup."), strings.Contains(notes, "  4. "), notes)
+		})
+	}
 }
 
 // TestCertificates renders the ways to get certificates.
