@@ -49,8 +49,7 @@ should, or if something cannot be judged.`,
 			return o.run(c.Context(), args[0], args[1:], c.InOrStdin(), c.OutOrStdout())
 		},
 	}
-	o.show.AddFlags(c.Flags())
-	c.Flags().StringVar(&o.objects, "objects", "", "Path of the file with the objects, or - for standard input.")
+	o.addFlags(c.Flags())
 	c.Flags().StringVar(&o.from, "from", "", "Address that connections come from. By default, that of a pod, of the node and of a client outside.")
 	return c
 }

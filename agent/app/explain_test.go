@@ -41,6 +41,15 @@ func TestExplain(t *testing.T) {
 	out, err = runExplain(t, node, append([]string{"shop/none", "-o", "json"}, flags...)...)
 	require.NoError(t, err)
 	require.Contains(t, out, `"served": false`)
+
+	// Beside kube-proxy, the Services with the label are Slicecast's.
+	out, err = runExplain(t, node, append([]string{"shop/web", "--service-proxy-name=a", "-o", "json"}, append(flags, "--beside-kube-proxy")...)...)
+	require.NoError(t, err)
+	require.Contains(t, out, `"served": false`)
+	// An agent without servers knows its Services.
+	out, err = runExplain(t, node, append([]string{"shop/web", "--service-proxy-name=a"}, append(flags, "--source=kube")...)...)
+	require.ErrorIs(t, err, errDiffers)
+	require.Contains(t, out, "Decision for shop/web:http/TCP/IPv4")
 }
 
 func TestExplainFlags(t *testing.T) {
@@ -53,6 +62,7 @@ func TestExplainFlags(t *testing.T) {
 		"--output is \"x\"":              "shop/web --objects=- -o x",
 		"no agent runs on this node":     "shop/web --objects=-",
 		"do not contain the Node node-2": "shop/web --objects=- -- --node-name=node-2",
+		"set --service-proxy-name to":    "shop/web --objects=- -- --node-name=node-1 --beside-kube-proxy",
 	} {
 		_, err := runExplain(t, node, strings.Fields(args)...)
 		require.ErrorContains(t, err, text)

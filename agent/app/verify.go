@@ -64,14 +64,19 @@ are differences, or if something cannot be judged.`,
 			return o.run(c.Context(), flags, c.InOrStdin(), c.OutOrStdout())
 		},
 	}
-	o.show.AddFlags(c.Flags())
-	c.Flags().StringVar(&o.objects, "objects", "", "Path of the file with the objects, or - for standard input.")
-	c.Flags().StringVar(&o.proxyName, "service-proxy-name", "",
-		"Value of the label service.kubernetes.io/service-proxy-name of the Services that Slicecast serves. Agents beside "+
-			"kube-proxy need it if servers choose the Services.")
+	o.addFlags(c.Flags())
 	c.Flags().DurationVar(&o.settle, "settle", 5*time.Second,
 		"Time within which a difference may end before it is reported.")
 	return c
+}
+
+// addFlags adds the flags of both verify and explain.
+func (o *verifyOptions) addFlags(fs *pflag.FlagSet) {
+	o.show.AddFlags(fs)
+	fs.StringVar(&o.objects, "objects", "", "Path of the file with the objects, or - for standard input.")
+	fs.StringVar(&o.proxyName, "service-proxy-name", "",
+		"Value of the label service.kubernetes.io/service-proxy-name of the Services that the servers serve. Agents beside "+
+			"kube-proxy need it. Agents without servers have a setting of their own.")
 }
 
 // run compares and prints the result.
@@ -183,7 +188,8 @@ func parseFlags(flags []string) (*Options, error) {
 }
 
 // settings returns the settings that flags of the agent stand for. Without flags, they are those of
-// the agent that runs on this node. A name that is given replaces the agent's service-proxy-name.
+// the agent that runs on this node. The name is that of the Services that servers serve. An agent
+// with a source of its own knows it better.
 func settings(flags []string, name string) (options view.Options, proxyName, scheduler string, err error) {
 	if len(flags) == 0 {
 		if flags, err = runningFlags(); err != nil {
@@ -197,10 +203,12 @@ func settings(flags []string, name string) (options view.Options, proxyName, sch
 	if err := o.Node.validate(); err != nil {
 		return options, "", "", o.file.Named(err)
 	}
-	proxyName = cmp.Or(name, o.ProxyName)
+	if proxyName = name; o.Source != "" {
+		proxyName = o.ProxyName
+	}
 	if o.BesideKubeProxy && proxyName == "" {
 		return options, "", "", errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
-			"--service-proxy-name to the servers' value")
+			"--service-proxy-name to the servers' value or, if they have none, give them one")
 	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {

@@ -61,7 +61,7 @@ func (r *connectivityRun) reasons(ctx context.Context, node, service, from strin
 			reasons = append(reasons, fmt.Sprintf("step %d of explain (%s) %s: %s", i+1, s.Name, s.State, s.Why[0]))
 		}
 	}
-	if !slices.ContainsFunc(report.steps, func(s *step) bool { return s.State != stepAgrees }) && !report.refused {
+	if !slices.ContainsFunc(report.steps, func(s *step) bool { return s.State != stepAgrees }) && !report.refused && !report.others {
 		reasons = append(reasons, "the node does with this Service what it should: look at routes, at network policies, and at the other node")
 	}
 	return reasons, whole

@@ -32,6 +32,7 @@ const (
 func newExplainCommand(o *options) *cobra.Command {
 	out := &show.Options{Wide: true, Once: true, AskTimeout: 2 * explainTimeout}
 	from := ""
+	var proxy serviceProxy
 	c := &cobra.Command{
 		Use:   "explain NODE NAMESPACE/SERVICE[:PORT]",
 		Short: "Explain what a node does with the traffic of a Service, and why",
@@ -43,7 +44,7 @@ Connections come from a pod, from the node and from outside, or only from --from
 The command needs the same rights as verify.
 
 The exit code is 1 if a step does not agree, or if connections are dropped or rejected, and 2 if something could not be
-asked or judged. A Service that needs no rules, such as a headless one, is no error.`,
+asked or judged. A Service that needs no rules, such as a headless one, or that another proxy serves is no error.`,
 		Example: `  kubectl slicecast explain node-1 default/web
   kubectl slicecast explain node-1 default/web:http --from=10.244.1.7 -o wide`,
 		Args: cobra.ExactArgs(2),
@@ -57,7 +58,7 @@ asked or judged. A Service that needs no rules, such as a headless one, is no er
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			q := explainQuestion{node: args[0], name: args[1], from: from, output: out.Output, timeout: o.timeout}
+			q := explainQuestion{node: args[0], name: args[1], from: from, output: out.Output, proxy: proxy, timeout: o.timeout}
 			name, port, _ := strings.Cut(args[1], ":")
 			var ok bool
 			if q.service, ok = model.ParseServiceKey(name); !ok {
@@ -73,6 +74,7 @@ asked or judged. A Service that needs no rules, such as a headless one, is no er
 		},
 	}
 	addOutputFlags(c, out)
+	proxy.addFlag(c.Flags())
 	c.Flags().StringVar(&from, "from", "", "Address that connections come from. By default, that of a pod, of the node and of a client outside.")
 	return c
 }
@@ -81,6 +83,7 @@ asked or judged. A Service that needs no rules, such as a headless one, is no er
 type explainQuestion struct {
 	node, name, port, from, output string
 	service                        model.ServiceKey
+	proxy                          serviceProxy
 	timeout                        time.Duration
 }
 
@@ -131,6 +134,11 @@ type explainReport struct {
 	// moving means that a change is on its way to the node. late means that the node has not
 	// acknowledged the Service's latest version, and that nothing else says that it has programmed it.
 	moving, late bool
+	// proxyName is the label's value of the Services that the servers serve, if proxyNamed is set.
+	proxyName  string
+	proxyNamed bool
+	// others means that another proxy than Slicecast serves the Service, because of its label.
+	others bool
 }
 
 func (r *explainReport) step(name string) *step {
@@ -270,6 +278,7 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 	if err != nil {
 		return nil, err
 	}
+	r.asksFor(ctx, f, answers)
 	r.held(o, answers)
 	r.follows(nodes)
 	pods, err := agentPods(ctx, f)
@@ -281,6 +290,7 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 		r.withoutAgent(ctx, f.Client())
 		return r, ctx.Err()
 	}
+	r.defaultProxy(ctx, f.Client(), o)
 	ctx, cancel := context.WithTimeoutCause(ctx, explainTimeout, fmt.Errorf("no answer within %v", explainTimeout))
 	defer cancel()
 	r.askAgent(ctx, o, answers, func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {

@@ -51,7 +51,7 @@ func (r *explainReport) askAgent(ctx context.Context, o *explained, answers []fl
 	if o.service == nil || o.node == nil {
 		return // what is missing was said
 	}
-	command := []string{"slicecast-agent", "explain", r.question.name, "--objects=-"}
+	command := append([]string{"slicecast-agent", "explain", r.question.name, "--objects=-"}, proxyNameArguments(r.proxyName)...)
 	if r.question.from != "" {
 		command = append(command, "--from="+r.question.from)
 	}
@@ -136,6 +136,9 @@ func (r *explainReport) agentHas(ctx context.Context, answers []fleet.Answer[lac
 func (r *explainReport) judge(s *step, a *nodeAnswer) {
 	for _, p := range a.Problems {
 		s.fact("not served: %s", p)
+	}
+	if r.others {
+		s.fact("the rules of other proxies are not compared")
 	}
 	// What differs comes first among the reasons, because it decides what the step's state is.
 	defer func() {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -18,19 +19,23 @@ import (
 // held adds the step of the servers, which should have the objects.
 func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 	s := r.step("servers")
-	converter := source.NewConverter("")
+	label := ""
 	if o.service != nil {
-		converter = source.NewConverter(o.service.Labels[source.LabelServiceProxyName])
+		label = o.service.Labels[source.LabelServiceProxyName]
 	}
+	converter := source.NewConverter(label)
 	versions := map[string]string{}
 	wanted := false
 	if o.service != nil {
-		if m, skips := converter.FromService(o.service); m != nil {
+		switch m, skips := converter.FromService(o.service); {
+		case m == nil:
+			r.unserved(s, skips)
+		case r.proxyNamed && label != r.proxyName:
+			r.served(s, label)
+		default:
 			wanted = true
 			v := m.ContentVersion()
 			versions["Service"] = hex.EncodeToString(v[:])
-		} else {
-			r.unserved(s, skips)
 		}
 		for i := range o.slices {
 			if m, _ := converter.FromEndpointSlice(&o.slices[i]); m != nil {
@@ -49,7 +54,7 @@ func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 		s.fact("%v: shard %d, sequence %d, this Service last changed at %d, epoch %d", a.Server, g.GetShard(), g.GetSequence(),
 			g.GetChangedSequence(), a.Value.status.GetEpoch())
 		if g.GetService() == nil {
-			if wanted && (o.service.Labels[source.LabelServiceProxyName] == "") {
+			if wanted && (r.proxyNamed || label == "") {
 				r.moving = true
 				s.differs("%v does not have the Service", a.Server)
 			}
@@ -74,9 +79,65 @@ func (r *explainReport) held(o *explained, answers []fleet.Answer[lacking]) {
 		}
 	}
 	slices.Sort(s.Why)
-	if wanted && !found && o.service.Labels[source.LabelServiceProxyName] != "" {
-		r.verdict = append(r.verdict, fmt.Sprintf("Slicecast has no rules for %v: its label %s says that the proxy %q serves it",
-			r.question.service, source.LabelServiceProxyName, o.service.Labels[source.LabelServiceProxyName]))
+	if wanted && !found && !r.proxyNamed && label != "" {
+		r.served(s, label)
+	}
+}
+
+// asksFor finds out which Services the servers serve.
+func (r *explainReport) asksFor(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[lacking]) {
+	var all []*fleet.Server
+	for _, a := range answers {
+		all = append(all, a.Server)
+	}
+	var err error
+	if r.proxyName, r.proxyNamed, err = r.question.proxy.name(ctx, f, all); err != nil {
+		r.steps[0].notJudged("which Services the servers serve is not known: %v", err)
+	}
+}
+
+// served says which other proxy than Slicecast serves a Service with this value of the label.
+func (r *explainReport) served(s *step, label string) {
+	r.others = true
+	text := fmt.Sprintf("its label %s says that the proxy %q serves it", source.LabelServiceProxyName, label)
+	if label == "" {
+		text = fmt.Sprintf("the servers serve Services with the label %s: %s, and without it the cluster's default proxy does, such as kube-proxy",
+			source.LabelServiceProxyName, r.proxyName)
+	}
+	r.verdict = append(r.verdict, fmt.Sprintf("Slicecast has no rules for %v: %s", r.question.service, text))
+	s.fact("%s", text)
+}
+
+// defaultProxy names the Pod of kube-proxy on the node if it serves the Service.
+func (r *explainReport) defaultProxy(ctx context.Context, client kubernetes.Interface, o *explained) {
+	if !r.others || o.service.Labels[source.LabelServiceProxyName] != "" {
+		return
+	}
+	list, err := r.kubeProxies(ctx, client)
+	switch {
+	case err != nil:
+		r.verdict = append(r.verdict, fmt.Sprintf("Whether kube-proxy runs in a Pod on %s is not known: %v", r.question.node, err))
+	case len(list) == 0:
+		r.verdict = append(r.verdict, fmt.Sprintf("No Pod with the label k8s-app=kube-proxy runs on %s in %s", r.question.node, metav1.NamespaceSystem))
+	}
+	r.shows(list)
+}
+
+// kubeProxies returns the Pods of kube-proxy on the node.
+func (r *explainReport) kubeProxies(ctx context.Context, client kubernetes.Interface) ([]corev1.Pod, error) {
+	list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		LabelSelector: "k8s-app=kube-proxy", FieldSelector: "spec.nodeName=" + r.question.node, Limit: 10,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// shows names Pods of kube-proxy.
+func (r *explainReport) shows(kubeProxies []corev1.Pod) {
+	for _, p := range kubeProxies {
+		r.verdict = append(r.verdict, fmt.Sprintf("kube-proxy serves the node: Pod %s/%s is %s", p.Namespace, p.Name, p.Status.Phase))
 	}
 }
 
@@ -89,6 +150,8 @@ func (r *explainReport) unserved(s *step, skips []source.Skip) {
 			text = "it is headless, so clients connect to the addresses of its endpoints, which DNS returns"
 		case source.ExternalName:
 			text = "it is of type ExternalName, which is a name in DNS"
+		case source.OtherProxy: // it has the label, and the label names no proxy
+			text = fmt.Sprintf("its label %s is empty, so no proxy serves it", source.LabelServiceProxyName)
 		}
 		r.verdict = append(r.verdict, fmt.Sprintf("No node has rules for %v: %s", r.question.service, text))
 		s.fact("%s", text)
@@ -141,18 +204,12 @@ func (r *explainReport) withoutAgent(ctx context.Context, client kubernetes.Inte
 	s := r.step("agent and kernel")
 	s.notJudged("no Pod of an agent runs on %s: run \"slicecast-agent explain\" there, see docs/kubectl.md", r.question.node)
 	r.verdict = append(r.verdict, fmt.Sprintf("What %s does is not known: no Pod of an agent runs there", r.question.node))
-	list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
-		LabelSelector: "k8s-app=kube-proxy", FieldSelector: "spec.nodeName=" + r.question.node, Limit: 10,
-	})
+	list, err := r.kubeProxies(ctx, client)
 	switch {
 	case err != nil:
 		s.notJudged("whether kube-proxy runs there: %v", err)
-	case len(list.Items) == 0:
+	case len(list) == 0:
 		r.verdict = append(r.verdict, fmt.Sprintf("No Pod with the label k8s-app=kube-proxy runs there in %s either", metav1.NamespaceSystem))
 	}
-	if err == nil {
-		for _, p := range list.Items {
-			r.verdict = append(r.verdict, fmt.Sprintf("kube-proxy serves the node: Pod %s/%s is %s", p.Namespace, p.Name, p.Status.Phase))
-		}
-	}
+	r.shows(list)
 }

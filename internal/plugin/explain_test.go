@@ -7,12 +7,16 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	agentapp "github.com/slicecast/slicecast/agent/app"
 	"github.com/slicecast/slicecast/internal/model"
@@ -79,6 +83,103 @@ func TestExplainWithoutAgent(t *testing.T) {
 	require.Equal(t, incomplete, r.code)
 	require.Contains(t, r.errors, "list the EndpointSlices of default/explained")
 	require.Contains(t, runAs(t.Context(), admin, "__complete", "--kubeconfig="+admin, "explain", "node-x", "default/e").out, "default/explained\n")
+}
+
+// TestExplainBesideKubeProxy proves that a Service of another proxy is no difference, that the proxy
+// is named at once, and that agents learn from the servers' settings which Services are theirs.
+func TestExplainBesideKubeProxy(t *testing.T) {
+	const label = "service.kubernetes.io/service-proxy-name"
+	e := newEnvironment(t)
+	account := "system:serviceaccount:" + serverNamespace
+	config := plane.ConfigFor(account+":slicecast-server", "system:serviceaccounts", account, "system:authenticated")
+	address := e.serverWith("server-1", plane.Kubeconfig(t, config), append(serverArgs(), "--service-proxy-name=slicecast")...)
+	e.service("unlabeled")
+	e.service("labeled")
+	services := plane.Client().CoreV1().Services("default")
+	set := fmt.Sprintf(`{"metadata": {"labels": {%q: "slicecast"}}}`, label)
+	_, err := services.Patch(t.Context(), "labeled", types.MergePatchType, []byte(set), metav1.PatchOptions{})
+	require.NoError(t, err)
+	_, err = services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, services.Delete(context.Background(), "headless", metav1.DeleteOptions{})) })
+
+	pod := e.pod(agentNamespace, "agent-node-0", "slicecast-agent", "agent", "node-0", nil, corev1.PodRunning)
+	commands := make(chan string, 100)
+	e.kubelet.Exec(agentNamespace, pod.Name, func(command []string) (string, error) {
+		commands <- strings.Join(command, " ")
+		switch command[1] {
+		case "status":
+			return `{"status": {"programmer": "nftables"}}`, nil
+		case "verify":
+			return found(), nil
+		}
+		if command[2] == "default/labeled" {
+			return `{"served": true, "ports": [{"id": "default/labeled:/TCP/IPv4", "endpointCount": 1, "packets": [
+				{"frontend": "clusterIP 10.96.0.1:80", "source": "a pod (10.0.0.5)", "wanted": "cluster", "backends": 1, "found": "reaches 1 backend"}]}]}`, nil
+		}
+		return `{"served": false, "ports": []}`, nil
+	})
+	e.connect(pod, address, "slicecast", e.caFile(agentNamespace, "slicecast-ca"), "slicecast-server."+serverNamespace+".svc")
+	e.eventually(fine, []string{"with 1 endpoint"}, "lacks", "default/labeled")
+	e.change = func(p *corev1.Pod) { p.Labels = map[string]string{"k8s-app": "kube-proxy"} }
+	e.pod(metav1.NamespaceSystem, "kube-proxy-0", "kube-proxy", "kube-proxy", "node-0", nil, corev1.PodRunning)
+	admin := plane.Kubeconfig(t, plane.AdminConfig())
+	ran := func(command string) {
+		for {
+			select {
+			case c := <-commands:
+				if strings.Contains(c, " "+command+" ") {
+					require.Contains(t, c, " --service-proxy-name=slicecast", c)
+					return
+				}
+			default:
+				require.Fail(t, "nobody has run "+command)
+			}
+		}
+	}
+
+	began := time.Now()
+	r := runAs(t.Context(), admin, "explain", "node-0", "default/unlabeled")
+	require.Less(t, time.Since(began), explainSettle)
+	require.Equal(t, fine, r.code, r.out)
+	require.Contains(t, r.out, "Slicecast has no rules for default/unlabeled: the servers serve Services with the label "+label+
+		": slicecast, and without it the cluster's default proxy does, such as kube-proxy\n"+
+		"kube-proxy serves the node: Pod kube-system/kube-proxy-0 is Running\n")
+	require.NotContains(t, r.out, stepDiffers)
+	ran("explain")
+
+	r = runAs(t.Context(), admin, "explain", "node-0", "default/labeled")
+	require.Equal(t, fine, r.code, r.out)
+	require.Contains(t, r.out, "node-0, default/labeled:/TCP/IPv4: reaches 1 of 1 endpoint")
+	ran("explain")
+
+	r = runAs(t.Context(), admin, "explain", "node-0", "default/headless")
+	require.Equal(t, fine, r.code, r.out)
+	require.Contains(t, r.out, "No node has rules for default/headless: it is headless")
+	require.NotContains(t, r.out, "kube-proxy serves the node")
+
+	// The flag replaces the servers' settings.
+	r = runAs(t.Context(), admin, "explain", "node-0", "default/labeled", "--service-proxy-name=")
+	require.Equal(t, wrong, r.code, "the servers still have it")
+	require.Contains(t, r.out, `its label `+label+` says that the proxy "slicecast" serves it`)
+
+	r = runAs(t.Context(), admin, "verify", "node-0")
+	require.Equal(t, fine, r.code, r.errors+r.out)
+	ran("verify")
+
+	// A failure of connectivity is explained in the same way.
+	o := &options{kubeconfig: admin, serviceAccount: fleet.DefaultServiceAccount, timeout: patience}
+	o.overrides.Context.Namespace = fleet.DefaultNamespace
+	f, err := o.fleet()
+	require.NoError(t, err)
+	defer f.Close()
+	run := &connectivityRun{connectivity: &connectivity{options: o}, fleet: f}
+	results := []scenarioResult{{State: scenarioFailed, Service: "default/unlabeled", Node: "node-0"}}
+	run.explain(t.Context(), results)
+	require.Len(t, results[0].Reasons, 2, "who serves the Service, and the Pod")
+	require.Contains(t, results[0].Reasons[1], "Pod kube-system/kube-proxy-0 is Running")
 }
 
 // TestExplainOnNode runs the agent's command with the objects of the API server, in a node whose

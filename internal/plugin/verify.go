@@ -35,7 +35,7 @@ const (
 
 func newVerifyCommand(o *options) *cobra.Command {
 	out := &show.Options{Wide: true, Once: true, AskTimeout: verifyTimeout}
-	var proxyName string
+	var proxy serviceProxy
 	c := &cobra.Command{
 		Use:   "verify [NODE...]",
 		Short: "Compare what the kernels of nodes do with what the API server says",
@@ -55,12 +55,11 @@ The exit code is 1 if there are differences, and 2 if a node was not compared or
 		},
 		RunE: func(c *cobra.Command, nodes []string) error {
 			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) {
-				return verifyNodes(ctx, f, nodes, proxyName, o.timeout)
+				return verifyNodes(ctx, f, nodes, proxy, o.timeout)
 			})
 		},
 	}
-	c.Flags().StringVar(&proxyName, "service-proxy-name", "",
-		"Value of serviceProxyName in the servers' configuration, if agents run beside kube-proxy.")
+	proxy.addFlag(c.Flags())
 	addOutputFlags(c, out)
 	return c
 }
@@ -141,8 +140,12 @@ func (v *verification) keep(earlier verification) {
 // runner runs "slicecast-agent verify" with an input, and returns its output.
 type runner func(ctx context.Context, in io.Reader, command ...string) ([]byte, error)
 
-func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxyName string, timeout time.Duration) (*verifyReport, error) {
-	pods, err := agentPods(ctx, f)
+func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxy serviceProxy, timeout time.Duration) (*verifyReport, error) {
+	servers, pods, err := allPods(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	proxyName, _, err := proxy.name(ctx, f, servers)
 	if err != nil {
 		return nil, err
 	}
@@ -172,10 +175,7 @@ func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxyName 
 			return f.Run(ctx, agent, fleet.MaxOutput, in, command...)
 		}
 	}
-	command := []string{"slicecast-agent", "verify", "--objects=-", "--output=json"}
-	if proxyName != "" {
-		command = append(command, "--service-proxy-name="+proxyName)
-	}
+	command := append([]string{"slicecast-agent", "verify", "--objects=-", "--output=json"}, proxyNameArguments(proxyName)...)
 	read := func(ctx context.Context) (*clusterObjects, error) {
 		return readObjects(ctx, f.Client(), timeout)
 	}

@@ -70,6 +70,10 @@ type Server struct {
 	serverName, audience string
 	ca                   types.NamespacedName
 	plaintext            bool
+	// proxyName is --service-proxy-name. It is nil if the command line cannot be parsed, or if it
+	// leaves the name to the configuration file, whose path is config.
+	proxyName *string
+	config    string
 }
 
 // Agent is the Pod of an agent.
@@ -213,8 +217,9 @@ func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) 
 // serverFlags are the flags of a server that say how to reach it.
 type serverFlags struct {
 	source, service, address, pages, audience string
+	proxyName, config                         string
 	caConfigMaps, agents                      []string
-	plaintext                                 bool
+	plaintext, proxyNamed                     bool
 }
 
 func parseFlags(args []string) (f serverFlags, err error) {
@@ -229,7 +234,11 @@ func parseFlags(args []string) (f serverFlags, err error) {
 	fs.StringArrayVar(&f.caConfigMaps, "ca-config-map", nil, "")
 	fs.StringArrayVar(&f.agents, "agent-service-account", nil, "")
 	fs.BoolVar(&f.plaintext, "insecure-plaintext", false, "")
-	return f, fs.Parse(args)
+	fs.StringVar(&f.proxyName, "service-proxy-name", "", "")
+	fs.StringVar(&f.config, "config", "", "")
+	err = fs.Parse(args)
+	f.proxyNamed = fs.Changed("service-proxy-name")
+	return f, err
 }
 
 // container returns the container with a port named grpc or, if there is none, the first one.
@@ -259,7 +268,10 @@ func newServer(pod *corev1.Pod) *Server {
 		s.missing = fmt.Errorf("the Pod's command line: %w", err)
 		return s
 	}
-	s.Relay, s.plaintext = flags.source == "upstream", flags.plaintext
+	s.Relay, s.plaintext, s.config = flags.source == "upstream", flags.plaintext, flags.config
+	if flags.proxyNamed || s.config == "" {
+		s.proxyName = &flags.proxyName
+	}
 	for _, account := range flags.agents {
 		namespace, _, _ := strings.Cut(account, "/")
 		s.AgentNamespaces = append(s.AgentNamespaces, namespace)
