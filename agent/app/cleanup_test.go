@@ -1,4 +1,4 @@
-// This test proves that cleanup, verify and explain take no other command for the node's agent.
+// This test proves that cleanup, verify, explain and inspect take no other command for the agent.
 package app
 
 import (
