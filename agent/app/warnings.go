@@ -40,8 +40,8 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 		}
 		if where != "" {
 			out[pb.NodeWarning_NODE_WARNING_KUBE_PROXY] = fmt.Sprintf("kube-proxy runs on this node (%s) and programs the same "+
-				"Services: delete its DaemonSet and remove its rules with slicecast-agent cleanup --kube-proxy, or set "+
-				"besideKubeProxy if it serves other Services", where)
+				"Services: end it here and remove its rules with slicecast-agent cleanup --kube-proxy, or set besideKubeProxy if "+
+				"it serves other Services; delete its DaemonSet only if all nodes have an agent that programs them", where)
 		}
 		return out
 	}

@@ -108,7 +108,7 @@ func check(ctx context.Context, f *fleet.Fleet, pre bool) (*checkReport, error) 
 		cluster.checkRights(ctx, c)
 		cluster.checkPodRanges(ctx, c)
 		cluster.checkPorts(c)
-		cluster.checkProxies(ctx, c, false)
+		cluster.checkProxies(ctx, c, nil)
 	} else if err := checkFleet(ctx, f, cluster, c); err != nil {
 		return nil, err
 	}

@@ -241,9 +241,7 @@ func (c *cluster) checkRights(ctx context.Context, out *checks) {
 
 // configMap returns a ConfigMap.
 func (c *cluster) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return fleet.Within(ctx, c.fleet, func(ctx context.Context) (*corev1.ConfigMap, error) {
-		return c.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-	})
+	return readConfigMap(ctx, c.fleet, namespace, name)
 }
 
 // podRanges returns where the chart would find the ranges of pods, and the ranges; none means that
@@ -377,75 +375,4 @@ func (c *cluster) checkPorts(out *checks) {
 // agentPorts are the ports of agents on their nodes, with the settings that change them.
 var agentPorts = map[int32]string{
 	healthPort: "healthzBindAddress", kubeProxyHealthPort: "healthzBindAddress", pagesPort: "metricsBindAddress",
-}
-
-// isKubeProxy reports whether a Pod with these labels is a kube-proxy, by the label of kubeadm and
-// of the manifests of Kubernetes.
-func isKubeProxy(labels map[string]string) bool {
-	return labels["k8s-app"] == "kube-proxy" || labels["component"] == "kube-proxy"
-}
-
-// otherProxies are DaemonSets that may serve Services, by their label k8s-app.
-var otherProxies = map[string]string{
-	"cilium": "set kubeProxyReplacement: false in Cilium, or do not install Slicecast", "kube-router": "set --run-service-proxy=false",
-}
-
-// checkProxies looks for other Service proxies. installed means that agents run, which kube-proxy
-// must not do for long.
-func (c *cluster) checkProxies(ctx context.Context, out *checks, installed bool) {
-	out.begin("other proxies", "deploy/README.md#3-remove-kube-proxy")
-	if c.hostErr != nil {
-		out.unknown("", c.hostErr)
-		return
-	}
-	result, do := warning, "remove it after the installation"
-	if installed {
-		result, do = failed, "remove it: the nodes have two proxies, and pay for both"
-	}
-	found := false
-	for i := range c.host {
-		if p := &c.host[i]; isKubeProxy(p.Labels) && p.Status.Phase == corev1.PodRunning {
-			found = true
-			out.bad(result, p.Spec.NodeName, "a kube-proxy runs", do)
-		}
-	}
-	if c.setsErr != nil {
-		out.unknown("", c.setsErr)
-		return
-	}
-	for _, set := range c.sets {
-		what := set.Labels["k8s-app"]
-		do, ok := otherProxies[what]
-		if !ok {
-			continue
-		}
-		serves, err := c.serves(ctx, &set)
-		if err != nil {
-			out.unknown(set.Namespace+"/"+set.Name, err)
-			return
-		}
-		if serves {
-			found = true
-			out.bad(failed, set.Namespace+"/"+set.Name, what+" serves Services, too", do)
-		}
-	}
-	if !found {
-		// A kube-proxy outside of Pods is known to the agents, which warn of it.
-		out.ok("", "no Pod of kube-proxy runs, and neither Cilium nor kube-router serves Services; no others were looked for")
-	}
-}
-
-// serves reports whether a DaemonSet of otherProxies serves Services, according to its settings.
-func (c *cluster) serves(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
-	if set.Labels["k8s-app"] == "cilium" {
-		config, err := c.configMap(ctx, set.Namespace, "cilium-config")
-		if err != nil {
-			return false, err
-		}
-		// Before Cilium 1.16, there were strict, partial, probe and disabled.
-		return slices.Contains([]string{"true", "strict", "partial", "probe"}, config.Data["kube-proxy-replacement"]), nil
-	}
-	return !slices.ContainsFunc(set.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
-		return slices.Contains(slices.Concat(c.Command, c.Args), "--run-service-proxy=false")
-	}), nil
 }

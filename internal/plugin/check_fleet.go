@@ -55,7 +55,7 @@ func checkFleet(ctx context.Context, f *fleet.Fleet, cluster *cluster, out *chec
 	checkConnections(nodes, cluster, out)
 	checkVersions(answers, nodes, out)
 	cluster.checkServersRights(ctx, answers, out)
-	cluster.checkProxies(ctx, out, true)
+	cluster.checkProxies(ctx, out, nodes)
 	return nil
 }
 
@@ -147,9 +147,6 @@ func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 		for _, e := range n.agent.GetErrors() {
 			out.bad(failed, n.Node, fmt.Sprintf("it cannot program %s: %s", e.GetObject(), e.GetReason()), "kubectl slicecast nodes --errors shows since when")
 		}
-		for _, w := range n.agent.GetWarnings() {
-			out.bad(failed, n.Node, fmt.Sprintf("%s: %s", wire.WarningName(w.GetWarning()), w.GetReason()), "see the page about this warning")
-		}
 	}
 	for _, r := range nodes.relays {
 		out.bad(notChecked, "relay at "+r.agent.GetAddress(), fmt.Sprintf("%s of it were not checked", show.Plural("node", r.agent.GetNodes())),
@@ -160,7 +157,20 @@ func checkConnections(nodes *nodesReport, cluster *cluster, out *checks) {
 			out.bad(warning, n.Name, "the node has no agent", "nothing if another proxy serves it; otherwise see agent.nodeSelector and agent.tolerations")
 		}
 	}
+	checkWarnings(nodes, out)
 	checkProgrammers(nodes, out)
+}
+
+// checkWarnings says what agents warn of, except of kube-proxy, which checkProxies does.
+func checkWarnings(nodes *nodesReport, out *checks) {
+	out.begin("nodes", "docs/configuration.md#warnings")
+	for _, n := range nodes.nodes {
+		for _, w := range n.agent.GetWarnings() {
+			if w.GetWarning() != pb.NodeWarning_NODE_WARNING_KUBE_PROXY {
+				out.bad(failed, n.Node, fmt.Sprintf("%s: %s", wire.WarningName(w.GetWarning()), w.GetReason()), "see the page about this warning")
+			}
+		}
+	}
 }
 
 // checkProgrammers looks for nodes that are programmed otherwise than most.

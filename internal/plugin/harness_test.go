@@ -5,6 +5,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -74,6 +75,8 @@ type environment struct {
 	kubeconfig string
 	// change changes Pods before they are created; nil means that it does not.
 	change func(*corev1.Pod)
+	// programmer is that of the agents that connect; empty means nftables.
+	programmer string
 	// stops are functions that stop servers, by their addresses.
 	stops map[string]func()
 }
@@ -337,7 +340,7 @@ func (e *environment) connect(pod *corev1.Pod, address, audience, ca, serverName
 			return false
 		}
 		err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{
-			Kind: pb.ClientKind_CLIENT_KIND_AGENT, NodeName: pod.Spec.NodeName, ClientVersion: daemon.Version(), Programmer: "nftables",
+			Kind: pb.ClientKind_CLIENT_KIND_AGENT, NodeName: pod.Spec.NodeName, ClientVersion: daemon.Version(), Programmer: cmp.Or(e.programmer, "nftables"),
 		}}})
 		if err == nil {
 			_, err = stream.Recv() // Welcome

@@ -83,8 +83,9 @@ type nodesReport struct {
 	// onlyRelays means that no server was asked that is no relay. Then nodes that follow none of the
 	// relays may follow a server of another namespace.
 	onlyRelays bool
-	// agentsErr is why the Pods of the agents are not known, and so which nodes are not connected; nil
-	// if they are known.
+	// pods are the Pods of the agents. agentsErr is why they are not known, and so which nodes are not
+	// connected; nil if they are known.
+	pods      []*fleet.Agent
 	agentsErr error
 	// missing are names that were asked for, of which there is no node.
 	missing []string
@@ -170,6 +171,7 @@ func nodesOf(ctx context.Context, f *fleet.Fleet, answers []fleet.Answer[agents]
 	case err != nil:
 		r.agentsErr = err
 	}
+	r.pods = pods
 	r.addPods(pods)
 	return r, nil
 }

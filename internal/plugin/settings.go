@@ -1,0 +1,180 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/plugin/fleet"
+)
+
+// settingsReader reads the settings of the Pods of proxies.
+type settingsReader struct {
+	fleet *fleet.Fleet
+	// configMaps are those that were read.
+	configMaps map[types.NamespacedName]*corev1.ConfigMap
+}
+
+func newSettingsReader(f *fleet.Fleet) *settingsReader {
+	return &settingsReader{fleet: f, configMaps: map[types.NamespacedName]*corev1.ConfigMap{}}
+}
+
+// configMap returns a ConfigMap. Each is read once.
+func (r *settingsReader) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	if held := r.configMaps[key]; held != nil {
+		return held, nil
+	}
+	held, err := readConfigMap(ctx, r.fleet, namespace, name)
+	if err == nil {
+		r.configMaps[key] = held
+	}
+	return held, err
+}
+
+func readConfigMap(ctx context.Context, f *fleet.Fleet, namespace, name string) (*corev1.ConfigMap, error) {
+	return fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ConfigMap, error) {
+		return f.Client().CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	})
+}
+
+// services are those that an agent programs on its node.
+type services int
+
+const (
+	// noServices means that there is no agent, or one that programs nothing.
+	noServices services = iota
+	// chosenServices means that the others are for another proxy, such as kube-proxy.
+	chosenServices
+	allServices
+	// unknownServices means that it is not known which ones they are.
+	unknownServices
+)
+
+// served returns which Services the agent of a node programs, by what it reports and by the settings
+// of its Pod. n is nil if no agent is known.
+func (r *settingsReader) served(ctx context.Context, n *node, nodes *nodesReport) (services, error) {
+	if n == nil || programsNothing(n.agent.GetProgrammer()) {
+		return noServices, nil
+	}
+	if _, warns := n.warnsOfKubeProxy(); warns {
+		return allServices, nil // others do not warn
+	}
+	for _, p := range nodes.pods {
+		if p.Node == n.Node && p.Missing == "" {
+			return r.servedBy(ctx, p.Pod)
+		}
+	}
+	return unknownServices, nil
+}
+
+// programsNothing reports whether an agent with this programmer leaves the kernel as it is.
+func programsNothing(programmer string) bool {
+	return programmer == "shadow" || programmer == "printer"
+}
+
+// servedBy returns which Services the agent in a Pod programs, by the Pod's command line and the
+// file that this names. As in the agent, flags win over the file.
+func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (services, error) {
+	var fromFlags, held struct {
+		BesideKubeProxy              bool
+		ServiceProxyName, Programmer string
+	}
+	fs, file := commandLine(pod, func(fs *pflag.FlagSet) {
+		fs.BoolVar(&fromFlags.BesideKubeProxy, "beside-kube-proxy", false, "")
+		fs.StringVar(&fromFlags.ServiceProxyName, "service-proxy-name", "", "")
+		fs.StringVar(&fromFlags.Programmer, "programmer", "", "")
+	})
+	if file != "" {
+		if err := r.file(ctx, pod, file, &held); err != nil {
+			return unknownServices, err
+		}
+	}
+	beside := held.BesideKubeProxy
+	if fs.Changed("beside-kube-proxy") {
+		beside = fromFlags.BesideKubeProxy
+	}
+	switch {
+	case programsNothing(cmp.Or(fromFlags.Programmer, held.Programmer)):
+		return noServices, nil
+	case beside || cmp.Or(fromFlags.ServiceProxyName, held.ServiceProxyName) != "":
+		return chosenServices, nil
+	}
+	return allServices, nil
+}
+
+// modeOf returns the mode of the kube-proxy in a Pod, by the file that its command line names. Only
+// without a file do flags count, as in kube-proxy. An empty mode is the default, which is not ipvs.
+func (r *settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, error) {
+	var fromFlag string
+	fs, file := commandLine(pod, func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
+	if file != "" {
+		var held struct{ Mode string }
+		err := r.file(ctx, pod, file, &held)
+		return held.Mode, err
+	}
+	if !fs.Changed("proxy-mode") {
+		return "", fmt.Errorf("the command line of the Pod %s/%s has neither --config nor --proxy-mode", pod.Namespace, pod.Name)
+	}
+	return fromFlag, nil
+}
+
+// commandLine parses the flags that add defines, and --config, from the command line of a Pod's
+// first container. Other flags, and values that the program itself would refuse, are ignored.
+func commandLine(pod *corev1.Pod, add func(*pflag.FlagSet)) (fs *pflag.FlagSet, file string) {
+	fs = pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true
+	fs.Usage = func() {}
+	fs.StringVar(&file, "config", "", "")
+	add(fs)
+	c := &pod.Spec.Containers[0]
+	_ = fs.Parse(slices.Concat(c.Command, c.Args))
+	return fs, file
+}
+
+// file reads a YAML file of a Pod's first container into a value, if it comes from a ConfigMap.
+func (r *settingsReader) file(ctx context.Context, pod *corev1.Pod, name string, into any) error {
+	var mount *corev1.VolumeMount
+	c := &pod.Spec.Containers[0]
+	for i := range c.VolumeMounts {
+		m := &c.VolumeMounts[i]
+		within := name == m.MountPath || strings.HasPrefix(name, strings.TrimSuffix(m.MountPath, "/")+"/")
+		if within && (mount == nil || len(m.MountPath) > len(mount.MountPath)) {
+			mount = m
+		}
+	}
+	at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return mount != nil && v.Name == mount.Name })
+	if at < 0 || pod.Spec.Volumes[at].ConfigMap == nil {
+		return fmt.Errorf("the file %s of the Pod %s/%s comes from no ConfigMap", name, pod.Namespace, pod.Name)
+	}
+	source := pod.Spec.Volumes[at].ConfigMap
+	key := path.Join(mount.SubPath, strings.TrimPrefix(name, mount.MountPath))
+	key = strings.TrimPrefix(key, "/")
+	for _, item := range source.Items {
+		if item.Path == key {
+			key = item.Key
+			break
+		}
+	}
+	held, err := r.configMap(ctx, pod.Namespace, source.Name)
+	if err != nil {
+		return err
+	}
+	text, ok := held.Data[key]
+	if !ok {
+		return fmt.Errorf("the ConfigMap %s/%s has no %s, which the Pod %s runs with", pod.Namespace, source.Name, key, pod.Name)
+	}
+	if err := yaml.Unmarshal([]byte(text), into); err != nil {
+		return fmt.Errorf("%s of the ConfigMap %s/%s: %w", key, pod.Namespace, source.Name, err)
+	}
+	return nil
+}
