@@ -60,8 +60,7 @@ func newConnectivityCommand(o *options) *cobra.Command {
 that matter. The Pods send packets to the Services, while endpoints and Services change. Then it removes the namespace,
 also after Ctrl-C. It works with Slicecast and with kube-proxy, so it is a check before and after a move.
 
-A failure says what was expected and what was seen, and what verify finds for that Service on that node, if an agent of
-Slicecast runs there. Pods need no privileges, except those of --host-network, and end by themselves after the time
+A failure says what was expected and what was seen, and what explain says about that Service on that node. Pods need no privileges, except those of --host-network, and end by themselves after the time
 limit.
 
 What a killed command has left is removed by --cleanup, which also ends runs of others. It needs the right to create and
@@ -162,6 +161,9 @@ type chosenNode struct {
 	name string
 	// addresses are the node's internal addresses.
 	addresses []string
+	// elsewhere is why the node's proxy may lead to endpoints of other nodes although the policy is
+	// Local and the node has none. It is empty if the proxy does not.
+	elsewhere string
 }
 
 // chooseNodes returns the nodes of the run, a sentence about their choice, and the image.
@@ -202,12 +204,14 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 	}
 	slices.SortFunc(candidates, func(a, b node) int { return cmp.Compare(a.Node, b.Node) })
 	sampled, text := choose(candidates, names, x.sample, x.seed)
+	kubeProxies, proxiesErr := kubeProxyPods(ctx, f)
+	settings := newSettingsReader(f)
 	for _, s := range sampled {
 		n := all[s.Name]
 		if n == nil {
 			return nil, "", "", fmt.Errorf("there is no Linux node %q; see kubectl get nodes", s.Name)
 		}
-		c := chosenNode{name: s.Name}
+		c := chosenNode{name: s.Name, elsewhere: settings.leadsElsewhere(ctx, s.Name, known, kubeProxies[s.Name], proxiesErr)}
 		for _, a := range n.Status.Addresses {
 			if a.Type == corev1.NodeInternalIP {
 				c.addresses = append(c.addresses, a.Address)

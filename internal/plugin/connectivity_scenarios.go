@@ -47,6 +47,9 @@ const (
 	parallelScenarios = 8
 )
 
+// noLocalEndpoint is the scenario that kube-proxy's mode ipvs fails on purpose.
+const noLocalEndpoint = "internalTrafficPolicy Local, no local endpoint"
+
 // target is an address to reach.
 type target struct {
 	network, address string
@@ -107,12 +110,7 @@ func (r *connectivityRun) scenarios(ctx context.Context) (results []scenarioResu
 			add(change(ctx)...)
 		}
 	}
-	if !r.hostNet {
-		add(scenarioResult{Scenario: "externalTrafficPolicy Local", State: scenarioSkipped, Detail: "it concerns clients outside of Pods: use --host-network"})
-	}
-	if len(r.nodes) == 1 {
-		add(scenarioResult{Scenario: "between nodes", State: scenarioSkipped, Detail: "there is one node only"})
-	}
+	add(r.skipped()...)
 	if ctx.Err() != nil {
 		add(scenarioResult{Scenario: "all scenarios", State: scenarioUnjudged, Detail: context.Cause(ctx).Error()})
 	}
@@ -121,6 +119,25 @@ func (r *connectivityRun) scenarios(ctx context.Context) (results []scenarioResu
 		return strings.Compare(a.Scenario+"\x00"+a.Node, b.Scenario+"\x00"+b.Node)
 	})
 	return results
+}
+
+// skipped returns the scenarios that the run's nodes and flags leave out, with the reasons.
+func (r *connectivityRun) skipped() (out []scenarioResult) {
+	add := func(scenario, node, why string) {
+		out = append(out, scenarioResult{Scenario: scenario, Node: node, State: scenarioSkipped, Detail: why})
+	}
+	if !r.hostNet {
+		add("externalTrafficPolicy Local", "", "it concerns clients outside of Pods: use --host-network")
+	}
+	for _, n := range r.nodes[1:] { // the first has the endpoint
+		if n.elsewhere != "" {
+			add(noLocalEndpoint, n.name, n.elsewhere)
+		}
+	}
+	if len(r.nodes) == 1 {
+		add("between nodes", "", "there is one node only")
+	}
+	return out
 }
 
 // withoutDNS returns why names cannot be resolved, or an empty string.
@@ -185,10 +202,11 @@ func (r *connectivityRun) checks() (all []trial) {
 			probe.Plan{Attempts: enough(manyPorts * len(servers)), Parallel: 16, Timeout: dialTimeout, MaxFailures: maxFailures}, wholeSet(servers))
 		add("no endpoints", client, "none", r.clusterTargets("none"), probe.Plan{Attempts: 3, Interval: 300 * time.Millisecond, Timeout: refusal}, refused)
 		add("sessionAffinity ClientIP", client, "affinity", r.clusterTargets("affinity"), probe.Plan{Attempts: 20, Timeout: dialTimeout, MaxFailures: 1}, sameBackend(servers))
-		if i == 0 {
+		switch {
+		case i == 0:
 			add("internalTrafficPolicy Local", client, "local", r.clusterTargets("local"), one, wholeSet(first))
-		} else {
-			add("internalTrafficPolicy Local, no local endpoint", client, "local", r.clusterTargets("local"), nothing, unanswered)
+		case n.elsewhere == "":
+			add(noLocalEndpoint, client, "local", r.clusterTargets("local"), nothing, unanswered)
 		}
 		var ports []target
 		for _, other := range r.nodes {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,10 +14,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/show"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // answersOf returns an answer of each server, to the client 10.0.0.1.
@@ -273,5 +276,103 @@ func TestPlansOfManyNodes(t *testing.T) {
 			plans = append(plans, p)
 		}
 		require.NoError(t, probe.Validate(plans), "%s on %s", c.scenario, c.node)
+	}
+}
+
+// TestLocalPolicyOfProxies checks on which nodes no answer is expected with internalTrafficPolicy
+// Local and no local endpoint: kube-proxy's mode ipvs leads to other nodes then.
+func TestLocalPolicyOfProxies(t *testing.T) {
+	e := newEnvironment(t)
+	o := &options{kubeconfig: plane.Kubeconfig(t, plane.AdminConfig()), serviceAccount: fleet.DefaultServiceAccount, timeout: patience}
+	o.overrides.Context.Namespace = fleet.DefaultNamespace
+	f, err := o.fleet()
+	require.NoError(t, err)
+	defer f.Close()
+	x := &connectivity{options: o, sample: 3}
+	elsewhere := func() map[string]string {
+		chosen, _, _, err := x.chooseNodes(t.Context(), f, []string{"node-0", "node-1"})
+		require.NoError(t, err)
+		return map[string]string{chosen[0].name: chosen[0].elsewhere, chosen[1].name: chosen[1].elsewhere}
+	}
+	e.nodeWith("node-1", corev1.NodeSystemInfo{OperatingSystem: "linux"})
+	const none = "the node's proxy is not known: no Pod of kube-proxy runs there"
+	before := elsewhere()
+	require.Contains(t, before["node-0"], none)
+	require.Contains(t, before["node-1"], none)
+
+	// Each kube-proxy has its own mode, as while one changes it.
+	e.settings(metav1.NamespaceSystem, "kube-proxy", "config.conf", "mode: ipvs\n")
+	proxy := func(node string, change func(*corev1.Pod)) {
+		e.change = func(p *corev1.Pod) {
+			p.Labels, p.Spec.HostNetwork = kubeProxyLabels, true
+			p.Spec.Containers[0].Ports = nil
+			change(p)
+		}
+		defer func() { e.change = nil }()
+		e.pod(metav1.NamespaceSystem, "kube-proxy-"+node, "default", "kube-proxy", node, nil, corev1.PodRunning)
+	}
+	proxy("node-0", configured("kube-proxy", "--config=/config/config.conf", "--proxy-mode=nftables"))
+	proxy("node-1", configured("", "--proxy-mode=iptables"))
+	modes := elsewhere()
+	require.Contains(t, modes["node-0"], "kube-proxy's mode ipvs leads to the endpoints of other nodes")
+	require.Empty(t, modes["node-1"])
+
+	// An agent that programs all Services does not, whichever mode the kube-proxy beside it has.
+	settings := newSettingsReader(f)
+	ipvs := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: []string{"--proxy-mode=ipvs"}}}}}
+	agentOf := func(status *pb.AgentStatus, args ...string) *nodesReport {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: args}}}}
+		return &nodesReport{nodes: []node{{Node: "a", agent: status}}, pods: []*fleet.Agent{{Node: "a", Pod: pod}}}
+	}
+	inNoPod := &nodesReport{nodes: []node{{Node: "a", agent: &pb.AgentStatus{Programmer: "nftables"}}}}
+	unknownProxy := errors.New("forbidden")
+	for name, test := range map[string]struct {
+		known *nodesReport
+		proxy *corev1.Pod
+		err   error
+		want  string
+	}{
+		"an agent alone":                     {agentOf(nil), nil, nil, ""},
+		"an agent and kube-proxy":            {agentOf(nil), ipvs, nil, ""},
+		"an agent, other proxies unknown":    {agentOf(nil), nil, unknownProxy, ""},
+		"an agent in no Pod":                 {inNoPod, nil, nil, ""},
+		"an agent in no Pod, and kube-proxy": {inNoPod, ipvs, nil, "mode ipvs leads"},
+		"a shadow":                           {agentOf(&pb.AgentStatus{Programmer: "shadow"}), ipvs, nil, "mode ipvs leads"},
+		"an agent for other Services":        {agentOf(nil, "--service-proxy-name=x"), ipvs, nil, "mode ipvs leads"},
+		"the same without kube-proxy":        {agentOf(nil, "--service-proxy-name=x"), nil, nil, "no Pod of kube-proxy"},
+		"proxies unknown":                    {nil, nil, unknownProxy, "the node's proxy is not known: forbidden"},
+		"a kube-proxy in a shell":            {nil, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Command: []string{"sh", "-c", "kube-proxy --proxy-mode=ipvs"}}}}}, nil, "neither --config nor --proxy-mode"},
+	} {
+		got := settings.leadsElsewhere(t.Context(), "a", test.known, test.proxy, test.err)
+		if test.want == "" {
+			require.Empty(t, got, name)
+		} else {
+			require.Contains(t, got, test.want, name)
+		}
+	}
+}
+
+// TestLocalPolicyIsSkipped checks that a run plays no scenario that the proxy of a node fails on
+// purpose, and says so.
+func TestLocalPolicyIsSkipped(t *testing.T) {
+	r := newConnectivityRun(&connectivity{}, nil, []chosenNode{{name: "a", elsewhere: "a reason"}, {name: "b", elsewhere: "its mode is ipvs"}, {name: "c"}}, "image")
+	for _, p := range r.podsWanted() {
+		r.pods[p.Name] = p
+	}
+	for _, s := range r.servicesWanted() {
+		r.services[s.Name] = s
+	}
+	var played []string
+	for _, c := range r.checks() {
+		if c.scenario == noLocalEndpoint {
+			played = append(played, c.node)
+		}
+	}
+	require.Equal(t, []string{"c"}, played)
+	skipped := r.skipped()
+	require.Contains(t, skipped, scenarioResult{Scenario: noLocalEndpoint, Node: "b", State: scenarioSkipped, Detail: "its mode is ipvs"})
+	for _, s := range skipped {
+		require.Equal(t, scenarioSkipped, s.State)
+		require.NotEqual(t, "a", s.Node, "the first node has the endpoint")
 	}
 }

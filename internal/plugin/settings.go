@@ -178,3 +178,51 @@ func (r *settingsReader) file(ctx context.Context, pod *corev1.Pod, name string,
 	}
 	return nil
 }
+
+// kubeProxyPods returns the Pods of kube-proxy that run in kube-system, by their nodes.
+func kubeProxyPods(ctx context.Context, f *fleet.Fleet) (map[string]*corev1.Pod, error) {
+	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
+		return f.Client().CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for Pods of kube-proxy in %s: %w", metav1.NamespaceSystem, err)
+	}
+	pods := make(map[string]*corev1.Pod)
+	for i := range list.Items {
+		if p := &list.Items[i]; isKubeProxy(p.Labels) && p.Status.Phase == corev1.PodRunning {
+			pods[p.Spec.NodeName] = p
+		}
+	}
+	return pods, nil
+}
+
+// leadsElsewhere returns why the proxy of a node may lead to other nodes what comes to a Service with
+// internalTrafficPolicy Local without an endpoint on the node. It is empty if the proxy does not:
+// neither Slicecast nor kube-proxy does, except for kube-proxy's mode ipvs. known are the nodes with
+// agents; nil means that there are none. proxy is the node's kube-proxy, and err why it is unknown.
+func (r *settingsReader) leadsElsewhere(ctx context.Context, name string, known *nodesReport, proxy *corev1.Pod, err error) string {
+	var served services
+	if known != nil {
+		at := slices.IndexFunc(known.nodes, func(n node) bool { return n.Node == name })
+		if at >= 0 {
+			// If it is not known what the agent serves, it is judged by the kube-proxy beside it.
+			served, _ = r.served(ctx, &known.nodes[at], known)
+		}
+	}
+	switch {
+	case served == allServices, served == unknownServices && proxy == nil && err == nil:
+		return ""
+	case err != nil:
+		return "the node's proxy is not known: " + err.Error()
+	case proxy == nil:
+		return fmt.Sprintf("the node's proxy is not known: no Pod of kube-proxy runs there in %s, and no agent that serves all Services", metav1.NamespaceSystem)
+	}
+	mode, err := r.modeOf(ctx, proxy)
+	switch {
+	case err != nil:
+		return "kube-proxy's mode is not known: " + err.Error()
+	case mode == "ipvs":
+		return "kube-proxy's mode ipvs leads to the endpoints of other nodes then"
+	}
+	return ""
+}
