@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -238,53 +238,106 @@ func checkVersions(answers []fleet.Answer[agents], nodes *nodesReport, out *chec
 	}
 }
 
-// serverRights are what servers need to ask the API server for.
-var serverRights = []authorizationv1.SubjectAccessReviewSpec{
-	resource("list", "", "services"), resource("watch", "", "services"), resource("list", "", "nodes"), resource("watch", "", "nodes"),
-	resource("list", "discovery.k8s.io", "endpointslices"), resource("watch", "discovery.k8s.io", "endpointslices"),
-	resource("list", "networking.k8s.io", "servicecidrs"), resource("create", "authentication.k8s.io", "tokenreviews"),
-	resource("create", "authorization.k8s.io", "subjectaccessreviews"),
-	{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/openid/v1/jwks"}},
+// right returns the right to do something with all objects of a resource.
+func right(verb, group, resource string) authorizationv1.SubjectAccessReviewSpec {
+	return rightOn(verb, group, resource, "", "")
 }
 
-func resource(verb, group, resource string) authorizationv1.SubjectAccessReviewSpec {
-	return authorizationv1.SubjectAccessReviewSpec{
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource},
+// rightOn returns the right to do something with one object of a namespace or, without a name, with
+// all of them.
+func rightOn(verb, group, resource, namespace, name string) authorizationv1.SubjectAccessReviewSpec {
+	return authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+		Verb: verb, Group: group, Resource: resource, Namespace: namespace, Name: name,
+	}}
+}
+
+func pathRight(path string) authorizationv1.SubjectAccessReviewSpec {
+	return authorizationv1.SubjectAccessReviewSpec{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: path}}
+}
+
+// serverRights returns what a server needs to ask the API server for: what all servers do and, by
+// its command line, what keeping certificates in a Secret takes.
+func serverRights(s *fleet.Server) []authorizationv1.SubjectAccessReviewSpec {
+	rights := []authorizationv1.SubjectAccessReviewSpec{
+		right("list", "", "services"), right("watch", "", "services"), right("list", "", "nodes"), right("watch", "", "nodes"),
+		right("list", "discovery.k8s.io", "endpointslices"), right("watch", "discovery.k8s.io", "endpointslices"),
+		right("list", "networking.k8s.io", "servicecidrs"), right("watch", "networking.k8s.io", "servicecidrs"),
+		right("create", "authentication.k8s.io", "tokenreviews"), right("create", "authorization.k8s.io", "subjectaccessreviews"),
+		pathRight("/.well-known/openid-configuration"), pathRight("/openid/v1/jwks"),
+		rightOn("create", "", "events", metav1.NamespaceDefault, ""),
 	}
+	var secret string
+	var configMaps []string
+	commandLine(containerNamed(s.Pod, s.Container), func(fs *pflag.FlagSet) {
+		fs.StringVar(&secret, "tls-secret", "", "")
+		fs.StringArrayVar(&configMaps, "ca-config-map", nil, "")
+	})
+	if secret == "" {
+		return rights // its certificates are files
+	}
+	kept := func(resource, key string) {
+		namespace, name, _ := strings.Cut(key, "/")
+		// RBAC cannot limit "create" by name.
+		rights = append(rights, rightOn("create", "", resource, namespace, ""), rightOn("get", "", resource, namespace, name), rightOn("update", "", resource, namespace, name))
+	}
+	kept("secrets", secret)
+	for _, key := range configMaps {
+		kept("configmaps", key)
+	}
+	return rights
 }
 
 // checkServersRights checks the rights of the servers' ServiceAccounts. A relay needs fewer, and is
 // not checked.
 func (c *cluster) checkServersRights(ctx context.Context, answers []fleet.Answer[agents], out *checks) {
 	out.begin("RBAC", "deploy/README.md#upgrade-and-downgrade")
-	accounts := make(map[types.NamespacedName]bool)
+	needed := make(map[string]map[string]authorizationv1.SubjectAccessReviewSpec) // by account and text
 	for _, a := range answers {
-		if !a.Server.Relay {
-			accounts[types.NamespacedName{Namespace: a.Server.Namespace, Name: a.Server.ServiceAccount}] = true
+		account := a.Server.Namespace + "/" + a.Server.ServiceAccount
+		if a.Server.Relay {
+			continue
+		}
+		if needed[account] == nil {
+			needed[account] = make(map[string]authorizationv1.SubjectAccessReviewSpec)
+		}
+		for _, r := range serverRights(a.Server) {
+			needed[account][rightText(r)] = r
 		}
 	}
-	for account := range accounts {
-		var lacks []string
-		for _, spec := range serverRights {
-			spec.User = "system:serviceaccount:" + account.Namespace + ":" + account.Name
-			spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + account.Namespace, "system:authenticated"}
+	for _, account := range slices.Sorted(maps.Keys(needed)) {
+		namespace, name, _ := strings.Cut(account, "/")
+		var lacks, optional []string
+		for _, text := range slices.Sorted(maps.Keys(needed[account])) {
+			spec := needed[account][text]
+			r := spec.ResourceAttributes
+			spec.User = "system:serviceaccount:" + namespace + ":" + name
+			spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
 			answer, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) (*authorizationv1.SubjectAccessReview, error) {
 				return c.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
 			})
 			if err != nil {
-				out.unknown(account.String(), err)
+				out.unknown(account, err)
 				return
 			}
-			if !answer.Status.Allowed {
-				lacks = append(lacks, rightText(spec))
+			switch {
+			case answer.Status.Allowed:
+			case r != nil && r.Verb == "create" && (r.Resource == "secrets" || r.Resource == "configmaps"):
+				optional = append(optional, text)
+			default:
+				lacks = append(lacks, text)
 			}
 		}
+		const do = "upgrade the chart, or apply the Roles of deploy/kubernetes/server-rbac.yaml"
 		if len(lacks) > 0 {
-			out.bad(failed, account.String(), "the servers' ServiceAccount may not "+strings.Join(lacks, ", "),
-				"upgrade the chart, or apply its ClusterRole slicecast-server")
-			continue
+			out.bad(failed, account, "the servers' ServiceAccount may not "+strings.Join(lacks, ", "), do)
 		}
-		out.ok(account.String(), "the servers' ServiceAccount has its rights")
+		if len(optional) > 0 {
+			out.bad(warning, account, "the servers' ServiceAccount may not "+strings.Join(optional, ", "),
+				"nothing, if the Secret and the ConfigMaps of their certificates were created beforehand; otherwise "+do)
+		}
+		if len(lacks)+len(optional) == 0 {
+			out.ok(account, "the servers' ServiceAccount has its rights")
+		}
 	}
 }
 
@@ -293,5 +346,12 @@ func rightText(spec authorizationv1.SubjectAccessReviewSpec) string {
 		return a.Verb + " " + a.Path
 	}
 	a := spec.ResourceAttributes
-	return a.Verb + " " + strings.TrimSuffix(a.Resource+"."+a.Group, ".")
+	text := a.Verb + " " + strings.TrimSuffix(a.Resource+"."+a.Group, ".")
+	if a.Name != "" {
+		text += " " + a.Name
+	}
+	if a.Namespace != "" {
+		text += " in " + a.Namespace
+	}
+	return text
 }

@@ -89,7 +89,7 @@ func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (service
 		BesideKubeProxy              bool
 		ServiceProxyName, Programmer string
 	}
-	fs, file := commandLine(pod, func(fs *pflag.FlagSet) {
+	fs, file := commandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) {
 		fs.BoolVar(&fromFlags.BesideKubeProxy, "beside-kube-proxy", false, "")
 		fs.StringVar(&fromFlags.ServiceProxyName, "service-proxy-name", "", "")
 		fs.StringVar(&fromFlags.Programmer, "programmer", "", "")
@@ -116,7 +116,7 @@ func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (service
 // without a file do flags count, as in kube-proxy. An empty mode is the default, which is not ipvs.
 func (r *settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, error) {
 	var fromFlag string
-	fs, file := commandLine(pod, func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
+	fs, file := commandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
 	if file != "" {
 		var held struct{ Mode string }
 		err := r.file(ctx, pod, file, &held)
@@ -128,17 +128,22 @@ func (r *settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, e
 	return fromFlag, nil
 }
 
-// commandLine parses the flags that add defines, and --config, from the command line of a Pod's
-// first container. Other flags, and values that the program itself would refuse, are ignored.
-func commandLine(pod *corev1.Pod, add func(*pflag.FlagSet)) (fs *pflag.FlagSet, file string) {
+// commandLine parses the flags that add defines, and --config, from a container's command line.
+// Other flags, and values that the program itself would refuse, are ignored.
+func commandLine(c *corev1.Container, add func(*pflag.FlagSet)) (fs *pflag.FlagSet, file string) {
 	fs = pflag.NewFlagSet("", pflag.ContinueOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true
 	fs.Usage = func() {}
 	fs.StringVar(&file, "config", "", "")
 	add(fs)
-	c := &pod.Spec.Containers[0]
 	_ = fs.Parse(slices.Concat(c.Command, c.Args))
 	return fs, file
+}
+
+// containerNamed returns the container of a Pod with a name or, if there is none, the first one.
+func containerNamed(pod *corev1.Pod, name string) *corev1.Container {
+	at := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == name })
+	return &pod.Spec.Containers[max(at, 0)]
 }
 
 // file reads a YAML file of a Pod's first container into a value, if it comes from a ConfigMap.
