@@ -51,8 +51,9 @@ the objects say: missing backends and others, policies, masquerading, session af
 Nothing is changed, and no packet is sent.
 
 The objects are Services, EndpointSlices, ServiceCIDRs and this machine's Node, as "kubectl get -o json" or "-o yaml"
-prints them; gzip is recognized. The settings, such as --cluster-cidr, are those of the agent that runs on this node. They
-can also follow after --, for example on a node that still runs kube-proxy.
+prints them; gzip is recognized. Kubernetes 1.32 has no ServiceCIDRs, so leave them out there. The settings, such as
+--cluster-cidr, are those of the agent that runs on this node. They can also follow after --, for example on a node that
+still runs kube-proxy.
 
 A difference that ends within --settle is a change on its way into the kernel and not reported. The command fails if there
 are differences, or if something cannot be judged.`,
