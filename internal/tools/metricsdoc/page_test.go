@@ -127,10 +127,15 @@ func serverCommand(dir string) command {
 
 func agentCommand(dir string) command {
 	servers := []string{"--servers=127.0.0.1:1", "--insecure-plaintext"}
+	secure := []string{"--secure-metrics-bind-address=127.0.0.1:0"}
+	certificates := []string{
+		"--metrics-cert-file=" + dir + "/server.crt", "--metrics-key-file=" + dir + "/server.key",
+		"--metrics-client-ca-file=" + dir + "/ca.crt",
+	}
 	const programs = "another --programmer than shadow"
 	return command{
-		name: "slicecast-agent", about: `For everybody on the node, and at --secure-metrics-bind-address for clients with a certificate of
---metrics-client-ca-file.
+		name: "slicecast-agent", about: `For everybody on the node, and at --secure-metrics-bind-address for [others](configuration.md#metrics-over-tls): clients
+with a certificate of --metrics-client-ca-file, and ServiceAccounts with a token for --metrics-token-audience.
 
 Metrics that begin with kubeproxy_ have the names, types, labels and buckets of kube-proxy 1.37, and its meaning unless
 the description says otherwise. [configuration.md](configuration.md#kube-proxys-pages) says which are missing.`,
@@ -140,6 +145,9 @@ the description says otherwise. [configuration.md](configuration.md#kube-proxys-
 			{[]string{"--source=file", "--manifests=" + dir}, []string{programs, "--source=file"}},
 			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{programs, "--source=kube"}},
 			{slices.Concat(servers, []string{"--programmer=shadow"}), []string{"servers", "--programmer=shadow"}},
+			{slices.Concat(servers, secure, certificates), []string{"servers", programs, "--secure-metrics-bind-address"}},
+			{slices.Concat(servers, secure, []string{"--metrics-token-audience=a", "--kubeconfig=" + dir + "/kubeconfig"}),
+				[]string{"servers", programs, "--secure-metrics-bind-address", "--metrics-token-audience"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := agent.Options{Registry: r}

@@ -86,7 +86,10 @@ func kindOf(c prometheus.Collector) string {
 }
 
 // description matches the String of a prometheus.Desc, which has no other way to access its fields.
-var description = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), .*variableLabels: \{(.*)\}\}$`)
+var description = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+
+// constLabel matches a label whose value is part of the description.
+var constLabel = regexp.MustCompile(`(\w+)="(?:[^"\\]|\\.)*"`)
 
 func parseDesc(s string) (m metric, err error) {
 	parts := description.FindStringSubmatch(s)
@@ -99,8 +102,11 @@ func parseDesc(s string) (m metric, err error) {
 	if m.help, err = strconv.Unquote(parts[2]); err != nil {
 		return m, err
 	}
-	if parts[3] != "" {
-		m.labels = strings.Split(parts[3], ",")
+	for _, label := range constLabel.FindAllStringSubmatch(parts[3], -1) {
+		m.labels = append(m.labels, label[1])
+	}
+	if parts[4] != "" {
+		m.labels = append(m.labels, strings.Split(parts[4], ",")...)
 	}
 	return m, nil
 }

@@ -22,6 +22,7 @@ func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
 				prometheus.NewHistogram(prometheus.HistogramOpts{Name: "c_seconds", Help: "Time."}),
 				prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "d_seconds", Help: "Time."}, []string{"x"}),
 				prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "e", Help: "State."}, []string{"x"}),
+				prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "f", Help: "State.", ConstLabels: prometheus.Labels{"k": `="a", {b}`, "l": ""}}, []string{"x"}),
 			)
 		}
 	}
@@ -41,8 +42,10 @@ func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
 		`c_seconds histogram: Time. *Only with q or r.*`,
 		`d_seconds histogram: Time. *Only with q or r.*`,
 		`e gauge: State. *Only with q or r.*`,
+		`f gauge: State. *Only with q or r.*`,
 	}, got)
 	require.Equal(t, []string{"x", "y"}, metrics[1].labels)
+	require.Equal(t, []string{"k", "l", "x"}, metrics[5].labels, "labels with a constant value, too")
 
 	require.Equal(t, "p", c.only(0b011))
 	require.Equal(t, "some configurations", c.only(0b001))
