@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,6 +140,70 @@ func TestPodMonitorsWithTokens(t *testing.T) {
 	require.Nil(t, verified.InsecureSkipVerify)
 	require.Equal(t, "agents", verified.CA.Secret.Name)
 	require.Equal(t, "slicecast-agent", *verified.ServerName)
+}
+
+// TestKubeProxyJob proves that the job kube-proxy has the same targets as that of agents, all metrics
+// that kubernetes-mixin asks for, and none of Slicecast's own.
+func TestKubeProxyJob(t *testing.T) {
+	const job = "--set=monitoring.podMonitors.kubeProxyJob=true"
+	with := map[string][]string{
+		"certificates": append(slices.Clone(monitored), job),
+		"tokens":       {"--set=monitoring.podMonitors.enabled=true,monitoring.podMonitors.tokenSecret=prometheus,agent.metrics.enabled=true", job},
+	}
+	for name, flags := range with {
+		objects := render(t, flags...)
+		var own, second monitoringv1.PodMonitor
+		strictly(t, find(t, objects, "PodMonitor", "slicecast-agents", "slicecast-agent"), &own)
+		strictly(t, find(t, objects, "PodMonitor", "slicecast-agents", "slicecast-agent-kube-proxy"), &second)
+		require.Equal(t, own.Labels, second.Labels, name)
+		require.Empty(t, own.Spec.PodMetricsEndpoints[0].RelabelConfigs, name)
+		require.Empty(t, own.Spec.PodMetricsEndpoints[0].MetricRelabelConfigs, name)
+
+		endpoint := &second.Spec.PodMetricsEndpoints[0]
+		require.Equal(t, []monitoringv1.RelabelConfig{
+			{TargetLabel: "job", Replacement: new("kube-proxy")},
+			{SourceLabels: []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"}, TargetLabel: "instance"},
+		}, endpoint.RelabelConfigs, name)
+		require.Len(t, endpoint.MetricRelabelConfigs, 1, name)
+		kept := endpoint.MetricRelabelConfigs[0]
+		require.Equal(t, monitoringv1.RelabelConfig{SourceLabels: []monitoringv1.LabelName{"__name__"}, Regex: kept.Regex, Action: "keep"}, kept, name)
+		requireMetricsOfKubeProxy(t, kept.Regex)
+		endpoint.RelabelConfigs, endpoint.MetricRelabelConfigs, second.Spec.JobLabel = nil, nil, own.Spec.JobLabel
+		require.Equal(t, own.Spec, second.Spec, name)
+	}
+
+	args := slices.Concat([]string{"template", "slicecast", chart, "--namespace=kube-system"}, required, with["tokens"])
+	for values, says := range map[string]string{
+		"agent.config.programmer=shadow":    "kube-proxy still runs",
+		"agent.config.besideKubeProxy=true": "kube-proxy still runs",
+		"agent.metrics.enabled=false":       "needs agents that Prometheus can scrape",
+	} {
+		_, err := helm(t, append(slices.Clone(args), "--set="+values)...)
+		require.ErrorContains(t, err, says)
+	}
+	for _, o := range render(t, monitored...) {
+		require.NotEqual(t, "slicecast-agent-kube-proxy", o.GetName())
+	}
+}
+
+// requireMetricsOfKubeProxy requires an expression, which Prometheus anchors, to match the names of
+// metrics that kubernetes-mixin asks for, but for up, and none of Slicecast's own.
+func requireMetricsOfKubeProxy(t *testing.T, expression string) {
+	t.Helper()
+	kept, err := regexp.Compile("^(?:" + expression + ")$")
+	require.NoError(t, err)
+	mixin, err := os.ReadFile("../../internal/e2e/testdata/kubernetes-mixin.json")
+	require.NoError(t, err)
+	asked := regexp.MustCompile(`(\w+)\{`).FindAllStringSubmatch(string(mixin), -1)
+	require.Greater(t, len(asked), 10)
+	for _, name := range asked {
+		require.True(t, name[1] == "up" || kept.MatchString(name[1]), name[1])
+	}
+	page, err := os.ReadFile("../../docs/metrics.md")
+	require.NoError(t, err)
+	for _, name := range regexp.MustCompile("(?m)^\\| `(\\w+)`").FindAllStringSubmatch(string(page), -1) {
+		require.Equal(t, !strings.HasPrefix(name[1], "slicecast_"), kept.MatchString(name[1]), name[1])
+	}
 }
 
 // TestNotesWarnOfAgentsThatAreNotScraped proves that an install says so if no alert about agents

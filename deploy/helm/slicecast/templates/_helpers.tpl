@@ -187,6 +187,26 @@ authorization:
 {{- end }}
 {{- end }}
 
+{{/* The endpoint of agents in a PodMonitor. */}}
+{{- define "slicecast.agentEndpoint" -}}
+{{- with .Values.monitoring -}}
+port: metrics
+scheme: https
+interval: {{ .podMonitors.interval }}
+tlsConfig:
+  {{- with .agents.servingSecret }}
+  serverName: {{ $.Values.monitoring.agents.serverName }}
+  ca:
+    secret: {name: {{ . }}, key: ca.crt}
+  {{- else }}
+  # Agents make their certificates, as kubelets do. The token is of use at agents only.
+  insecureSkipVerify: true
+  {{- end }}
+  {{- include "slicecast.certificateOfScraper" .podMonitors.clientSecret | nindent 2 }}
+{{- include "slicecast.tokenOfScraper" .podMonitors.tokenSecret | nindent 0 }}
+{{- end }}
+{{- end }}
+
 {{/*
 Whether agents have a PodMonitor. They accept the certificate of Prometheus if they have the
 servingSecret, whose ca.crt verifies it, and tokens if agent.metrics is enabled.
