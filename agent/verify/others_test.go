@@ -196,6 +196,29 @@ func TestOrderOfRefusals(t *testing.T) {
 	require.Contains(t, sentences(compare(t, node, state)), "should be rejected, but is dropped")
 }
 
+// TestIPTablesBesideDrops proves that the refusals of the programmer iptables are not judged beside
+// the rules by which kube-proxy's mode nftables drops what it does not serve, and that all else is.
+func TestIPTablesBesideDrops(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
+		node := newNode(t)
+		state := exampleState(node)
+		replaceIPTables(t, node, variant, state)
+		nft(t, node, `table ip kube-proxy {
+			chain cluster-ips-check { ip daddr { 10.96.0.0/16 } drop; }
+			chain filter-forward { type filter hook forward priority 0; ct state new jump cluster-ips-check; }
+			chain filter-output { type filter hook output priority 0; ct state new jump cluster-ips-check; }
+		}`)
+		r := compare(t, node, state)
+		require.Empty(t, r.Differences)
+		require.NotEmpty(t, r.Unjudged)
+		for _, u := range r.Unjudged {
+			require.Contains(t, u, "shop/none:http/TCP/IPv4 at clusterIP 10.96.0.5:80")
+			require.Contains(t, u, "and chain filter-forward of table ip kube-proxy")
+		}
+	}
+}
+
 // TestOrderInOneTable proves that chains of one table with the same hook and priority are followed
 // as the kernel asks them, newest first, whatever their names are.
 func TestOrderInOneTable(t *testing.T) {

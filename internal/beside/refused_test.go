@@ -1,6 +1,7 @@
-// This test proves that a Service without endpoints is refused at once by the proxy that serves it,
-// whatever rules the other proxy has for the ranges of cluster IPs: before an agent starts, while it
-// runs, with the rules that it leaves, and after kube-proxy has registered its chains anew.
+// This test proves that a Service without endpoints is refused at once, whatever rules the proxy
+// that does not serve it has for the ranges of cluster IPs. That holds before an agent starts,
+// while it runs, with the rules that it leaves, and after kube-proxy has registered its chains
+// anew.
 package beside
 
 import (
@@ -62,7 +63,7 @@ func TestRefusals(t *testing.T) {
 	theirs, ours := w.createService("theirs", ""), w.createService("ours", proxyName)
 	awaitRefused(theirs, w.nodes...)
 
-	// Of chains with the same priority, the kernel would ask the agent's first, because they are newer.
+	// Of chains with the same priority, the kernel would ask the agent's first, as they are newer.
 	for _, n := range w.nodes {
 		n.agent = n.startAgent("--programmer=" + programmers[n])
 		if programmers[n] == "nftables" {
