@@ -142,8 +142,8 @@ func TestPodMonitorsWithTokens(t *testing.T) {
 	require.Equal(t, "slicecast-agent", *verified.ServerName)
 }
 
-// TestKubeProxyJob proves that the job kube-proxy has the same targets as that of agents, all metrics
-// that kubernetes-mixin asks for, and none of Slicecast's own.
+// TestKubeProxyJob proves that the job kube-proxy has the same targets as that of agents. It has
+// all metrics that kubernetes-mixin asks for, and none of Slicecast's own.
 func TestKubeProxyJob(t *testing.T) {
 	const job = "--set=monitoring.podMonitors.kubeProxyJob=true"
 	with := map[string][]string{

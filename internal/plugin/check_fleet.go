@@ -291,7 +291,8 @@ func serverRights(s *fleet.Server) []authorizationv1.SubjectAccessReviewSpec {
 // not checked.
 func (c *cluster) checkServersRights(ctx context.Context, answers []fleet.Answer[agents], out *checks) {
 	out.begin("RBAC", "deploy/README.md#upgrade-and-downgrade")
-	needed := make(map[string]map[string]authorizationv1.SubjectAccessReviewSpec) // by account and text
+	// By the account and the right's text.
+	needed := make(map[string]map[string]authorizationv1.SubjectAccessReviewSpec)
 	for _, a := range answers {
 		account := a.Server.Namespace + "/" + a.Server.ServiceAccount
 		if a.Server.Relay {

@@ -83,7 +83,8 @@ func (c *cluster) checkProxies(ctx context.Context, out *checks, nodes *nodesRep
 	}
 }
 
-// warnsOfKubeProxy reports whether the agent of a node says that a kube-proxy there is too many, and why.
+// warnsOfKubeProxy reports whether the agent of a node says that a kube-proxy there is too many. It
+// returns the agent's reason.
 func (n *node) warnsOfKubeProxy() (reason string, warns bool) {
 	for _, w := range n.agent.GetWarnings() {
 		if w.GetWarning() == pb.NodeWarning_NODE_WARNING_KUBE_PROXY {

@@ -1,5 +1,6 @@
 // These tests prove that check counts a kube-proxy as a failure only where an agent programs the
-// same Services. Wherever a node needs its kube-proxy, check says so, and never advises to remove it.
+// same Services. Wherever a node needs its kube-proxy, check says so and does not advise to remove
+// it.
 package plugin
 
 import (

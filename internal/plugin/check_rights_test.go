@@ -107,7 +107,7 @@ func TestServerRightsAreThoseOfTheManifests(t *testing.T) {
 	}
 }
 
-// TestCheckOfServersRights takes rights of three kinds from the servers.
+// TestCheckOfServersRights checks that rights are missed which the servers no longer have.
 func TestCheckOfServersRights(t *testing.T) {
 	e := newEnvironment(t)
 	e.server("server-1")

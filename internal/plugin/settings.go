@@ -60,8 +60,8 @@ const (
 	unknownServices
 )
 
-// served returns which Services the agent of a node programs, by what it reports and by the settings
-// of its Pod. n is nil if no agent is known.
+// served returns which Services the agent of a node programs, by what it reports and by its Pod's
+// settings. n is nil if no agent is known.
 func (r *settingsReader) served(ctx context.Context, n *node, nodes *nodesReport) (services, error) {
 	if n == nil || programsNothing(n.agent.GetProgrammer()) {
 		return noServices, nil
@@ -201,10 +201,10 @@ func kubeProxyPods(ctx context.Context, f *fleet.Fleet) (map[string]*corev1.Pod,
 	return pods, nil
 }
 
-// leadsElsewhere returns why the proxy of a node may lead to other nodes what comes to a Service with
-// internalTrafficPolicy Local without an endpoint on the node. It is empty if the proxy does not:
-// neither Slicecast nor kube-proxy does, except for kube-proxy's mode ipvs. known are the nodes with
-// agents; nil means that there are none. proxy is the node's kube-proxy, and err why it is unknown.
+// leadsElsewhere returns why the proxy of a node may lead to other nodes although a Service has
+// internalTrafficPolicy Local and no endpoint on the node. It is empty if the proxy does not. Only
+// kube-proxy's mode ipvs does. known has the nodes with agents; nil means that there are none.
+// proxy is the node's kube-proxy, and err why that is unknown.
 func (r *settingsReader) leadsElsewhere(ctx context.Context, name string, known *nodesReport, proxy *corev1.Pod, err error) string {
 	var served services
 	if known != nil {
