@@ -239,18 +239,13 @@ func (c *cluster) checkRights(ctx context.Context, out *checks) {
 	out.ok("", "you may create what an installation consists of")
 }
 
-// configMap returns a ConfigMap.
-func (c *cluster) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return readConfigMap(ctx, c.fleet, namespace, name)
-}
-
 // podRanges returns where the chart would find the ranges of pods, and the ranges; none means that
 // it would not find any.
 func (c *cluster) podRanges(ctx context.Context) (from string, ranges []netip.Prefix, err error) {
 	for _, where := range []struct{ name, key, from string }{
 		{"kubeadm-config", "ClusterConfiguration", "podSubnet of kubeadm-config"}, {"kube-proxy", "config.conf", "clusterCIDR of kube-proxy"},
 	} {
-		held, err := c.configMap(ctx, metav1.NamespaceSystem, where.name)
+		held, err := c.fleet.ConfigMap(ctx, metav1.NamespaceSystem, where.name)
 		if apierrors.IsNotFound(err) {
 			continue
 		}

@@ -34,7 +34,7 @@ const removeKubeProxy = "once the agents have programmed these nodes, keep kube-
 func (c *cluster) checkProxies(ctx context.Context, out *checks, nodes *nodesReport) {
 	out.begin("other proxies", "deploy/README.md#3-remove-kube-proxy")
 	before := len(out.list)
-	settings := newSettingsReader(c.fleet)
+	settings := settingsReader{c.fleet.ConfigFiles()}
 	of := make(map[string]*node)
 	if nodes != nil {
 		for i := range nodes.nodes {
@@ -107,7 +107,7 @@ func warnsOfKubeProxy(nodes *nodesReport, out *checks) {
 // checkKubeProxy judges a kube-proxy in a Pod of a node, on which the agent n runs; nil means that
 // none is known. Only an agent that programs the same Services makes it a failure: otherwise the
 // node needs its kube-proxy.
-func (r *settingsReader) checkKubeProxy(ctx context.Context, name string, n *node, nodes *nodesReport, out *checks) {
+func (r settingsReader) checkKubeProxy(ctx context.Context, name string, n *node, nodes *nodesReport, out *checks) {
 	if n == nil {
 		if len(nodes.relays) > 0 || nodes.agentsErr != nil {
 			out.ok(name, "a kube-proxy runs; whether an agent does is not known")
@@ -139,7 +139,7 @@ func (r *settingsReader) checkKubeProxy(ctx context.Context, name string, n *nod
 }
 
 // anyServesAll reports whether an agent may program all Services.
-func (r *settingsReader) anyServesAll(ctx context.Context, nodes *nodesReport) bool {
+func (r settingsReader) anyServesAll(ctx context.Context, nodes *nodesReport) bool {
 	return len(nodes.relays) > 0 || nodes.agentsErr != nil || slices.ContainsFunc(nodes.nodes, func(n node) bool {
 		served, _ := r.served(ctx, &n, nodes) // with an error, it is not known
 		return served == allServices || served == unknownServices
@@ -149,7 +149,7 @@ func (r *settingsReader) anyServesAll(ctx context.Context, nodes *nodesReport) b
 // serves reports whether a DaemonSet of otherProxies serves Services, according to its settings.
 func (c *cluster) serves(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
 	if set.Labels["k8s-app"] == "cilium" {
-		config, err := c.configMap(ctx, set.Namespace, "cilium-config")
+		config, err := c.fleet.ConfigMap(ctx, set.Namespace, "cilium-config")
 		if err != nil {
 			return false, err
 		}

@@ -112,17 +112,17 @@ func TestServedServices(t *testing.T) {
 		"by the file":                  {configured("chosen", file), chosenServices, ""},
 		"a shadow by the file":         {configured("shadows", file), noServices, ""},
 		"a flag wins over the file":    {configured("shadows", file, "--programmer=ipvs"), allServices, ""},
-		"no file where the flag says":  {configured("chosen", "--config=/config/other.yaml"), unknownServices, "has no other.yaml"},
+		"no file where the flag says":  {configured("chosen", "--config=/config/other.yaml"), unknownServices, "has no key other.yaml"},
 		"a file that is no YAML":       {configured("broken", file), unknownServices, "c.yaml of the ConfigMap slicecast-agents/broken"},
 		"no such ConfigMap":            {configured("missing", file), unknownServices, "not found"},
-		"a file of no ConfigMap":       {configured("chosen", "--config=/etc/c.yaml"), unknownServices, "comes from no ConfigMap"},
-		"a folder with a like name":    {configured("chosen", "--config=/configs/c.yaml"), unknownServices, "comes from no ConfigMap"},
+		"a file of no ConfigMap":       {configured("chosen", "--config=/etc/c.yaml"), unknownServices, "is in no ConfigMap"},
+		"a folder with a like name":    {configured("chosen", "--config=/configs/c.yaml"), unknownServices, "is in no ConfigMap"},
 		"a file by another name there": {renamed(configured("chosen", "--config=/config/other.yaml")), chosenServices, ""},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: agentNamespace, Name: "agent-x"}, Spec: corev1.PodSpec{Containers: make([]corev1.Container, 1)}}
 		test.change(pod)
 		n := &node{Node: "x"}
-		served, err := newSettingsReader(f).served(t.Context(), n, &nodesReport{pods: []*fleet.Agent{{Node: "x", Pod: pod}}})
+		served, err := settingsReader{f.ConfigFiles()}.served(t.Context(), n, &nodesReport{pods: []*fleet.Agent{{Node: "x", Pod: pod}}})
 		require.Equal(t, test.want, served, name)
 		if test.fails == "" {
 			require.NoError(t, err, name)
@@ -130,7 +130,7 @@ func TestServedServices(t *testing.T) {
 			require.ErrorContains(t, err, test.fails, name)
 		}
 	}
-	served, err := newSettingsReader(f).served(t.Context(), &node{Node: "x"}, &nodesReport{})
+	served, err := settingsReader{f.ConfigFiles()}.served(t.Context(), &node{Node: "x"}, &nodesReport{})
 	require.NoError(t, err)
 	require.Equal(t, unknownServices, served, "the agent runs in no Pod")
 }

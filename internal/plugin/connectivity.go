@@ -205,7 +205,7 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 	slices.SortFunc(candidates, func(a, b node) int { return cmp.Compare(a.Node, b.Node) })
 	sampled, text := choose(candidates, names, x.sample, x.seed)
 	kubeProxies, proxiesErr := kubeProxyPods(ctx, f)
-	settings := newSettingsReader(f)
+	settings := settingsReader{f.ConfigFiles()}
 	for _, s := range sampled {
 		n := all[s.Name]
 		if n == nil {

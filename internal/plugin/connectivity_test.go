@@ -318,7 +318,7 @@ func TestLocalPolicyOfProxies(t *testing.T) {
 	require.Empty(t, modes["node-1"])
 
 	// An agent that programs all Services does not, whichever mode the kube-proxy beside it has.
-	settings := newSettingsReader(f)
+	settings := settingsReader{f.ConfigFiles()}
 	ipvs := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: []string{"--proxy-mode=ipvs"}}}}}
 	agentOf := func(status *pb.AgentStatus, args ...string) *nodesReport {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: args}}}}

@@ -4,48 +4,17 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 )
 
 // settingsReader reads the settings of the Pods of proxies.
-type settingsReader struct {
-	fleet *fleet.Fleet
-	// configMaps are those that were read.
-	configMaps map[types.NamespacedName]*corev1.ConfigMap
-}
-
-func newSettingsReader(f *fleet.Fleet) *settingsReader {
-	return &settingsReader{fleet: f, configMaps: map[types.NamespacedName]*corev1.ConfigMap{}}
-}
-
-// configMap returns a ConfigMap. Each is read once.
-func (r *settingsReader) configMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	key := types.NamespacedName{Namespace: namespace, Name: name}
-	if held := r.configMaps[key]; held != nil {
-		return held, nil
-	}
-	held, err := readConfigMap(ctx, r.fleet, namespace, name)
-	if err == nil {
-		r.configMaps[key] = held
-	}
-	return held, err
-}
-
-func readConfigMap(ctx context.Context, f *fleet.Fleet, namespace, name string) (*corev1.ConfigMap, error) {
-	return fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ConfigMap, error) {
-		return f.Client().CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-	})
-}
+type settingsReader struct{ files *fleet.ConfigFiles }
 
 // services are those that an agent programs on its node.
 type services int
@@ -62,7 +31,7 @@ const (
 
 // served returns which Services the agent of a node programs, by what it reports and by its Pod's
 // settings. n is nil if no agent is known.
-func (r *settingsReader) served(ctx context.Context, n *node, nodes *nodesReport) (services, error) {
+func (r settingsReader) served(ctx context.Context, n *node, nodes *nodesReport) (services, error) {
 	if n == nil || programsNothing(n.agent.GetProgrammer()) {
 		return noServices, nil
 	}
@@ -84,7 +53,7 @@ func programsNothing(programmer string) bool {
 
 // servedBy returns which Services the agent in a Pod programs, by the Pod's command line and the
 // file that this names. As in the agent, flags win over the file.
-func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (services, error) {
+func (r settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (services, error) {
 	var fromFlags, held struct {
 		BesideKubeProxy              bool
 		ServiceProxyName, Programmer string
@@ -95,7 +64,7 @@ func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (service
 		fs.StringVar(&fromFlags.Programmer, "programmer", "", "")
 	})
 	if file != "" {
-		if err := r.file(ctx, pod, file, &held); err != nil {
+		if err := r.files.Decode(ctx, pod, pod.Spec.Containers[0].Name, file, &held); err != nil {
 			return unknownServices, err
 		}
 	}
@@ -114,12 +83,12 @@ func (r *settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (service
 
 // modeOf returns the mode of the kube-proxy in a Pod, by the file that its command line names. Only
 // without a file do flags count, as in kube-proxy. An empty mode is the default, which is not ipvs.
-func (r *settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, error) {
+func (r settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, error) {
 	var fromFlag string
 	fs, file := commandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
 	if file != "" {
 		var held struct{ Mode string }
-		err := r.file(ctx, pod, file, &held)
+		err := r.files.Decode(ctx, pod, pod.Spec.Containers[0].Name, file, &held)
 		return held.Mode, err
 	}
 	if !fs.Changed("proxy-mode") {
@@ -146,44 +115,6 @@ func containerNamed(pod *corev1.Pod, name string) *corev1.Container {
 	return &pod.Spec.Containers[max(at, 0)]
 }
 
-// file reads a YAML file of a Pod's first container into a value, if it comes from a ConfigMap.
-func (r *settingsReader) file(ctx context.Context, pod *corev1.Pod, name string, into any) error {
-	var mount *corev1.VolumeMount
-	c := &pod.Spec.Containers[0]
-	for i := range c.VolumeMounts {
-		m := &c.VolumeMounts[i]
-		within := name == m.MountPath || strings.HasPrefix(name, strings.TrimSuffix(m.MountPath, "/")+"/")
-		if within && (mount == nil || len(m.MountPath) > len(mount.MountPath)) {
-			mount = m
-		}
-	}
-	at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return mount != nil && v.Name == mount.Name })
-	if at < 0 || pod.Spec.Volumes[at].ConfigMap == nil {
-		return fmt.Errorf("the file %s of the Pod %s/%s comes from no ConfigMap", name, pod.Namespace, pod.Name)
-	}
-	source := pod.Spec.Volumes[at].ConfigMap
-	key := path.Join(mount.SubPath, strings.TrimPrefix(name, mount.MountPath))
-	key = strings.TrimPrefix(key, "/")
-	for _, item := range source.Items {
-		if item.Path == key {
-			key = item.Key
-			break
-		}
-	}
-	held, err := r.configMap(ctx, pod.Namespace, source.Name)
-	if err != nil {
-		return err
-	}
-	text, ok := held.Data[key]
-	if !ok {
-		return fmt.Errorf("the ConfigMap %s/%s has no %s, which the Pod %s runs with", pod.Namespace, source.Name, key, pod.Name)
-	}
-	if err := yaml.Unmarshal([]byte(text), into); err != nil {
-		return fmt.Errorf("%s of the ConfigMap %s/%s: %w", key, pod.Namespace, source.Name, err)
-	}
-	return nil
-}
-
 // kubeProxyPods returns the Pods of kube-proxy that run in kube-system, by their nodes.
 func kubeProxyPods(ctx context.Context, f *fleet.Fleet) (map[string]*corev1.Pod, error) {
 	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
@@ -205,7 +136,7 @@ func kubeProxyPods(ctx context.Context, f *fleet.Fleet) (map[string]*corev1.Pod,
 // internalTrafficPolicy Local and no endpoint on the node. It is empty if the proxy does not. Only
 // kube-proxy's mode ipvs does. known has the nodes with agents; nil means that there are none.
 // proxy is the node's kube-proxy, and err why that is unknown.
-func (r *settingsReader) leadsElsewhere(ctx context.Context, name string, known *nodesReport, proxy *corev1.Pod, err error) string {
+func (r settingsReader) leadsElsewhere(ctx context.Context, name string, known *nodesReport, proxy *corev1.Pod, err error) string {
 	var served services
 	if known != nil {
 		at := slices.IndexFunc(known.nodes, func(n node) bool { return n.Node == name })
