@@ -1,6 +1,6 @@
-// These tests prove that inspect reads the pages of the agent that runs on the node, and that an
-// agent that is not meant to serve them, as a shadow or beside kube-proxy, lacks nothing: inspect
-// prints its settings and says what it does not serve.
+// These tests prove that inspect reads the pages of the agent that runs on the node. An agent that
+// is not meant to serve them, as a shadow or beside kube-proxy, lacks nothing. Inspect then prints
+// its settings and says what it does not serve.
 package app
 
 import (

@@ -226,8 +226,8 @@ func TestChangedSettingsReplacePods(t *testing.T) {
 	require.NotEqual(t, agent, otherAgent)
 }
 
-// TestNotesAboutKubeProxy proves that an install advises to remove kube-proxy only where agents serve
-// what it serves.
+// TestNotesAboutKubeProxy proves that an install advises to remove kube-proxy only where agents
+// serve what it serves.
 func TestNotesAboutKubeProxy(t *testing.T) {
 	const (
 		removed, some, kept = "it can be removed now. deploy/README.md", "it can be removed now from nodes whose agent is ready", "Do not remove kube-proxy"

@@ -84,8 +84,8 @@ func TestExplainWithoutAgent(t *testing.T) {
 	require.Contains(t, runAs(t.Context(), admin, "__complete", "--kubeconfig="+admin, "explain", "node-x", "default/e").out, "default/explained\n")
 }
 
-// TestExplainBesideKubeProxy proves that a Service of another proxy is no difference, that the proxy
-// is named, and that agents learn from the servers' settings which Services are theirs.
+// TestExplainBesideKubeProxy proves that a Service of another proxy is no difference, that the
+// proxy is named, and that agents learn from the servers' settings which Services are theirs.
 func TestExplainBesideKubeProxy(t *testing.T) {
 	const label = "service.kubernetes.io/service-proxy-name"
 	e := newEnvironment(t)
@@ -158,9 +158,9 @@ func TestExplainBesideKubeProxy(t *testing.T) {
 	require.NotContains(t, r.out, "kube-proxy serves the node")
 
 	// The flag replaces the servers' settings.
-	r = runAs(t.Context(), admin, "explain", "node-0", "default/labeled", "--service-proxy-name=")
-	require.Equal(t, wrong, r.code, "the servers still have it")
-	require.Contains(t, r.out, `its label `+label+` says that the proxy "slicecast" serves it`)
+	r = runAs(t.Context(), admin, "explain", "node-0", "default/unlabeled", "--service-proxy-name=other")
+	require.Equal(t, fine, r.code, r.out)
+	require.Contains(t, r.out, "the servers serve Services with the label "+label+": other")
 
 	r = runAs(t.Context(), admin, "verify", "node-0")
 	require.Equal(t, fine, r.code, r.errors+r.out)
@@ -177,6 +177,18 @@ func TestExplainBesideKubeProxy(t *testing.T) {
 	run.explain(t.Context(), results)
 	require.Len(t, results[0].Reasons, 2, "who serves the Service, and the Pod")
 	require.Contains(t, results[0].Reasons[1], "Pod kube-system/kube-proxy-0 is Running")
+
+	// Servers that contradict each other, as in the middle of a change, need the flag.
+	e.change = nil
+	e.pod(serverNamespace, "server-2", "slicecast-server", "server", "node-0", serverArgs(), corev1.PodRunning)
+	const says = "slicecast-system/server-1 has --service-proxy-name=slicecast, and slicecast-system/server-2 has --service-proxy-name=: "
+	r = runAs(t.Context(), admin, "explain", "node-0", "default/labeled")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.out, "! which Services the servers serve is not known: "+says)
+	r = runAs(t.Context(), admin, "verify", "node-0")
+	require.Equal(t, incomplete, r.code)
+	require.Contains(t, r.errors, says)
+	require.Equal(t, fine, runAs(t.Context(), admin, "verify", "node-0", "--service-proxy-name=slicecast").code)
 }
 
 // TestExplainOnNode runs the agent's command with the objects of the API server, in a node whose
