@@ -21,21 +21,18 @@ func (f *Fleet) ServiceProxyName(ctx context.Context, servers []*Server) (name s
 		if s.Relay || errors.Is(s.missing, errTerminating) || s.proxyName == nil && s.config == "" {
 			continue
 		}
-		its := ""
+		var fields struct{ ServiceProxyName string }
+		its := &fields.ServiceProxyName
 		if s.proxyName != nil {
-			its = *s.proxyName
-		} else {
-			var fields struct{ ServiceProxyName string }
-			if err := files.Decode(ctx, s.Pod, s.Container, s.config, &fields); err != nil {
-				return "", false, fmt.Errorf("the configuration of %v: %w; %s", s, err, setProxyName)
-			}
-			its = fields.ServiceProxyName
+			its = s.proxyName
+		} else if err := files.Decode(ctx, s.Pod, s.Container, s.config, &fields); err != nil {
+			return "", false, fmt.Errorf("the configuration of %v: %w; %s", s, err, setProxyName)
 		}
-		if first != nil && its != name {
+		if first != nil && *its != name {
 			return "", false, fmt.Errorf("%v has --service-proxy-name=%s, and %v has --service-proxy-name=%s: give all servers the same, or %s",
-				first, name, s, its, setProxyName)
+				first, name, s, *its, setProxyName)
 		}
-		first, name = cmp.Or(first, s), its
+		first, name = cmp.Or(first, s), *its
 	}
 	return name, first != nil, nil
 }
