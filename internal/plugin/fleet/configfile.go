@@ -31,8 +31,8 @@ func (f *Fleet) ConfigFiles() *ConfigFiles {
 	return &ConfigFiles{f, make(map[types.NamespacedName]*corev1.ConfigMap)}
 }
 
-// Decode decodes a container's configuration file, the value of --config, into a value that may have
-// some of its fields. The error says what is missing if the file is in no ConfigMap, or if the
+// Decode decodes a container's configuration file, the value of --config, into a value that may
+// have some of its fields. The error says what is missing if the file is in no ConfigMap, or if the
 // ConfigMap cannot be read.
 func (c *ConfigFiles) Decode(ctx context.Context, pod *corev1.Pod, container, file string, into any) error {
 	source, key := configMapOf(pod, container, file)
