@@ -21,6 +21,8 @@ const (
 	echoPort = 9000
 	// warmUp is how long flows run before and after what is measured.
 	warmUp = time.Second
+	// reachable is how many connections in a row say that a Service is programmed.
+	reachable = 20
 )
 
 // otherService is the cluster IP of a Service that another program has set up on the node.
@@ -145,7 +147,7 @@ func (n *node) awaitService(b *testing.B, service netip.AddrPort) {
 	ctx, cancel := context.WithTimeout(b.Context(), programTimeout)
 	defer cancel()
 	require.NoError(b, testenv.WaitFor(ctx, func() error {
-		_, err := n.dial(service, 1, 20*time.Millisecond)
+		_, err := n.dial(service, reachable, 20*time.Millisecond)
 		return err
 	}))
 }

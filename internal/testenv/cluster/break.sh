@@ -81,7 +81,8 @@ fail_wrong_port() { # the Service leads to a port that no pod serves
 fail_not_ready() { # the pods' readiness probe asks for a page that they do not have
 	patch deployment/web '[{"op": "replace", "path": "/spec/strategy", "value": {"type": "Recreate"}},
 		{"op": "replace", "path": "'$readiness'/httpGet/port", "value": 8079}]'
-	kubectl -n shop wait pod --selector=app=web --for=condition=Ready=false --timeout=1m
+	# The pods themselves come and go meanwhile.
+	kubectl -n shop wait deployment/web --for=jsonpath='{.status.unavailableReplicas}'=3 --timeout=1m
 }
 
 fail_local_policy() { # the Service leads to pods of the client's node only, and this node has none
