@@ -154,35 +154,30 @@ func newSoak(b *testing.B, size size) *soak {
 }
 
 // fillTombstones makes the server remember as many removals as it ever will. Otherwise its memory
-// would grow for hours, until so many names have gone.
+// would grow for hours, until so many names have gone. The slices have as many endpoints as those
+// of the soak, because the store's trees keep some older versions of what they hold.
 func (s *soak) fillTombstones(b *testing.B) {
 	b.Helper()
 	const most = store.DefaultShards * store.DefaultTombstones
 	const gone = most * 5 / 4 // shards get different numbers
+	const together = gone / 10
 	api := s.control.Client().DiscoveryV1().EndpointSlices(namespace)
-	each := func(what string, do func(name string) error) {
+	each := func(first int, do func(i int, name string) error) {
 		var all errgroup.Group
 		all.SetLimit(16)
-		for i := range gone {
-			all.Go(func() error {
-				if i%10_000 == 0 {
-					fmt.Fprintf(os.Stderr, "before the soak, %d of %d slices %s\n", i, gone, what)
-				}
-				return do(fmt.Sprintf("gone-%06d", i))
-			})
+		for i := first; i < first+together; i++ {
+			all.Go(func() error { return do(i, fmt.Sprintf("gone-%06d", i)) })
 		}
 		require.NoError(b, all.Wait())
 	}
-	each("came", func(name string) error {
-		_, err := api.Create(b.Context(), &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "soak"},
-			},
-			AddressType: discoveryv1.AddressTypeIPv4,
-		}, metav1.CreateOptions{})
-		return err
-	})
-	each("went", func(name string) error { return api.Delete(b.Context(), name, metav1.DeleteOptions{}) })
+	for first := 0; first < gone; first += together {
+		fmt.Fprintf(os.Stderr, "before the soak, %d of %d slices came and went\n", first, gone)
+		each(first, func(i int, name string) error {
+			_, err := api.Create(b.Context(), s.slice(name, name, i), metav1.CreateOptions{})
+			return err
+		})
+		each(first, func(_ int, name string) error { return api.Delete(b.Context(), name, metav1.DeleteOptions{}) })
+	}
 	ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
 	defer cancel()
 	require.NoError(b, testenv.WaitFor(ctx, func() error {
@@ -192,6 +187,24 @@ func (s *soak) fillTombstones(b *testing.B) {
 		}
 		return err
 	}))
+}
+
+// slice returns a slice of a Service with the endpoints of number n.
+func (s *soak) slice(name, service string, n int) *discoveryv1.EndpointSlice {
+	slice := s.first.DeepCopy()
+	slice.ObjectMeta = metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "soak"},
+	}
+	slice.Endpoints = nil
+	for e := range soakEndpoints {
+		// The addresses of the cluster's own endpoints are below these.
+		n := n*soakEndpoints + e
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{netip.AddrFrom4([4]byte{100, 96 + byte(n>>16&0x1f), byte(n >> 8), byte(n)}).String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+		})
+	}
+	return slice
 }
 
 func (s *soak) serverMetrics() string {
@@ -205,20 +218,7 @@ func (s *soak) churn(b *testing.B, i int) {
 	services, slices := s.control.Client().CoreV1().Services(namespace), s.control.Client().DiscoveryV1().EndpointSlices(namespace)
 	name := func(i int) string { return fmt.Sprintf("soak-%07d", i) }
 	create := func(i int, generation string) {
-		slice := s.first.DeepCopy()
-		slice.ObjectMeta = metav1.ObjectMeta{
-			Name: name(i) + generation, Labels: map[string]string{discoveryv1.LabelServiceName: name(i), discoveryv1.LabelManagedBy: "soak"},
-		}
-		slice.Endpoints = nil
-		for e := range soakEndpoints {
-			// The addresses of the cluster's own endpoints are below these.
-			n := (i*2+map[string]int{"a": 0, "b": 1}[generation])*soakEndpoints + e
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-				Addresses:  []string{netip.AddrFrom4([4]byte{100, 96 + byte(n>>16&0x1f), byte(n >> 8), byte(n)}).String()},
-				Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
-			})
-		}
-		_, err := slices.Create(b.Context(), slice, metav1.CreateOptions{})
+		_, err := slices.Create(b.Context(), s.slice(name(i)+generation, name(i), i*2+map[string]int{"a": 0, "b": 1}[generation]), metav1.CreateOptions{})
 		require.NoError(b, err)
 	}
 	remove := func(i int, generation string) {
