@@ -16,8 +16,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// fewServices returns parts of the example's Services, by name: none; those of one kind; one
-// frontend of these; and that frontend for a range without pods.
+// fewServices returns parts of the example's Services, by name. A part has no Service, a single
+// Service port, or one of its frontends. A frontend with source ranges comes again with the last
+// one alone, which contains no pods.
 func fewServices() map[string]map[view.ServicePortID]*view.ServicePort {
 	all := map[string]map[view.ServicePortID]*view.ServicePort{"nothing": {}}
 	for id, p := range exampleState(nil).Ports {

@@ -159,17 +159,26 @@ func (n *node) servedBy(address netip.Addr) string {
 	return strings.Join(who, " and ")
 }
 
+// way is how clients reach a Service.
+type way struct {
+	from *testenv.Host
+	to   netip.AddrPort
+}
+
+// ways returns those of a pod and the node, to the cluster IP, and of a client outside, to the node
+// port.
+func (n *node) ways(s *corev1.Service, outside *testenv.Client) []way {
+	cluster := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), uint16(s.Spec.Ports[0].Port))
+	nodePort := netip.AddrPortFrom(n.IPv4, uint16(s.Spec.Ports[0].NodePort))
+	return []way{{n.client.Host, cluster}, {n.Host, cluster}, {outside.Host, nodePort}}
+}
+
 // serves returns an error unless the backends of a Service answer a pod and the node at the cluster
 // IP, and a client outside at the node port. Connections from the pod must keep its address;
 // connections from outside must be masqueraded.
 func (n *node) serves(s *corev1.Service, outside *testenv.Client, backends []string) error {
 	ctx := n.t.Context()
-	cluster := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), uint16(s.Spec.Ports[0].Port))
-	nodePort := netip.AddrPortFrom(n.IPv4, uint16(s.Spec.Ports[0].NodePort))
-	for _, way := range []struct {
-		from *testenv.Host
-		to   netip.AddrPort
-	}{{n.client.Host, cluster}, {n.Host, cluster}, {outside.Host, nodePort}} {
+	for _, way := range n.ways(s, outside) {
 		result := way.from.Probe(ctx, testenv.TCP, way.to, 20, testenv.ProbeOptions{})
 		if !result.All(testenv.Answered) || len(result.Backends()) != len(backends) {
 			return fmt.Errorf("on %s: %s from %s to %s: %v", n.Name, s.Name, way.from.Name, way.to, result)

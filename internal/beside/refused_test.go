@@ -6,7 +6,6 @@ package beside
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -25,12 +24,7 @@ const refusal = 3 * time.Second
 // refuses returns an error unless a pod and the node are refused at the cluster IP of a Service,
 // and a client outside at the node port.
 func (n *node) refuses(s *corev1.Service, outside *testenv.Client) error {
-	cluster := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), uint16(s.Spec.Ports[0].Port))
-	nodePort := netip.AddrPortFrom(n.IPv4, uint16(s.Spec.Ports[0].NodePort))
-	for _, way := range []struct {
-		from *testenv.Host
-		to   netip.AddrPort
-	}{{n.client.Host, cluster}, {n.Host, cluster}, {outside.Host, nodePort}} {
+	for _, way := range n.ways(s, outside) {
 		result := way.from.Probe(n.t.Context(), testenv.TCP, way.to, 1, testenv.ProbeOptions{Timeout: refusal})
 		if !result.All(testenv.Refused) {
 			return fmt.Errorf("on %s: %s from %s to %s: %v", n.Name, s.Name, way.from.Name, way.to, result)

@@ -60,8 +60,7 @@ func sameBackend(servers []string) judge {
 	}}
 }
 
-// keptClient requires that the servers answer. Each of them must see the client at one of these
-// addresses.
+// keptClient requires answers of all servers, which must see one of the client's own addresses.
 func keptClient(servers, addresses []string) judge {
 	whole := wholeSet(servers)
 	return judge{whole.expected + " to the client " + strings.Join(addresses, " or "), func(results []probe.Result) string {

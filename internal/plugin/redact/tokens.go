@@ -36,7 +36,7 @@ var tokenForms = []tokenForm{
 	},
 }
 
-// minToken is the least length of a token of these forms, with what may be joined to it.
+// minToken is the length of the shortest word that may be or contain a token.
 const minToken = 18
 
 // withoutTokens leaves out words that are tokens by their form.
