@@ -248,21 +248,35 @@ func connect(to netip.AddrPort, timeout time.Duration) error {
 	if !errors.Is(err, unix.EINPROGRESS) {
 		return err
 	}
-	limit := unix.NsecToTimespec(timeout.Nanoseconds())
-	for {
-		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLOUT}}, &limit, nil)
+	for deadline := time.Now().Add(timeout); ; {
+		left := unix.NsecToTimespec(max(0, time.Until(deadline).Nanoseconds()))
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLOUT}}, &left, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return err
-		case n == 0:
+		case n == 0 || time.Now().After(deadline):
 			return unix.ETIMEDOUT
 		default:
-			code, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_ERROR)
-			if err == nil && code != 0 {
-				err = unix.Errno(code)
+			if done, err := outcome(socket); done {
+				return err
 			}
-			return err
 		}
 	}
+}
+
+// outcome returns what has come of a connection attempt, once it is done. A socket may seem ready,
+// and have no error, while an ICMP error is being delivered to it. So it must have a peer, too.
+func outcome(socket int) (done bool, err error) {
+	code, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && code != 0 {
+		err = unix.Errno(code)
+	}
+	if err != nil {
+		return true, err
+	}
+	if _, err = unix.Getpeername(socket); errors.Is(err, unix.ENOTCONN) {
+		return false, nil
+	}
+	return true, err
 }

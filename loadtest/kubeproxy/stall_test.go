@@ -21,8 +21,6 @@ const (
 	echoPort = 9000
 	// warmUp is how long flows run before and after what is measured.
 	warmUp = time.Second
-	// reachable is how many connections in a row say that a Service is programmed.
-	reachable = 20
 )
 
 // otherService is the cluster IP of a Service that another program has set up on the node.
@@ -141,13 +139,13 @@ func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[
 	require.NoError(b, p.Stop())
 }
 
-// awaitService waits until new connections to a Service succeed.
+// awaitService waits until a new connection to a Service succeeds.
 func (n *node) awaitService(b *testing.B, service netip.AddrPort) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), programTimeout)
 	defer cancel()
 	require.NoError(b, testenv.WaitFor(ctx, func() error {
-		_, err := n.dial(service, reachable, 20*time.Millisecond)
+		_, err := n.dial(service, 1, 20*time.Millisecond)
 		return err
 	}))
 }
