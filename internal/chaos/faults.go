@@ -51,7 +51,7 @@ var Faults = []Fault{
 	{"oom-server", "the kernel kills a server for its memory", true, server(outOfMemory)},
 	{"tight-proxy", "the proxy of a node may use 1 MiB more memory than it does", false, proxy(tight)},
 	{"flush", "nft flush ruleset on a node", false, flush},
-	{"flush-table", "one of the proxy's tables or chains for IPv4 is gone on a node", false, flushTable},
+	{"flush-table", "the proxy's table for IPv4 is gone on a node; with iptables, `iptables -t nat -F`", false, flushTable},
 	{"kill-api", "SIGKILL of the API server, the controllers and the scheduler, which start again", false, killAPI},
 	{"stop-api", "SIGSTOP of the API server, and SIGCONT", false, stopAPI},
 	{"compact", "etcd forgets all earlier revisions, and the API server is killed", false, compact},
