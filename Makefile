@@ -232,7 +232,7 @@ mutations: ## put each bug of internal/simulate/mutations into a copy of the tre
 	go build -o bin/slicecast-mutations ./internal/simulate/mutations
 	nice -n 10 bin/slicecast-mutations -only='$(ONLY)'
 
-PACKAGES ?= internal/model internal/store internal/wire agent/client/cache
+PACKAGES ?= internal/model internal/store internal/wire agent/view agent/client/cache
 
 .PHONY: mutation-testing
 mutation-testing: ## change PACKAGES="internal/model ..." in one place at a time, and fail if their tests do not notice; ONLY=delta.go chooses changes
