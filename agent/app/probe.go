@@ -10,13 +10,13 @@ import (
 	"github.com/slicecast/slicecast/internal/probe"
 )
 
-// newProbeCommand returns the command that kubectl slicecast connectivity runs in Pods of its own.
+// newProbeCommand returns the command that kubectl slicecast runs in Pods of its own.
 func newProbeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "probe",
-		Short: "Send packets to Services and answer them, for kubectl slicecast connectivity",
-		Long: `probe is what the Pods of "kubectl slicecast connectivity" run. It needs no privileges, programs nothing, and connects
-to no server of Slicecast.`,
+		Short: "Send packets to Services and answer them, or try programmers, for kubectl slicecast",
+		Long: `probe is what the Pods of "kubectl slicecast connectivity" and "kubectl slicecast check --pre --pods" run. It connects
+to no server of Slicecast. Only "probe kernel" needs privileges.`,
 		Args: cobra.NoArgs,
 	}
 	s := probe.Server{}
@@ -62,7 +62,7 @@ to no server of Slicecast.`,
 			return nil
 		},
 	}
-	for _, sub := range []*cobra.Command{serve, dial, ready, wait} {
+	for _, sub := range []*cobra.Command{serve, dial, ready, wait, newProbeKernelCommand()} {
 		sub.SilenceUsage, sub.SilenceErrors = true, true // main prints the error
 		c.AddCommand(sub)
 	}

@@ -130,8 +130,7 @@ func choose(
 		c := &chosen{p, name, asked}
 		switch {
 		case len(missing) > 0:
-			// errors.Join puts each error on a line of its own.
-			c.reason = asked + ", but " + strings.ReplaceAll(errors.Join(missing...).Error(), "\n", "; ")
+			c.reason = asked + ", but " + oneLine(errors.Join(missing...))
 		case wanted == programmerAuto:
 			c.reason = asked + ", and the kernel supports it"
 		}
@@ -211,6 +210,10 @@ func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
 		MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
 	}
 }
+
+// oneLine returns the text of an error in one line. errors.Join puts each error on a line of its
+// own.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // observe exports the choice as a metric.
 func (c *chosen) observe(registerer prometheus.Registerer) {

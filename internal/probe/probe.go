@@ -1,6 +1,6 @@
 // Package probe serves and sends the packets of kubectl slicecast connectivity. A server answers
 // each request with its name and the client's address. A client carries out plans and reports what
-// became of each attempt.
+// became of each attempt. [Kernel] is the answer of another probe, of what the kernel can do.
 //
 // Servers are in Pods that anybody in the cluster can reach. So their connections, requests and
 // answers are bounded in number, size and time, by package bounded, and an answer by UDP is never

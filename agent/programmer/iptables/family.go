@@ -465,6 +465,25 @@ func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	return nil
 }
 
+// tryFixed returns an error if the kernel refuses the rules of a node without settings, or an
+// ordinary Service port. They are rules of checkChain that refer to no other chain.
+func (f *kernelFamily) tryFixed(ctx context.Context) error {
+	d := *f.dialect
+	d.setNode(view.Node{})
+	x := newTransaction(newChainHashes())
+	d.fixedChains(x)
+	var rules [tables]bytes.Buffer
+	for t := range rules {
+		fixed := references.ReplaceAll(x.parts[t].fresh.Bytes(), []byte(" -j RETURN"))
+		rules[t].Write(appended.ReplaceAll(fixed, []byte("-A "+checkChain+" ")))
+	}
+	d.checkRules(&rules, d.plan(programmer.Ordinary(d.family)))
+	return f.tool.try(ctx, &rules)
+}
+
+// appended matches the beginnings of rules, up to what follows their chain.
+var appended = regexp.MustCompile(`(?m)^-A \S+ `)
+
 // search returns the Service ports that the kernel refuses, given that it accepts rules at all. It
 // tries their rules in chains that nothing refers to, in halves.
 func (f *kernelFamily) search(ctx context.Context, ports []*view.ServicePort) (bad []*programmer.PortError, _ error) {

@@ -55,7 +55,9 @@ type Programmer struct {
 	// families are the IP families that this machine has. Service ports of another family are left
 	// out, because no packet of that family can reach them.
 	families map[model.Family]*kernelFamily
-	watch    watch
+	// missing has a FamilyError for each family that this machine lacks.
+	missing []error
+	watch   watch
 	// alone means that RetireOtherVariant has removed what the other variant held.
 	alone bool
 }
@@ -81,7 +83,6 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 	}
 	log := cmp.Or(options.Log, slog.Default())
 	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run, log: log}
-	var missing []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t, err := newTool(programName(family, options.Variant), run)
 		if err == nil {
@@ -90,7 +91,7 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 		if absent(err) {
 			log.Warn("This node does not support an IP family, its Services are not programmed",
 				"family", family, "err", err)
-			missing = append(missing, fmt.Errorf("no iptables for %v: %w", family, err))
+			p.missing = append(p.missing, &programmer.FamilyError{Family: family, Err: fmt.Errorf("no iptables for %v: %w", family, err)})
 			continue
 		}
 		if err != nil {
@@ -108,8 +109,12 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 		log.Debug("Found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
+		var reasons []error
+		for _, err := range p.missing {
+			reasons = append(reasons, errors.Unwrap(err))
+		}
 		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or use another programmer or variant",
-			errors.Join(missing...))
+			errors.Join(reasons...))
 	}
 	return p, nil
 }
@@ -123,6 +128,16 @@ func absent(err error) bool {
 
 // Families returns the IP families that this machine has programs for.
 func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
+
+// Try returns a FamilyError for each IP family that this machine lacks, or of which the kernel
+// refuses the rules that every node has or those of an ordinary Service port. New does not ask the
+// kernel whether it has the matches and targets of rules. Try writes the rules to a chain that
+// nothing leads to, and removes them again. Tables that did not exist before stay, without rules.
+func (p *Programmer) Try(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return errors.Join(append(slices.Clone(p.missing), p.operate(func(f *kernelFamily) error { return f.tryFixed(ctx) }))...)
+}
 
 // Replace makes the kernel hold exactly this state. It does not touch chains that are as wanted. If
 // all are, it writes nothing. What an earlier run left in the other variant stays until
