@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,10 +23,6 @@ import (
 const (
 	// maxConnectivityNodes bounds the nodes of a run. Each has two Pods.
 	maxConnectivityNodes = 20
-	// cleanupTime bounds the removal of a run's namespace.
-	cleanupTime = 2 * time.Minute
-	// lateTime is how long a namespace may take to appear whose creation had no answer.
-	lateTime = 30 * time.Second
 	// settleTime is how long nodes may take to follow a change.
 	settleTime = 15 * time.Second
 	// agentImage is the repository of the image that is used if no agents run.
@@ -47,8 +41,7 @@ type connectivity struct {
 	cleanup   bool
 	timeLimit time.Duration
 
-	progressMu sync.Mutex // guards progress
-	progress   io.Writer
+	progress
 }
 
 func newConnectivityCommand(o *options) *cobra.Command {
@@ -78,7 +71,7 @@ The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not 
 			if err := x.validate(nodes); err != nil {
 				return err
 			}
-			x.progress, x.out.AskTimeout = c.ErrOrStderr(), x.timeLimit+2*cleanupTime
+			x.progress.to, x.out.AskTimeout = c.ErrOrStderr(), x.timeLimit+2*cleanupTime
 			return o.run(c, &x.out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return x.run(ctx, f, nodes) })
 		},
 	}
@@ -107,18 +100,11 @@ func (x *connectivity) validate(nodes []string) error {
 	return nil
 }
 
-// say prints what is going on.
-func (x *connectivity) say(format string, args ...any) {
-	x.progressMu.Lock()
-	defer x.progressMu.Unlock()
-	fmt.Fprintln(x.progress, show.Printable(fmt.Sprintf(format, args...)))
-}
-
 // run makes a run, or removes the earlier ones.
 func (x *connectivity) run(ctx context.Context, f *fleet.Fleet, names []string) (report, error) {
 	r := &connectivityReport{Removed: []string{}, Results: []scenarioResult{}}
 	var err error
-	if r.Removed, err = x.removeLeft(ctx, f, x.cleanup); err != nil || x.cleanup {
+	if r.Removed, err = removeLeft(ctx, f, &x.progress, x.cleanup); err != nil || x.cleanup {
 		return r, err
 	}
 	nodes, text, image, err := x.chooseNodes(ctx, f, names)
@@ -136,16 +122,10 @@ func (x *connectivity) run(ctx context.Context, f *fleet.Fleet, names []string) 
 		r.Results = run.scenarios(limited)
 	}
 	if ctx.Err() != nil {
-		x.say("Interrupted: removing the namespace %s. Press Ctrl-C again to leave at once, and then run: kubectl slicecast connectivity --cleanup", run.namespace)
 		err = errors.New("interrupted")
 	}
-	// The removal must not end with what has ended the run.
-	away, done := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanupTime, fmt.Errorf("the namespace %s is not gone after %v; run: kubectl slicecast connectivity --cleanup", run.namespace, cleanupTime))
-	defer done()
-	if removed := run.removeNamespace(away); removed != nil {
-		r.Results = append(r.Results, scenarioResult{Scenario: "removal of the namespace", State: scenarioUnjudged, Detail: removed.Error()})
-	} else if ctx.Err() != nil {
-		x.say("Removed the namespace %s.", run.namespace)
+	if left := run.end(ctx); left != nil {
+		r.Results = append(r.Results, scenarioResult{Scenario: "removal of the namespace", State: scenarioUnjudged, Detail: left.Error()})
 	}
 	if err != nil && len(r.Results) == 0 {
 		return nil, err

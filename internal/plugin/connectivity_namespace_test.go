@@ -109,7 +109,7 @@ func (f *front) reach(timeout time.Duration) *fleet.Fleet {
 // run returns a run whose requests go to the front, and what it says.
 func (f *front) run() (*connectivityRun, *bytes.Buffer) {
 	var said bytes.Buffer
-	return newConnectivityRun(&connectivity{timeLimit: time.Minute, progress: &said}, f.reach(patience), nil, "image"), &said
+	return newConnectivityRun(&connectivity{timeLimit: time.Minute, progress: progress{to: &said}}, f.reach(patience), nil, "image"), &said
 }
 
 // TestUncertainNamespace asserts that a namespace is removed although the API server creates it
@@ -164,7 +164,7 @@ func TestNamespaceThatStays(t *testing.T) {
 	run, said := f.run()
 	namespaces := plane.Client().CoreV1().Namespaces()
 	n, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: run.namespace, Labels: map[string]string{runLabel: run.name}, Annotations: map[string]string{expiresAnnotation: "2020-01-01T00:00:00Z"},
+		Name: run.namespace, Labels: map[string]string{runLabel: run.id}, Annotations: map[string]string{expiresAnnotation: "2020-01-01T00:00:00Z"},
 	}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	n.Status.Conditions = []corev1.NamespaceCondition{
@@ -177,9 +177,9 @@ func TestNamespaceThatStays(t *testing.T) {
 	const why = "unable to retrieve metrics.k8s.io/v1beta1 (DiscoveryFailed)"
 	limited, cancel := context.WithTimeout(t.Context(), 5*time.Second) // of which nearly all is spare
 	defer cancel()
-	_, err = run.removeLeft(limited, run.fleet, true)
+	_, err = removeLeft(limited, run.fleet, &run.connectivity.progress, true)
 	require.ErrorContains(t, err, "the API server says why: "+why)
-	removed, err := run.removeLeft(t.Context(), run.fleet, false)
+	removed, err := removeLeft(t.Context(), run.fleet, &run.connectivity.progress, false)
 	require.NoError(t, err)
 	require.Empty(t, removed)
 	require.Contains(t, said.String(), "The namespace "+run.namespace+" of an earlier run is not gone yet: "+why)

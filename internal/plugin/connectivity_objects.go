@@ -1,11 +1,8 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,28 +11,14 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	utilrand "k8s.io/apimachinery/pkg/util/rand"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 )
 
 const (
-	// namespacePrefix is the beginning of the names of runs' namespaces.
-	namespacePrefix = "slicecast-connectivity-"
-	// runLabel is on all objects of a run. Its value is the run's name.
-	runLabel = "slicecast.io/connectivity-run"
-	// expiresAnnotation on a run's namespace is when its Pods have ended by themselves.
-	expiresAnnotation = "slicecast.io/connectivity-expires"
 	// roleLabel and indexLabel are on the Pods: what they are for, and the number of their node.
 	roleLabel, indexLabel = "slicecast.io/role", "slicecast.io/index"
 
@@ -56,15 +39,9 @@ const (
 // connectivityRun is a run: its namespace, and the Pods and Services in it.
 type connectivityRun struct {
 	*connectivity
-	fleet     *fleet.Fleet
-	nodes     []chosenNode
-	image     string
-	name      string
-	namespace string
-	// uid is that of the namespace. nil means that the API server has not said that it created one.
-	// uncertain is set if its answer, or a missing one, does not say whether it did.
-	uid       *types.UID
-	uncertain bool
+	*temporaryNamespace
+	nodes []chosenNode
+	image string
 
 	// pods are the Pods by their names, as they were when all were ready.
 	pods map[string]*corev1.Pod
@@ -73,101 +50,10 @@ type connectivityRun struct {
 }
 
 func newConnectivityRun(x *connectivity, f *fleet.Fleet, nodes []chosenNode, image string) *connectivityRun {
-	name := utilrand.String(6)
 	return &connectivityRun{
-		connectivity: x, fleet: f, nodes: nodes, image: image, name: name, namespace: namespacePrefix + name,
+		connectivity: x, temporaryNamespace: newTemporaryNamespace(f, &x.progress, connectivityPrefix), nodes: nodes, image: image,
 		pods: map[string]*corev1.Pod{}, services: map[string]*corev1.Service{},
 	}
-}
-
-// removeLeft removes namespaces of earlier runs and returns their names: all of them, or those
-// whose Pods have ended by themselves.
-func (x *connectivity) removeLeft(ctx context.Context, f *fleet.Fleet, all bool) ([]string, error) {
-	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NamespaceList, error) {
-		return f.Client().CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: runLabel})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("find earlier runs: %w", err)
-	}
-	removed := []string{}
-	for _, n := range list.Items {
-		if !strings.HasPrefix(n.Name, namespacePrefix) {
-			x.say("The namespace %s has the label %s, and is left alone: its name is not that of a run.", n.Name, runLabel)
-			continue
-		}
-		if !all && n.DeletionTimestamp != nil {
-			x.say("The namespace %s of an earlier run is not gone yet: %s", n.Name, cmp.Or(whyLeft(&n), "its removal has begun"))
-			continue
-		}
-		expires, err := time.Parse(time.RFC3339, n.Annotations[expiresAnnotation])
-		if !all && err == nil && time.Now().Before(expires) {
-			x.say("Another run is active or was killed: namespace %s. If nobody needs it, remove it by --cleanup.", n.Name)
-			continue
-		}
-		if err := x.remove(ctx, f, n.Name, &n.UID); err != nil && all {
-			return removed, err
-		} else if err != nil {
-			x.say("%v", err)
-			continue
-		}
-		removed = append(removed, n.Name)
-	}
-	return removed, nil
-}
-
-// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any.
-func (x *connectivity) remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTime, fmt.Errorf("it is not gone after %v", cleanupTime))
-	defer cancel()
-	namespaces := f.Client().CoreV1().Namespaces()
-	err := namespaces.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: uid}})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	next := "run kubectl slicecast connectivity --cleanup"
-	if err == nil {
-		err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool {
-			if why := whyLeft(left[name]); why != "" {
-				next = "the API server says why: " + why
-			}
-			return len(left) == 0
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("remove the namespace %s: %w; %s", name, err, next)
-	}
-	return nil
-}
-
-// whyLeft returns what the API server says about a namespace that it cannot remove, such as that
-// the objects of an aggregated API are unknown. It is empty if there is nothing.
-func whyLeft(n *corev1.Namespace) string {
-	if n == nil {
-		return ""
-	}
-	var why []string
-	for _, c := range n.Status.Conditions {
-		if c.Status == corev1.ConditionTrue {
-			why = append(why, fmt.Sprintf("%s (%s)", c.Message, c.Reason))
-		}
-	}
-	return strings.Join(why, "; ")
-}
-
-// removeNamespace removes the namespace of the run, if there is one. If it is uncertain whether the
-// API server has created it, or still does, removeNamespace waits for it for a while.
-func (r *connectivityRun) removeNamespace(ctx context.Context) error {
-	switch {
-	case r.uncertain:
-		r.say("The namespace %s may be created yet; waiting for up to %v to remove it", r.namespace, lateTime)
-		late, cancel := context.WithTimeout(ctx, lateTime)
-		defer cancel()
-		// If it does not come, there is nothing to remove, and create's error says what to do later.
-		_ = awaitObjects(late, namespacesOf(r.fleet, r.namespace), func(found map[string]*corev1.Namespace) bool { return len(found) > 0 })
-	case r.uid == nil:
-		return nil
-	}
-	return r.remove(ctx, r.fleet, r.namespace, r.uid)
 }
 
 // create creates everything, and waits until all Pods and endpoints are ready.
@@ -176,34 +62,10 @@ func (r *connectivityRun) create(ctx context.Context) error {
 	if r.hostNet {
 		level = "privileged" // the baseline forbids the network of the node
 	}
-	labels := map[string]string{runLabel: r.name, "app.kubernetes.io/managed-by": "kubectl-slicecast"}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-		Name: r.namespace, Annotations: map[string]string{expiresAnnotation: time.Now().Add(r.lifetime()).UTC().Format(time.RFC3339)},
-		Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
-	}}
-	for k, v := range labels {
-		namespace.Labels[k] = v
+	if err := r.createNamespace(ctx, level, r.lifetime()); err != nil {
+		return err
 	}
 	core := r.fleet.Client().CoreV1()
-	// An interruption must not leave open whether there is a namespace to remove.
-	made, err := fleet.Within(context.WithoutCancel(ctx), r.fleet, func(ctx context.Context) (*corev1.Namespace, error) {
-		return core.Namespaces().Create(ctx, namespace, metav1.CreateOptions{})
-	})
-	// Only an answer that refuses the request says that there is no namespace.
-	var answer apierrors.APIStatus
-	switch {
-	case err == nil:
-		r.uid = &made.UID
-	case errors.As(err, &answer) && answer.Status().Code >= http.StatusBadRequest && answer.Status().Code < http.StatusInternalServerError:
-		return fmt.Errorf("create the namespace %s: %w; docs/kubectl.md says which rights are needed", r.namespace, err)
-	default:
-		r.uncertain = true
-		return fmt.Errorf("create the namespace %s: %w; if it exists later, run kubectl slicecast connectivity --cleanup", r.namespace, err)
-	}
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "probe", Labels: labels}}
-	if _, err := core.ServiceAccounts(r.namespace).Create(ctx, account, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create a ServiceAccount: %w", err)
-	}
 	var all errgroup.Group
 	all.SetLimit(8)
 	for _, p := range r.podsWanted() {
@@ -264,42 +126,23 @@ func (r *connectivityRun) podsWanted() (pods []*corev1.Pod) {
 }
 
 func (r *connectivityRun) newPod(role string, index, node int) *corev1.Pod {
-	yes, no, user, grace, life := true, false, int64(65532), int64(1), int64(r.lifetime().Seconds())
 	name := podName(role, index)
-	container := corev1.Container{
-		Name: "probe", Image: r.image, ImagePullPolicy: corev1.PullIfNotPresent,
-		Command: []string{"slicecast-agent", "probe", "serve", "--name=" + name, fmt.Sprintf("--port=%d", firstPort), fmt.Sprintf("--ports=%d", manyPorts), fmt.Sprintf("--health-port=%d", probeHealthPort)},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("10m"), corev1.ResourceMemory: apiresource.MustParse("32Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: apiresource.MustParse("256Mi")},
-		},
-		SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		},
-		ReadinessProbe: &corev1.Probe{
+	// A Pod in the network of its node must not take ports there.
+	command := []string{"slicecast-agent", "probe", "wait"}
+	if role != roleHost {
+		command = []string{"slicecast-agent", "probe", "serve", "--name=" + name, fmt.Sprintf("--port=%d", firstPort), fmt.Sprintf("--ports=%d", manyPorts), fmt.Sprintf("--health-port=%d", probeHealthPort)}
+	}
+	p := r.temporaryNamespace.newPod(name, r.nodes[node].name, r.image, r.lifetime(), command...)
+	p.Labels[roleLabel], p.Labels[indexLabel] = role, strconv.Itoa(index)
+	p.Spec.HostNetwork = role == roleHost
+	p.Spec.SecurityContext.RunAsNonRoot, p.Spec.SecurityContext.RunAsUser = new(true), new(int64(65532))
+	if role != roleHost {
+		p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(probeHealthPort)}},
 			PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: 5,
-		},
+		}
 	}
-	if role == roleHost {
-		// It must not take ports of the node.
-		container.Command, container.ReadinessProbe = []string{"slicecast-agent", "probe", "wait"}, nil
-	}
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			runLabel: r.name, roleLabel: role, indexLabel: strconv.Itoa(index), "app.kubernetes.io/managed-by": "kubectl-slicecast",
-		}},
-		Spec: corev1.PodSpec{
-			NodeName: r.nodes[node].name, HostNetwork: role == roleHost, RestartPolicy: corev1.RestartPolicyNever,
-			ServiceAccountName: "probe", AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
-			TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: &life,
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: &yes, RunAsUser: &user, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-			Containers: []corev1.Container{container},
-		},
-	}
+	return p
 }
 
 // servicesWanted returns the Services of the run.
@@ -326,7 +169,7 @@ func (r *connectivityRun) servicesWanted() []*corev1.Service {
 func (r *connectivityRun) newService(name string, selector map[string]string, change func(*corev1.ServiceSpec)) *corev1.Service {
 	families := corev1.IPFamilyPolicyPreferDualStack
 	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{runLabel: r.name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{runLabel: r.id}},
 		Spec: corev1.ServiceSpec{Selector: selector, IPFamilyPolicy: &families, Ports: []corev1.ServicePort{
 			{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(firstPort)},
 			{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, TargetPort: intstr.FromInt32(firstPort)},
@@ -362,7 +205,7 @@ func (r *connectivityRun) createMany(ctx context.Context) error {
 			slice := &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{
 					Name:   fmt.Sprintf("many-%s-%d", strings.ToLower(string(family)), n),
-					Labels: map[string]string{runLabel: r.name, discoveryv1.LabelServiceName: "many", discoveryv1.LabelManagedBy: "kubectl-slicecast"},
+					Labels: map[string]string{runLabel: r.id, discoveryv1.LabelServiceName: "many", discoveryv1.LabelManagedBy: "kubectl-slicecast"},
 				},
 				AddressType: discoveryv1.AddressType(family), Endpoints: endpoints, Ports: ports,
 			}
@@ -422,22 +265,6 @@ func (r *connectivityRun) awaitPods(ctx context.Context) error {
 	return nil
 }
 
-func podReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}
-
-// waiting returns what a Pod waits for, such as ErrImagePull.
-func waiting(p *corev1.Pod) string {
-	for _, c := range p.Status.ContainerStatuses {
-		if w := c.State.Waiting; w != nil {
-			return strings.TrimSpace(w.Reason + " " + w.Message)
-		}
-	}
-	return string(p.Status.Phase)
-}
-
 // endpoints waits until the endpoints of a Service, by the names of their Pods and whether they are
 // ready, satisfy a condition.
 func (r *connectivityRun) endpoints(ctx context.Context, service string, satisfied func(map[string]bool) bool) error {
@@ -471,49 +298,8 @@ func allTrue(m map[string]bool) bool {
 	return true
 }
 
-func podsOf(f *fleet.Fleet, namespace string) cache.ListerWatcher {
-	return cache.NewListWatchFromClient(f.Client().CoreV1().RESTClient(), "pods", namespace, fields.Everything())
-}
-
-func namespacesOf(f *fleet.Fleet, name string) cache.ListerWatcher {
-	return cache.NewListWatchFromClient(f.Client().CoreV1().RESTClient(), "namespaces", "", fields.OneTermEqualSelector("metadata.name", name))
-}
-
 func slicesOf(f *fleet.Fleet, namespace, service string) cache.ListerWatcher {
 	return cache.NewFilteredListWatchFromClient(f.Client().DiscoveryV1().RESTClient(), "endpointslices", namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector = discoveryv1.LabelServiceName + "=" + service
 	})
-}
-
-// object is an object of the API.
-type object interface {
-	metav1.Object
-	runtime.Object
-}
-
-// awaitObjects waits until objects, by their names, satisfy a condition.
-func awaitObjects[T object](ctx context.Context, from cache.ListerWatcher, satisfied func(map[string]T) bool) error {
-	var kind T
-	objects := map[string]T{}
-	_, err := watchtools.UntilWithSync(ctx, from, kind, func(store cache.Store) (bool, error) {
-		for _, one := range store.List() {
-			if o, ok := one.(T); ok {
-				objects[o.GetName()] = o
-			}
-		}
-		return satisfied(objects), nil
-	}, func(e watch.Event) (bool, error) {
-		o, ok := e.Object.(T)
-		if !ok {
-			return false, nil
-		}
-		if objects[o.GetName()] = o; e.Type == watch.Deleted {
-			delete(objects, o.GetName())
-		}
-		return satisfied(objects), nil
-	})
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return err
 }

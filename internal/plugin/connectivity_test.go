@@ -111,7 +111,7 @@ func TestSlowIsNoFailure(t *testing.T) {
 
 	// An attempt that is lost when the series ends is a failure.
 	s := &series{node: "n", lost: []probe.Result{{Outcome: probe.TimedOut, Error: "i/o timeout"}}}
-	results = (&connectivityRun{namespace: "x"}).late("s", "web", []*series{s, {}})
+	results = (&connectivityRun{temporaryNamespace: &temporaryNamespace{namespace: "x"}}).late("s", "web", []*series{s, {}})
 	require.Len(t, results, 1)
 	require.Equal(t, scenarioFailed, results[0].State)
 	require.Contains(t, results[0].Detail, "1 had none: timed out i/o timeout")
@@ -184,7 +184,7 @@ func TestFailuresAreExplained(t *testing.T) {
 	defer f.Close()
 
 	// Before the move, there are no servers and no agents.
-	run := &connectivityRun{connectivity: &connectivity{options: o}, fleet: f}
+	run := &connectivityRun{connectivity: &connectivity{options: o}, temporaryNamespace: &temporaryNamespace{fleet: f}}
 	results := []scenarioResult{{State: scenarioFailed, Service: "default/explained", Node: "node-x"}}
 	run.explain(t.Context(), results)
 	require.Contains(t, results[0].Reasons, "No Pod with the label k8s-app=kube-proxy runs there in kube-system either")

@@ -172,7 +172,7 @@ func TestExplainBesideKubeProxy(t *testing.T) {
 	f, err := o.fleet()
 	require.NoError(t, err)
 	defer f.Close()
-	run := &connectivityRun{connectivity: &connectivity{options: o}, fleet: f}
+	run := &connectivityRun{connectivity: &connectivity{options: o}, temporaryNamespace: &temporaryNamespace{fleet: f}}
 	results := []scenarioResult{{State: scenarioFailed, Service: "default/unlabeled", Node: "node-0"}}
 	run.explain(t.Context(), results)
 	require.Len(t, results[0].Reasons, 2, "who serves the Service, and the Pod")

@@ -62,7 +62,7 @@ func (i install) connectivity(program string, code int, args ...string) (results
 func (i install) requireNothingLeft() {
 	i.Helper()
 	left := i.kubectl("get", "namespaces,pods,services,endpointslices", "--all-namespaces",
-		"--selector=slicecast.io/connectivity-run", "--output=name", "--ignore-not-found")
+		"--selector=slicecast.io/temporary-run", "--output=name", "--ignore-not-found")
 	require.Empty(i, left)
 }
 
@@ -139,7 +139,7 @@ func (i install) signalMidway(program string, signal syscall.Signal) {
 	_ = cmd.Wait() // it ends with an error in either case
 	require.Contains(i, string(text), " checks on ")
 	if signal == syscall.SIGKILL {
-		require.NotEmpty(i, i.kubectl("get", "namespaces", "--selector=slicecast.io/connectivity-run", "--output=name"))
+		require.NotEmpty(i, i.kubectl("get", "namespaces", "--selector=slicecast.io/temporary-run", "--output=name"))
 		i.connectivity(program, 0, "--cleanup")
 	}
 	i.requireNothingLeft()
