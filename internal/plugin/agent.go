@@ -121,7 +121,9 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		all.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, hangs(agent, fmt.Sprintf("%v (--timeout)", o.timeout)))
 			defer cancel()
-			err := a.ask(output, func(command ...string) ([]byte, error) { return f.Run(ctx, agent, fleet.MaxOutput, nil, command...) })
+			err := a.ask(output, func(command ...string) ([]byte, error) {
+				return f.Run(ctx, agent.NamespacedName, fleet.MaxOutput, nil, command...)
+			})
 			if err != nil {
 				a.Error = err.Error()
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,22 +17,48 @@ import (
 
 func newCheckCommand(o *options) *cobra.Command {
 	out := &show.Options{Wide: true}
-	var pre bool
+	var pre, pods bool
+	m := &modules{}
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Check what Slicecast needs, before and after it is installed",
 		Long: `check looks for what Slicecast needs and does not have. With --pre it checks a cluster in which Slicecast is not
-installed yet. Each failure says what to do, and which page has more. Warnings do not change the exit code.`,
+installed yet. Each failure says what to do, and which page has more. Warnings do not change the exit code.
+
+The API server does not know the modules of kernels. With --pods, check creates a namespace with a Pod on one node of
+each kernel, operating system and architecture, in which nftables, iptables and IPVS are tried, and removes it, also
+after Ctrl-C. The Pods have networks of their own. "kubectl slicecast connectivity --cleanup" removes what a killed
+command has left. It needs the right to create and delete Namespaces, and to create Pods, ServiceAccounts and pods/exec
+in them.`,
 		Example: `  kubectl slicecast check --pre
+  kubectl slicecast check --pre --pods
   kubectl slicecast check
   kubectl slicecast check -o wide   # also what was found to be right`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return check(ctx, f, pre) })
+			switch {
+			case pods && !pre:
+				return errors.New("--pods is for --pre: agents say themselves which programmers work")
+			case pods && out.Watch:
+				return errors.New("--pods creates Pods: leave out --watch")
+			case !pods && (m.image != "" || c.Flags().Changed("time-limit")):
+				return errors.New("--image and --time-limit are for --pods")
+			case m.timeLimit < 10*time.Second || m.timeLimit > 30*time.Minute:
+				return fmt.Errorf("--time-limit is %v: use 10s to 30m", m.timeLimit)
+			}
+			var try *modules
+			if pods {
+				try, m.to, out.AskTimeout = m, c.ErrOrStderr(), 10*o.timeout+m.timeLimit+kernelAnswerTime+2*cleanupTime
+			}
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return check(ctx, f, pre, try) })
 		},
 	}
 	addOutputFlags(c, out)
-	c.Flags().BoolVar(&pre, "pre", false, "Check the cluster before Slicecast is installed.")
+	fs := c.Flags()
+	fs.BoolVar(&pre, "pre", false, "Check the cluster before Slicecast is installed.")
+	fs.BoolVar(&pods, "pods", false, "With --pre, also try nftables, iptables and IPVS in a temporary Pod on one node of each kernel.")
+	fs.StringVar(&m.image, "image", "", "Image of an agent with iptables, for --pods. If empty, the published one of this version.")
+	fs.DurationVar(&m.timeLimit, "time-limit", 2*time.Minute, "Maximum time until the Pods of --pods have started.")
 	return c
 }
 
@@ -41,6 +68,8 @@ const (
 	notChecked = "not checked"
 	warning    = "warning"
 	passed     = "ok"
+	// note is for what was not looked at because nobody asked for it.
+	note = "note"
 )
 
 // finding is what a check has found.
@@ -97,7 +126,9 @@ func (c *checks) unknown(subject string, err error) {
 	c.bad(notChecked, subject, err.Error(), do)
 }
 
-func check(ctx context.Context, f *fleet.Fleet, pre bool) (*checkReport, error) {
+// check checks a cluster, with pre before an installation. modules says how to try what kernels can
+// do; nil means not at all.
+func check(ctx context.Context, f *fleet.Fleet, pre bool, m *modules) (*checkReport, error) {
 	c := &checks{}
 	cluster := readCluster(ctx, f)
 	cluster.checkAPIServer(c)
@@ -109,6 +140,13 @@ func check(ctx context.Context, f *fleet.Fleet, pre bool) (*checkReport, error) 
 		cluster.checkPodRanges(ctx, c)
 		cluster.checkPorts(c)
 		cluster.checkProxies(ctx, c, nil)
+		c.begin("modules", "docs/kubectl.md#kernel-modules")
+		if m == nil {
+			c.bad(note, "", "the kernels' modules were not looked at, because the API server does not know them",
+				"kubectl slicecast check --pre --pods tries them in temporary Pods")
+		} else {
+			m.check(ctx, cluster, c)
+		}
 	} else if err := checkFleet(ctx, f, cluster, c); err != nil {
 		return nil, err
 	}
@@ -154,7 +192,7 @@ func (r *checkReport) Print(out *show.Page) {
 			}
 		}
 	}
-	for _, result := range []string{failed, notChecked, warning} {
+	for _, result := range []string{failed, notChecked, warning, note} {
 		r.printFindings(out, result)
 	}
 	out.Title("%d ok, %s, %d failed, %d not checked", r.has(passed), show.Plural("warning", r.has(warning)), r.has(failed), r.has(notChecked))

@@ -152,7 +152,7 @@ func (c *cluster) checkNodes(out *checks) {
 		switch {
 		case info.OperatingSystem != "linux":
 			out.bad(warning, n.Name, fmt.Sprintf("the node runs %s", info.OperatingSystem), "keep its own proxy there: agents need Linux")
-		case info.Architecture != "amd64" && info.Architecture != "arm64":
+		case !hasImages(info.Architecture):
 			out.bad(failed, n.Name, fmt.Sprintf("there are no images for %s", info.Architecture), "build the agent for it and run it with systemd")
 		case err != nil:
 			out.bad(notChecked, n.Name, fmt.Sprintf("the kernel has the version %q", info.KernelVersion), "look up which kernel it is derived from")
@@ -164,6 +164,9 @@ func (c *cluster) checkNodes(out *checks) {
 		}
 	}
 }
+
+// hasImages reports whether there are images for an architecture.
+func hasImages(architecture string) bool { return architecture == "amd64" || architecture == "arm64" }
 
 // ready reports whether a node is ready.
 func ready(n *corev1.Node) bool {

@@ -175,7 +175,7 @@ func connectedFor(n *node, d time.Duration) { n.agent.Since = timestamppb.New(n.
 
 // TestLinks checks that each page and heading that check names exists.
 func TestLinks(t *testing.T) {
-	for _, file := range []string{"check_cluster.go", "check_fleet.go", "check_proxies.go"} {
+	for _, file := range []string{"check.go", "check_cluster.go", "check_fleet.go", "check_proxies.go"} {
 		source, err := os.ReadFile(file)
 		require.NoError(t, err)
 		links := regexp.MustCompile(`\.begin\("[^"]+", "([^"#]+)#([^"]+)"\)`).FindAllStringSubmatch(string(source), -1)

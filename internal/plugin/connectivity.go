@@ -56,8 +56,9 @@ also after Ctrl-C. It works with Slicecast and with kube-proxy, so it is a check
 A failure says what was expected and what was seen, and what explain says about that Service on that node. Pods need no privileges, except those of --host-network, and end by themselves after the time
 limit.
 
-What a killed command has left is removed by --cleanup, which also ends runs of others. It needs the right to create and
-delete Namespaces, and to create Pods, Services, EndpointSlices, ServiceAccounts and pods/exec in them.
+What a killed command has left is removed by --cleanup, also if the command was "check --pre --pods". That ends runs of
+others, too. It needs the right to create and delete Namespaces, and to create Pods, Services, EndpointSlices,
+ServiceAccounts and pods/exec in them.
 
 The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not be judged.`,
 		Example: `  kubectl slicecast connectivity
@@ -81,7 +82,7 @@ The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not 
 	fs.Uint64Var(&x.seed, "seed", 0, "Seed by which random nodes are chosen; 0 means a new one, which is printed.")
 	fs.StringVar(&x.image, "image", "", "Image of an agent, for the Pods. If empty, that of the agents or, without agents, the published one of this version.")
 	fs.BoolVar(&x.hostNet, "host-network", false, "Also send packets from the nodes themselves, by Pods in their network. The namespace then allows privileged Pods.")
-	fs.BoolVar(&x.cleanup, "cleanup", false, "Only remove what earlier runs have left. This ends runs of others, too.")
+	fs.BoolVar(&x.cleanup, "cleanup", false, "Only remove what earlier runs have left, also those of check --pre --pods. This ends runs of others, too.")
 	fs.DurationVar(&x.timeLimit, "time-limit", 10*time.Minute, "Maximum time of the run, without its removal.")
 	return c
 }

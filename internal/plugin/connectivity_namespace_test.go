@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,8 +29,11 @@ import (
 type front struct {
 	*testing.T
 	address string
-	creates http.HandlerFunc
-	deletes atomic.Int64
+	// proxy passes a request on.
+	proxy http.Handler
+	// creates answers the creation of a namespace, and pods that of a Pod. nil passes it on.
+	creates, pods http.HandlerFunc
+	deletes       atomic.Int64
 	// name is that of the namespace that is to be created when a request of any other kind comes.
 	// Empty means none.
 	name    atomic.Pointer[string]
@@ -40,15 +44,22 @@ func newFront(t *testing.T) *front {
 	t.Helper()
 	f := &front{T: t, created: make(chan error, 1)}
 	config := plane.AdminConfig()
+	config.NextProtos = []string{"http/1.1"} // HTTP/2 has no upgrades, which commands in Pods need
 	target, err := url.Parse(config.Host)
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport, err = rest.TransportFor(config)
 	require.NoError(t, err)
 	proxy.FlushInterval = -1 // watches
+	proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
+	f.proxy = proxy
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && r.URL.Path == "/api/v1/namespaces" {
+		switch {
+		case r.Method == http.MethodPost && r.URL.Path == "/api/v1/namespaces" && f.creates != nil:
 			f.creates(w, r)
+			return
+		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods") && f.pods != nil:
+			f.pods(w, r)
 			return
 		}
 		name := f.name.Swap(nil)
@@ -79,7 +90,8 @@ func (f *front) create(name string) {
 	f.created <- err
 }
 
-// finalize completes the removal of all namespaces of runs that are being deleted.
+// finalize completes the removal of all namespaces of runs that are being deleted, and of the Pods
+// in them.
 func (f *front) finalize() {
 	namespaces := plane.Client().CoreV1().Namespaces()
 	all, err := namespaces.List(context.Background(), metav1.ListOptions{})
@@ -90,6 +102,9 @@ func (f *front) finalize() {
 	for _, n := range all.Items {
 		if n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
 			continue
+		}
+		if err := plane.Client().CoreV1().Pods(n.Name).DeleteCollection(context.Background(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{}); err != nil {
+			f.Error(err)
 		}
 		n.Spec.Finalizers = nil
 		if _, err := namespaces.Finalize(context.Background(), &n, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {

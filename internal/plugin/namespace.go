@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// connectivityPrefix is the beginning of the names of runs' namespaces.
-	connectivityPrefix = "slicecast-connectivity-"
+	// connectivityPrefix and checkPrefix are the beginnings of the names of runs' namespaces.
+	connectivityPrefix, checkPrefix = "slicecast-connectivity-", "slicecast-check-"
 	// runLabel is on all objects of a run. Its value is the run's name.
 	runLabel = "slicecast.io/temporary-run"
 	// expiresAnnotation on a run's namespace is when its Pods have ended by themselves.
@@ -180,7 +180,7 @@ func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]s
 	}
 	removed := []string{}
 	for _, n := range list.Items {
-		if !strings.HasPrefix(n.Name, connectivityPrefix) {
+		if !strings.HasPrefix(n.Name, connectivityPrefix) && !strings.HasPrefix(n.Name, checkPrefix) {
 			p.say("The namespace %s has the label %s, and is left alone: its name is not that of a run.", n.Name, runLabel)
 			continue
 		}

@@ -52,11 +52,11 @@ func (l *limited) bytes() []byte {
 	return bytes.Clone(l.buffer.Bytes())
 }
 
-// Run is [Fleet.Exec] in the Pod of an agent. It returns what the command has printed, also if the
-// command fails or ctx ends. More than limit bytes are an error.
-func (f *Fleet) Run(ctx context.Context, a *Agent, limit int, in io.Reader, command ...string) ([]byte, error) {
+// Run is [Fleet.Exec] with an answer. It returns what the command has printed, also if the command
+// fails or ctx ends. More than limit bytes are an error.
+func (f *Fleet) Run(ctx context.Context, pod types.NamespacedName, limit int, in io.Reader, command ...string) ([]byte, error) {
 	out := limited{limit: limit}
-	err := f.Exec(ctx, a.NamespacedName, in, &out, command...)
+	err := f.Exec(ctx, pod, in, &out, command...)
 	return out.bytes(), err
 }
 
