@@ -1,6 +1,7 @@
 // These tests prove that kubectl slicecast connectivity finds nothing wrong with a working proxy,
 // Slicecast or kube-proxy. It names the scenarios and the node if the rules of one node are old or
-// gone. It leaves nothing when it is interrupted, or after --cleanup when it was killed.
+// gone. It leaves nothing when it is interrupted, or after --cleanup when it was killed. The same
+// holds for kubectl slicecast check --pre --pods, which finds what works in real containers.
 package e2e
 
 import (
@@ -80,7 +81,49 @@ func failures(results []scenario) map[string][]string {
 func connectivityOfKubeProxy(t *testing.T) {
 	i := withProxy(t, cluster.KubeProxy)
 	image := "--image=ghcr.io/slicecast/slicecast-agent-iptables:" + cluster.OwnTag
-	require.Greater(t, len(i.connectivity(tool("connectivity-kube-proxy"), 0, image, "--host-network")), 50)
+	program := tool("connectivity-kube-proxy")
+	i.requireModules(program, image)
+	require.Greater(t, len(i.connectivity(program, 0, image, "--host-network")), 50)
+}
+
+// requireModules requires that check --pre --pods says what the kernel of the nodes can do, and why
+// it cannot say so if the image cannot be pulled.
+func (i install) requireModules(program, image string) {
+	i.Helper()
+	check := func(args ...string) (found []string) {
+		ctx, cancel := context.WithTimeout(i.Context(), 2*patience)
+		defer cancel()
+		began := time.Now()
+		cmd := exec.CommandContext(ctx, program, append([]string{"check", "--pre", "--pods", "--kubeconfig=" + i.Kubeconfig, "--output=json"}, args...)...)
+		var out, progress bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &progress
+		_ = cmd.Run() // other checks may fail
+		var report struct {
+			Findings []struct{ Check, Result, Subject, Found string }
+		}
+		require.NoError(i, json.Unmarshal(out.Bytes(), &report), "%s\n%s", &progress, &out)
+		for _, f := range report.Findings {
+			if f.Check == "modules" {
+				require.Regexp(i, `^node-\d \(Linux .*, as 1 other node\)$`, f.Subject)
+				found = append(found, f.Result+": "+f.Found)
+			}
+		}
+		i.Logf("check --pre --pods took %s: %s", time.Since(began).Round(time.Second), found)
+		i.requireNothingLeft()
+		return found
+	}
+	// All nodes have this machine's kernel, which may lack IPVS.
+	found := check(image)
+	require.Len(i, found, 1)
+	require.Regexp(i, `^ok: nftables, iptables \(nft, legacy\)(, ipvs$|; not ipvs: )`, found[0])
+
+	missing := image + "-missing"
+	found = check(missing)
+	require.Len(i, found, 1)
+	require.Contains(i, found[0], "not checked: its Pod cannot start: ImagePullBackOff")
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
+		i.signalMidway(program, signal, "its Pod is not ready yet", "check", "--pre", "--pods", missing)
+	}
 }
 
 func connectivityOfSlicecast(t *testing.T) {
@@ -89,7 +132,7 @@ func connectivityOfSlicecast(t *testing.T) {
 	require.Greater(t, len(i.connectivity(program, 0, "--host-network")), 50)
 
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		i.signalMidway(program, signal)
+		i.signalMidway(program, signal, " checks on ", "connectivity")
 	}
 
 	// The rules of node-2 are old: those of DNS stand, and those of new Services are missing.
@@ -114,22 +157,22 @@ func connectivityOfSlicecast(t *testing.T) {
 	require.Equal(t, []string{"node-2"}, gone["ClusterIP, all backends"], gone)
 }
 
-// signalMidway sends a signal to the command while it plays scenarios, and requires that nothing is
-// left; after SIGKILL, once --cleanup was run.
-func (i install) signalMidway(program string, signal syscall.Signal) {
+// signalMidway sends a signal to a command when it says something, and requires that nothing is
+// left; after SIGKILL, once connectivity --cleanup was run.
+func (i install) signalMidway(program string, signal syscall.Signal, says string, args ...string) {
 	i.Helper()
 	ctx, cancel := context.WithTimeout(i.Context(), 2*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "connectivity", "--kubeconfig="+i.Kubeconfig)
+	cmd := exec.CommandContext(ctx, program, append(args, "--kubeconfig="+i.Kubeconfig)...)
 	progress, err := cmd.StderrPipe()
 	require.NoError(i, err)
 	require.NoError(i, cmd.Start())
 	var text []byte
 	for part := make([]byte, 4096); ; {
 		n, err := progress.Read(part)
-		before := bytes.Contains(text, []byte(" checks on "))
+		before := bytes.Contains(text, []byte(says))
 		text = append(text, part[:n]...)
-		if !before && bytes.Contains(text, []byte(" checks on ")) {
+		if !before && bytes.Contains(text, []byte(says)) {
 			require.NoError(i, cmd.Process.Signal(signal))
 		}
 		if err != nil {
@@ -137,7 +180,7 @@ func (i install) signalMidway(program string, signal syscall.Signal) {
 		}
 	}
 	_ = cmd.Wait() // it ends with an error in either case
-	require.Contains(i, string(text), " checks on ")
+	require.Contains(i, string(text), says)
 	if signal == syscall.SIGKILL {
 		require.NotEmpty(i, i.kubectl("get", "namespaces", "--selector=slicecast.io/temporary-run", "--output=name"))
 		i.connectivity(program, 0, "--cleanup")
