@@ -22,7 +22,7 @@ const insideVariable = "SLICECAST_TESTENV_VM"
 // [testenv.Main]. The functions in before run first and on the host, where there is a network to
 // fetch things from.
 func Main(m *testing.M, before ...func() error) {
-	if os.Getenv(insideVariable) != "" {
+	if Inside() {
 		testenv.Main(m)
 	}
 	for _, f := range before {
@@ -78,6 +78,9 @@ func runSelf() (int, error) {
 	}
 	return results[0].Code, nil
 }
+
+// Inside reports whether this process runs in the virtual machine.
+func Inside() bool { return os.Getenv(insideVariable) != "" }
 
 // testRun builds the tests of a package as binary and returns how to run them in the machine.
 func testRun(ctx context.Context, binary, pkg string, flags []string) (spec.Run, error) {

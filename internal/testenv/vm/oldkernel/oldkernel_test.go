@@ -57,6 +57,7 @@ func TestOldKernel(t *testing.T) {
 				"-test.run=^(TestDocs|TestHistories|TestRepair|TestCleanup|TestNew|TestLongTransactions|TestSCTP)$", "-rapid.checks=10",
 			}},
 			vm.Suite{Dir: "agent/programmer/iptables", Flags: []string{"-test.run=^(TestPackets|TestCleanupOfBothVariants|TestKernelRefuses|TestSCTP)$"}},
+			vm.Suite{Dir: "agent/app", Flags: []string{"-test.run=^TestProbeKernel$"}},
 		)
 	}
 	if *slicecasts+*kubeProxies+*broken != "" {
