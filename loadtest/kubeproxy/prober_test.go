@@ -35,8 +35,8 @@ const (
 
 // probing is what a prober does until its standard input ends.
 type probing struct {
-	// Echo is a UDP port at which it answers with what it receives. 0 means none.
-	Echo int
+	// Echo are the UDP addresses and ports at which it answers with what it receives.
+	Echo []netip.AddrPort
 	// Flows are what it sends. After true, once it is ready, its output has one [result] for each.
 	Flows []flow
 }
@@ -95,17 +95,17 @@ func probe(setting string) int {
 		return 1
 	}
 	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(len(p.Flows) + 4) // no thread waits for another one
+	runtime.GOMAXPROCS(len(p.Flows) + len(p.Echo) + 3) // no thread waits for another one
 	done := make(chan struct{})
-	results, errs := make([]result, len(p.Flows)), make([]error, len(p.Flows)+1)
+	results, errs := make([]result, len(p.Flows)), make([]error, len(p.Flows)+len(p.Echo))
 	var running sync.WaitGroup
-	if p.Echo != 0 {
-		socket, err := bind(p.Echo)
+	for i, at := range p.Echo {
+		socket, err := bind(at)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "prober:", err)
 			return 1
 		}
-		go func() { errs[len(p.Flows)] = echo(socket) }()
+		go func() { errs[len(p.Flows)+i] = echo(socket) }()
 	}
 	out := json.NewEncoder(os.Stdout)
 	_ = out.Encode(true) // the last one fails, too
@@ -128,18 +128,11 @@ func (f flow) run(done <-chan struct{}) (r result, err error) {
 	defer runtime.UnlockOSThread()
 	send := func() error { return connect(f.To, lost) }
 	if !f.Connects {
-		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		socket, err := dialUDP(f.To, lost)
 		if err != nil {
 			return r, err
 		}
 		defer func() { _ = unix.Close(socket) }()
-		if err := unix.Connect(socket, &unix.SockaddrInet4{Addr: f.To.Addr().As4(), Port: int(f.To.Port())}); err != nil {
-			return r, err
-		}
-		limit := unix.NsecToTimeval(lost.Nanoseconds())
-		if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-			return r, err
-		}
 		send = func() error { return ask(socket, uint64(r.Sent)) }
 	}
 	for due := time.Now(); ; due = due.Add(time.Millisecond) {
@@ -168,6 +161,24 @@ func (f flow) run(done <-chan struct{}) (r result, err error) {
 	}
 }
 
+// dialUDP returns a UDP socket whose peer is at an address and port, and whose reads end after a
+// timeout.
+func dialUDP(to netip.AddrPort, timeout time.Duration) (socket int, err error) {
+	socket, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	limit := unix.NsecToTimeval(timeout.Nanoseconds())
+	err = errors.Join(
+		unix.Connect(socket, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}),
+		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	if err != nil {
+		_ = unix.Close(socket)
+		return 0, err
+	}
+	return socket, nil
+}
+
 // ask sends a number and waits for its echo. Echoes of earlier numbers are too late.
 func ask(socket int, number uint64) error {
 	message := binary.BigEndian.AppendUint64(nil, number)
@@ -186,13 +197,13 @@ func ask(socket int, number uint64) error {
 	}
 }
 
-// bind returns a UDP socket with a port.
-func bind(port int) (socket int, err error) {
+// bind returns a UDP socket with an address and port.
+func bind(at netip.AddrPort) (socket int, err error) {
 	socket, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	return socket, unix.Bind(socket, &unix.SockaddrInet4{Port: port})
+	return socket, unix.Bind(socket, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())})
 }
 
 // echo answers UDP packets with their own content.

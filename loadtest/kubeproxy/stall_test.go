@@ -11,13 +11,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/command"
 )
 
 const (
-	// echoPort is the UDP port at which the pod with the endpoints answers.
+	// echoPort is the UDP port at which the pods answer.
 	echoPort = 9000
 	// warmUp is how long flows run before and after what is measured.
 	warmUp = time.Second
@@ -26,10 +30,14 @@ const (
 // otherService is the cluster IP of a Service that another program has set up on the node.
 var otherService = netip.MustParseAddr("10.97.0.1")
 
+// echoEndpoint is the UDP address and port of the only endpoint of the Service of echoes. It is one
+// of the addresses of endpoints, because the pods of endpoints have others on each node.
+var echoEndpoint = netip.MustParseAddrPort("100.127.255.254:9001")
+
 // BenchmarkStall sends a packet in each millisecond and flow while a program loads its rules: from
 // nothing (program), in another process (restart), and after all its rules were removed (repair).
-// Some flows pass by Services, others lead through a Service of another program, and, from the
-// restart on, through one of this program's. It reports for each of them, as the median of
+// Some flows pass by Services, others lead through a Service of another program, and, in the
+// restart, through Services of this program. It reports for each of them, as the median of
 // -kubeproxy.runs:
 //
 //   - …-gap-ms: the longest time for which an answer was overdue
@@ -38,8 +46,8 @@ var otherService = netip.MustParseAddr("10.97.0.1")
 //
 // The flow "floor" never leaves its pod: it shows what the machine itself does to such a
 // measurement. The processes that send and answer have the highest ordinary priority, so they do
-// not wait for CPU time that others use. A repair has no figure for new connections through the
-// removed rules, other than how long they failed (repair-outage-ms).
+// not wait for CPU time that others use. A repair has no flows through the removed rules. Instead,
+// it reports for how long new connections through them failed (repair-outage-ms).
 //
 // A kube-proxy does not notice the removal by itself, so an endpoint of another Service flips then.
 func BenchmarkStall(b *testing.B) {
@@ -48,6 +56,7 @@ func BenchmarkStall(b *testing.B) {
 		require.NoError(b, err)
 		b.Run(text, func(b *testing.B) {
 			c := newCluster(b, size)
+			echo := c.createEcho(b)
 			nodes := 0
 			for mode := range strings.SplitSeq(*modesFlag, ",") {
 				for subject := range strings.SplitSeq(*subjectsFlag, ",") {
@@ -55,7 +64,7 @@ func BenchmarkStall(b *testing.B) {
 						runs := make(map[string][]float64)
 						for range *runsFlag {
 							nodes++
-							c.measureStalls(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), mode), runs)
+							c.measureStalls(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), mode), echo, runs)
 						}
 						for metric, values := range runs {
 							slices.Sort(values)
@@ -72,15 +81,33 @@ func BenchmarkStall(b *testing.B) {
 	}
 }
 
+// createEcho creates a Service whose endpoint is echoEndpoint. It returns where it is reached.
+func (c *cluster) createEcho(b *testing.B) netip.AddrPort {
+	b.Helper()
+	const name = "echo"
+	services := []*corev1.Service{{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Port: 80, Protocol: corev1.ProtocolUDP}}},
+	}}
+	c.create(b, services, []*discoveryv1.EndpointSlice{{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new(name), Port: new(int32(echoEndpoint.Port())), Protocol: new(corev1.ProtocolUDP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{echoEndpoint.Addr().String()}}},
+	}})
+	return netip.AddrPortFrom(netip.MustParseAddr(services[0].Spec.ClusterIP), 80)
+}
+
 // measureStalls adds the figures of one run to runs.
-func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[string][]float64) {
+func (c *cluster) measureStalls(b *testing.B, subject string, n *node, echo netip.AddrPort, runs map[string][]float64) {
 	b.Helper()
 	defer n.Delete()
 	_, err := n.Run(b.Context(), "nft", fmt.Sprintf(`table ip other { chain prerouting {
 		type nat hook prerouting priority -110; ip daddr %v dnat to %v; }; }`, otherService, n.sink.IPv4))
 	require.NoError(b, err)
-	defer startProber(b, n.sink.Host, probing{Echo: echoPort})()
-	defer startProber(b, n.client.Host, probing{Echo: echoPort})()
+	port := netip.AddrPortFrom(netip.IPv4Unspecified(), echoPort)
+	defer startProber(b, n.sink.Host, probing{Echo: []netip.AddrPort{port, echoEndpoint}})()
+	defer startProber(b, n.client.Host, probing{Echo: []netip.AddrPort{port}})()
 	service := c.clusterIP(b, c.ordinary)
 	flows := []flow{
 		{Name: "floor", To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), echoPort)},
@@ -114,8 +141,9 @@ func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[
 		p = c.startSubject(b, subject, n)
 		n.awaitService(b, service)
 	})
-	flows = append(flows, flow{Name: "service-new", To: service, Connects: true})
-	phase("restart", flows, func() {
+	n.awaitEcho(b, echo)
+	through := []flow{{Name: "service", To: echo}, {Name: "service-new", To: service, Connects: true}}
+	phase("restart", slices.Concat(flows, through), func() {
 		require.NoError(b, p.Stop())
 		p = c.startSubject(b, subject, n)
 		if subject == slicecast {
@@ -126,7 +154,7 @@ func (c *cluster) measureStalls(b *testing.B, subject string, n *node, runs map[
 		c.flip(b, c.first)
 		c.flip(b, c.first)
 	})
-	phase("repair", flows[:len(flows)-1], func() {
+	phase("repair", flows, func() {
 		began := time.Now()
 		n.removeRules(b, subject)
 		if subject != slicecast {
@@ -148,6 +176,21 @@ func (n *node) awaitService(b *testing.B, service netip.AddrPort) {
 		_, err := n.dial(service, 1, 20*time.Millisecond)
 		return err
 	}))
+}
+
+// awaitEcho waits until a new UDP flow to a Service is answered.
+func (n *node) awaitEcho(b *testing.B, service netip.AddrPort) {
+	b.Helper()
+	testenv.Eventually(b, programTimeout, func() error {
+		return n.client.Do(func() error {
+			socket, err := dialUDP(service, 20*time.Millisecond)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = unix.Close(socket) }()
+			return ask(socket, 0)
+		})
+	})
 }
 
 // removeRules removes everything that a program has put into the kernel's tables, as a firewall's

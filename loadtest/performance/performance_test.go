@@ -15,6 +15,7 @@ import (
 	"testing/fstest"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/perf/benchfmt"
 
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -221,6 +222,39 @@ func TestBenches(t *testing.T) {
 	}
 	node := pages(t, all, "node")
 	require.Contains(t, node, "until the rules are in place, median | 30.0 ms (20.0 ms to 40.0 ms) | 15.0 ms | 1/2 (1/2.67 to 1/1.33) |")
+}
+
+// TestStalls uses reports of Slicecast with gaps of 6 ms, where the floor's gap is 4 or 7 ms, and a
+// flow that older reports do not have.
+func TestStalls(t *testing.T) {
+	const flow = "| … longest gap: a Service |"
+	m := checkedIn(t)
+	m.Benches["stall-iptables-nft"] = stalls(t, "", "")
+	_, table, ok := strings.Cut(pages(t, m, "node"), "(`stall-iptables-nft`):")
+	require.True(t, ok)
+	require.Contains(t, table, "| … longest gap: floor | 4.00 ms | 7.00 ms |\n| … longest gap: past Services | 6.00 ms, **missed** | 6.00 ms |\n")
+	require.NotContains(t, table, flow)
+	require.Contains(t, table, "lost, in all phases | 0 | 0 |")
+
+	m.Benches["stall-iptables-nft"] = stalls(t, " 5 restart-floor-gap-ms 5.01 restart-service-gap-ms 2 restart-service-lost", " 5.01 restart-floor-gap-ms 6 restart-service-gap-ms")
+	_, table, ok = strings.Cut(pages(t, m, "node"), "(`stall-iptables-nft`):")
+	require.True(t, ok)
+	require.Contains(t, table, flow+" 5.01 ms, **missed** | 6.00 ms |")
+	require.Contains(t, table, "lost, in all phases | 2 | 0 |")
+
+	m.Benches["stall-iptables-nft"] = stalls(t, " 6 restart-service-gap-ms", "")
+	_, err := m.Files()
+	require.ErrorContains(t, err, "has no value in restart-floor-gap-ms", "a gap cannot be judged without a floor")
+}
+
+// stalls returns benchmarks of both sizes with more figures each.
+func stalls(t *testing.T, first, second string) []*benchfmt.Result {
+	t.Helper()
+	m, err := performance.Read(fstest.MapFS{"b.txt": {Data: []byte("commit: c\ncpu: AMD EPYC\n" +
+		"BenchmarkStall/44125x1/iptables-nft/slicecast 1 4 program-floor-gap-ms 6 program-past-gap-ms 0 program-past-lost" + first + "\n" +
+		"BenchmarkStall/5005x49+4766/iptables-nft/slicecast 1 7 program-floor-gap-ms 6 program-past-gap-ms 0 program-past-lost" + second + "\n")}})
+	require.NoError(t, err)
+	return m.Benches["b"]
 }
 
 // set sets a figure of a report.
