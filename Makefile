@@ -43,7 +43,7 @@ setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes 
 PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: test
-test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them; shows what part of each package's code they run
+test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them; shows which share of each package's statements its own tests run
 	go test -race -cover -p $(PARALLEL) -timeout 40m ./...
 
 # Tests and benchmarks of a real kube-proxy are of the version that everything else of Kubernetes
