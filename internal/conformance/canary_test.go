@@ -57,16 +57,11 @@ endpoints:
   - addresses: ["fd00:10:180:ff::1"]
 `
 
-// AwaitSync waits until the agent has programmed every earlier change of Services and slices. The
-// canary changes twice, one after the other. If the agent received the first change together with
-// earlier ones, it may program the canary before the others. Once the agent starts to program the
-// second change, however, it has programmed all of them.
-func (s *stage) AwaitSync(t *testing.T) {
-	t.Helper()
-	require.NoError(t, s.awaitSync(t))
-}
-
-// awaitSync is AwaitSync for an agent that may never program the changes, which is an error.
+// awaitSync waits until the agent has programmed every earlier change of Services and slices. It is
+// an error if the agent does not. The canary changes twice, one after the other. If the agent
+// received the first change together with earlier ones, it may program the canary before the
+// others. Once the agent starts to program the second change, however, it has programmed all of
+// them.
 func (s *stage) awaitSync(t *testing.T) error {
 	t.Helper()
 	for range 2 {

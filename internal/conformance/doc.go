@@ -22,7 +22,8 @@
 //	-conformance.kube-proxy   variants of kube-proxy: ipvs, nftables, iptables-nft, iptables-legacy
 //	-conformance.broken       variants of kube-proxy whose rules are broken
 //	-conformance.slicecast    variants of Slicecast; default: all but ipvs, which most kernels lack
-//	-conformance.record       folder for kube-proxy's outcomes with known bugs; see the package bugs
+//	-conformance.record       folder for kube-proxy's outcomes with known bugs, or - to print them;
+//	                          see the package bugs
 //	-conformance.patience     factor of the bounds of what agents may take, for slow machines
 //	-conformance.exceptions   where Slicecast's programmers may deviate; empty for nowhere
 //

@@ -43,8 +43,8 @@ type Case struct {
 	Modes  []Mode
 	Config Config
 	Node   Node
-	// KubeProxyStops lists the modes, by version such as 1.36, in which kube-proxy programs nothing
-	// any more once it has the case's objects. The case is then played only to record that.
+	// KubeProxyStops lists the modes, by version such as 1.36, in which a step of the case makes
+	// kube-proxy program nothing any more. The case is then played only to record that.
 	KubeProxyStops map[string][]Mode `yaml:"kubeProxyStops"`
 	// Objects exist from the beginning, with their Status. Checks are made first, before any step.
 	Objects Objects

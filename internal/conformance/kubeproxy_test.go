@@ -38,18 +38,25 @@ func TestKubeProxy(t *testing.T) {
 		s.recorder = &recorder{}
 		known, err := bugs.Load()
 		require.NoError(t, err)
-		names := bugs.CaseNames(known)
+		variant := strings.TrimSuffix(string(mode)+"-"+iptables, "-")
+		names := bugs.CaseNames(known, variant)
 		s.play(t, slices.DeleteFunc(slices.Clone(cases), func(c *Case) bool { return !slices.Contains(names, c.ID) }), nil)
-		require.NoError(t, bugs.Write(*record, k.version(t), strings.TrimSuffix(string(mode)+"-"+iptables, "-"), s.recorder.outcomes))
+		if *record == "-" {
+			require.NoError(t, bugs.Print(os.Stdout, k.version, variant, s.recorder.outcomes))
+			return
+		}
+		require.NoError(t, bugs.Write(*record, k.version, variant, s.recorder.outcomes))
 	})
 }
 
 // kubeProxy is the subject that runs a real kube-proxy.
 type kubeProxy struct {
 	*testcommand.Command
-	mode       Mode
-	iptables   string
-	binary     string
+	mode     Mode
+	iptables string
+	binary   string
+	// version is that of the binary, such as 1.37.2.
+	version    string
 	kubeconfig string
 	configFile string
 	env        []string
@@ -65,6 +72,7 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 		Command: testcommand.New(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
 		kubeconfig: s.control.Kubeconfig(t, s.control.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
 	}
+	k.version = versionOf(t, binary)
 	if iptables != "" {
 		commands, err := iptablesCommands(t, iptables)
 		require.NoError(t, err)
@@ -73,15 +81,18 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 	return k
 }
 
-// version returns the version of kube-proxy, such as 1.37.2.
-func (k *kubeProxy) version(t *testing.T) string {
+// versionOf returns the version of a kube-proxy, such as 1.37.2.
+func versionOf(t *testing.T, binary string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), k.binary, "--version").Output()
+	out, err := exec.CommandContext(t.Context(), binary, "--version").Output()
 	require.NoError(t, err)
 	_, version, ok := strings.Cut(strings.TrimSpace(string(out)), "Kubernetes v")
 	require.True(t, ok, "%s", out)
 	return version
 }
+
+// minor returns the version without the number of the patch, such as 1.37.
+func (k *kubeProxy) minor() string { return k.version[:strings.LastIndexByte(k.version, '.')] }
 
 func (k *kubeProxy) Name() string {
 	return strings.TrimSuffix(fmt.Sprintf("kube-proxy, %s %s", k.mode, k.iptables), " ")
@@ -116,6 +127,10 @@ func (k *kubeProxy) Start(s settings) error {
 	maps.Copy(gates, k.featureGates)
 	if s.NoExternalIPs {
 		gates["AllowServiceExternalIPs"] = false
+	}
+	// 1.36 does not know this gate, and exits if it is set.
+	if k.mode == NFTables && s.LocalhostNodePorts != nil && *s.LocalhostNodePorts && k.minor() != "1.36" {
+		gates["KubeProxyNFTablesLocalhostNodePorts"] = true
 	}
 	config["featureGates"] = gates
 	switch s.detectLocalMode() {

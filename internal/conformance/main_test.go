@@ -22,7 +22,7 @@ var (
 	scenarioDir    = flag.String("conformance.dir", "testdata/scenarios", "folder of the cases")
 	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of allowed deviations of Slicecast's programmers; empty means none")
 	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "comma-separated variants of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
-	record         = flag.String("conformance.record", "", "folder for the outcomes of kube-proxy with the cases of known bugs, each held to what Slicecast is held to; no other cases are played")
+	record         = flag.String("conformance.record", "", "folder for the outcomes of kube-proxy with the cases of known bugs, each held to what Slicecast is held to; no other cases are played; - prints them")
 	broken         = flag.String("conformance.broken", "nftables,iptables-nft", "comma-separated variants of kube-proxy whose rules are broken; see -conformance.kube-proxy")
 	patience       = flag.Int("conformance.patience", 1, "factor of the bounds of what agents may take, for slow machines")
 	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "comma-separated variants of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")

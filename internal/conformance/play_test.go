@@ -37,7 +37,8 @@ func (s *stage) play(t *testing.T, cases []*Case, exceptions exceptions) {
 
 // stops reports whether the subject is a kube-proxy that stops working when it gets a case.
 func (s *stage) stops(c *Case) bool {
-	return s.subject.Reference() && slices.Contains(c.KubeProxyStops[os.Getenv(controlplane.KubeProxyVariable)], s.subject.Mode())
+	k, ok := s.subject.(*kubeProxy)
+	return ok && slices.Contains(c.KubeProxyStops[k.minor()], k.mode)
 }
 
 func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
@@ -74,7 +75,7 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 			report("the agent's health check "+step.ProxyHealth[i].URL, s.checkHealth(ctx, &step.ProxyHealth[i]))
 		}
 		cancel()
-		if s.servesObjects(step) {
+		if s.recorder == nil && s.servesObjects(step) {
 			report("verify", s.verify(t.Context(), c, step))
 		}
 		s.checkSessions(t, c, step, exceptions, report)
@@ -123,11 +124,11 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) error {
 		s.running = &settings{*step.Config, s.running.Node}
 	}
 	switch step.Action {
-	case RestartAgent:
+	case RestartAgent, StopAgentApplyStart:
 		require.NoError(t, s.subject.Stop())
-		s.start(t)
-	case StopAgentApplyStart:
-		s.start(t)
+		if err := s.start(t); err != nil {
+			return err
+		}
 	case FlushKubeRules:
 		require.NoError(t, s.subject.Flush(ctx, s))
 		return nil // the agent must notice by itself
@@ -137,7 +138,9 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) error {
 		if slices.Contains(step.Delete, node(s.running.Node)) && !registers(step, s.running.Node) {
 			return nil // its rules stay, and a restarted kube-proxy would wait for its Node
 		}
-		s.start(t)
+		if err := s.start(t); err != nil {
+			return err
+		}
 	}
 	return s.awaitSync(t)
 }

@@ -111,19 +111,22 @@ func (s *stage) setUp(t *testing.T, c *Case) {
 	s.running = nil
 	require.NoError(t, s.subject.Stop())
 	s.running = want
-	s.start(t)
+	require.NoError(t, s.start(t))
 }
 
-// start starts the subject.
-func (s *stage) start(t *testing.T) {
+// start starts the subject. It is an error if a kube-proxy does not program what exists.
+func (s *stage) start(t *testing.T) error {
 	t.Helper()
 	require.NoError(t, s.subject.Start(*s.running))
 	if s.subject.Reference() {
 		// A kube-proxy may miss its Node's zone when it starts: config.NodeTopologyConfig may
 		// receive the Node before its handlers are registered.
-		s.AwaitSync(t)
+		if err := s.awaitSync(t); err != nil {
+			return err
+		}
 		s.cluster.RepeatZone(t, s.running.Node)
 	}
+	return nil
 }
 
 // possible returns an error if this stage cannot play a case.

@@ -38,6 +38,7 @@ type Wire struct {
 	mu       sync.Mutex
 	attempts map[uint32]*attempt // by token
 	token    uint32              // the last token used
+	relayed  chan<- Fate         // receives where a connection without a token arrives; see Relayed
 	port     uint16              // the last source port used
 	closed   bool
 }
@@ -259,6 +260,13 @@ func (w *Wire) see(s *station, p packet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a := w.attempts[p.token]
+	if a == nil && w.relayed != nil && p.kind == opening && p.proto == TCP && s.host != w.node {
+		select {
+		case w.relayed <- Fate{At: s.host, SeenSrc: p.src, SeenDst: p.dst}:
+			_ = s.transmit(packet{kind: answer, proto: p.proto, src: p.dst, dst: p.src, token: p.token})
+		default:
+		}
+	}
 	if a == nil || w.closed || a.fate.Proto != p.proto {
 		return
 	}
@@ -359,6 +367,41 @@ const burst = 64
 type registered struct {
 	*attempt
 	packet packet
+}
+
+// Relayed opens a TCP connection as a program on the node does, to an address of the node, and
+// returns what a proxy in user space that listens there does with it. Such a proxy answers the
+// connection and opens another one, which has no token. Nothing else on the node may open
+// connections to the edges meanwhile.
+func (w *Wire) Relayed(ctx context.Context, src netip.Addr, dst netip.AddrPort) (Fate, error) {
+	relayed := make(chan Fate, 1)
+	w.relay(relayed)
+	defer w.relay(nil)
+	fate := Fate{Opening: Opening{From: w.node, Proto: TCP, Src: netip.AddrPortFrom(src, 0), Dst: dst}}
+	err := w.node.Do(func() error {
+		dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(fate.Src), Timeout: settleTimeout()}
+		conn, err := dialer.DialContext(ctx, "tcp", dst.String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		select {
+		case f := <-relayed:
+			fate.At, fate.SeenSrc, fate.SeenDst, fate.Answered = f.At, f.SeenSrc, f.SeenDst, true
+		case <-time.After(silence):
+		}
+		return nil
+	})
+	if errors.Is(err, unix.ECONNREFUSED) {
+		fate.Refused, err = portUnreachable, nil
+	}
+	return fate, err
+}
+
+func (w *Wire) relay(relayed chan<- Fate) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.relayed = relayed
 }
 
 func (w *Wire) register(openings []Opening, progress chan struct{}) ([]registered, error) {

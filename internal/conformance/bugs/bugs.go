@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -41,6 +42,10 @@ type Bug struct {
 	Only []string
 	// NotRun says why kube-proxy was not run. It is required unless there are cases.
 	NotRun string `yaml:"notRun"`
+	// Notes follow the words that a version of kube-proxy fails, by version.
+	Notes map[string]string
+	// Shared says why Slicecast does the same as kube-proxy. The cases and tests require just that.
+	Shared string
 	// Senseless says why the bug makes no sense here. Then there are neither cases nor tests.
 	Senseless string
 }
@@ -54,11 +59,14 @@ type Case struct {
 }
 
 // Versions are the versions of kube-proxy in the table, and Variants its modes, with the variants
-// of iptables.
+// of iptables. The mode ipvs is run only with the cases of bugs that concern no other mode, because
+// it takes minutes for each case, in a virtual machine.
 var (
 	Versions = []string{"1.36.3", "1.37.2"}
-	Variants = []string{"nftables", "iptables-nft", "iptables-legacy"}
+	Variants = []string{"nftables", "iptables-nft", "iptables-legacy", ipvs}
 )
+
+const ipvs = "ipvs"
 
 // files are the table and the outcomes.
 //
@@ -96,6 +104,11 @@ func (b *Bug) validate() error {
 	case tested && (len(b.Cases) == 0) != (b.NotRun != ""):
 		return errors.New("want either cases, or the reason why kube-proxy is not run")
 	}
+	for version := range b.Notes {
+		if !slices.Contains(Versions, version) {
+			return fmt.Errorf("notes: want a version of %s, not %s", Versions, version)
+		}
+	}
 	for _, c := range b.Cases {
 		if _, err := regexp.Compile(c.Checks); err != nil {
 			return err
@@ -104,10 +117,13 @@ func (b *Bug) validate() error {
 	return nil
 }
 
-// CaseNames returns the names of all cases in the table, ascending.
-func CaseNames(list []Bug) []string {
+// CaseNames returns the names of the cases that a variant of kube-proxy is run with, ascending.
+func CaseNames(list []Bug, variant string) []string {
 	var names []string
 	for i := range list {
+		if !slices.Contains(list[i].variants(), variant) {
+			continue
+		}
 		for _, c := range list[i].Cases {
 			names = append(names, c.Name)
 		}
@@ -153,7 +169,7 @@ func Write(dir, version, variant string, outcomes []Outcome) error {
 	if err != nil {
 		return err
 	}
-	known := CaseNames(list)
+	known := CaseNames(list, variant)
 	path := filepath.Join(dir, FileName(version, variant))
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -170,14 +186,53 @@ func Write(dir, version, variant string, outcomes []Outcome) error {
 	all := append(slices.DeleteFunc(before, func(o Outcome) bool { return played[o.Case] || !slices.Contains(known, o.Case) }), outcomes...)
 	slices.SortStableFunc(all, func(a, b Outcome) int { return cmp.Compare(a.Case, b.Case) })
 	var out strings.Builder
-	for _, o := range all {
-		word := failed
-		if o.Passed {
-			word = passed
-		}
-		fmt.Fprintf(&out, "%s\t%s\t%s\t%s\n", o.Case, o.Digest, word, o.Check)
+	for i := range all {
+		out.WriteString(all[i].line() + "\n")
 	}
 	return os.WriteFile(path, []byte(out.String()), 0o644)
+}
+
+// marker begins a line of [Print].
+const marker = "kube-proxy's outcome"
+
+// Print prints the outcomes of a kube-proxy, for [WritePrinted].
+func Print(w io.Writer, version, variant string, outcomes []Outcome) error {
+	var out strings.Builder
+	for i := range outcomes {
+		fmt.Fprintf(&out, "%s\t%s\t%s\t%s\n", marker, version, variant, outcomes[i].line())
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// WritePrinted writes the outcomes of a variant that [Print] has printed, with other lines around
+// them, to a folder. It is an error if there are none.
+func WritePrinted(dir, variant, output string) error {
+	var version string
+	var lines []string
+	for line := range strings.Lines(output) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), "\t", 4)
+		if len(fields) == 4 && fields[0] == marker && fields[2] == variant {
+			version, lines = fields[1], append(lines, fields[3])
+		}
+	}
+	if lines == nil {
+		return fmt.Errorf("the test of kube-proxy in variant %s has printed no outcomes", variant)
+	}
+	outcomes, err := parse([]byte(strings.Join(lines, "\n")))
+	if err != nil {
+		return err
+	}
+	return Write(dir, version, variant, outcomes)
+}
+
+// line returns the outcome as a line of a file, without its end.
+func (o *Outcome) line() string {
+	word := failed
+	if o.Passed {
+		word = passed
+	}
+	return strings.Join([]string{o.Case, o.Digest, word, o.Check}, "\t")
 }
 
 func parse(text []byte) ([]Outcome, error) {
@@ -243,12 +298,14 @@ func modeOf(variant string) string {
 	return mode
 }
 
-// variants returns the variants of kube-proxy that the bug concerns.
+// variants returns the variants of kube-proxy that are run with the bug's cases.
 func (b *Bug) variants() []string {
-	if b.Only == nil {
-		return Variants
+	if slices.Equal(b.Only, []string{ipvs}) {
+		return []string{ipvs}
 	}
-	return slices.DeleteFunc(slices.Clone(Variants), func(v string) bool { return !slices.Contains(b.Only, modeOf(v)) })
+	return slices.DeleteFunc(slices.Clone(Variants), func(v string) bool {
+		return v == ipvs || b.Only != nil && !slices.Contains(b.Only, modeOf(v))
+	})
 }
 
 // fails returns the modes in which a kube-proxy fails a bug's checks.

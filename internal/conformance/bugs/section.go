@@ -35,18 +35,14 @@ func Section() (string, error) {
 			area, strings.Join(Versions, " | kube-proxy "), strings.Repeat(" --- |", len(Versions)))
 		for i := range list {
 			b := &list[i]
-			if b.Area != area || b.Senseless != "" {
+			if b.Area != area || b.Senseless != "" || b.Shared != "" {
 				continue
 			}
 			fmt.Fprintf(&out, "| %s | %s | %s |", link(b.Number), b.What, tested(b))
 			for _, version := range Versions {
-				text := "not run"
-				if len(b.Cases) > 0 {
-					modes, err := results.fails(b, version)
-					if err != nil {
-						return "", err
-					}
-					text = describe(b, modes)
+				text, err := results.describe(b, version)
+				if err != nil {
+					return "", err
 				}
 				fmt.Fprintf(&out, " %s |", text)
 			}
@@ -59,6 +55,22 @@ func Section() (string, error) {
 			fmt.Fprintf(&out, "| %s: %s | %s |\n", link(b.Number), b.What, b.NotRun)
 		}
 	}
+	out.WriteString("\n### Bugs that Slicecast shares\n\n| bug | what happens | why | tested by |\n| --- | --- | --- | --- |\n")
+	for i := range list {
+		b := &list[i]
+		if b.Shared == "" {
+			continue
+		}
+		// The cases require what happens, so a kube-proxy that fails does not do the same.
+		for _, version := range Versions {
+			if modes, err := results.fails(b, version); err != nil {
+				return "", err
+			} else if len(modes) > 0 {
+				return "", fmt.Errorf("%s: kube-proxy %s does something else in %s: it is not shared", b.Number, version, modes)
+			}
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", link(b.Number), b.What, b.Shared, tested(b))
+	}
 	out.WriteString("\n### Bugs that make no sense here\n\n| bug | what went wrong | why it makes no sense here |\n| --- | --- | --- |\n")
 	for i := range list {
 		if b := &list[i]; b.Senseless != "" {
@@ -68,20 +80,37 @@ func Section() (string, error) {
 	return out.String(), nil
 }
 
-// describe returns the text for a kube-proxy that fails in these modes.
-func describe(b *Bug, modes []string) string {
-	all := map[string]bool{}
-	for _, variant := range b.variants() {
-		all[modeOf(variant)] = true
+// describe returns the text for a kube-proxy's outcome.
+func (r Results) describe(b *Bug, version string) (string, error) {
+	if len(b.Cases) == 0 {
+		return "not run", nil
 	}
+	modes, err := r.fails(b, version)
+	if err != nil {
+		return "", err
+	}
+	run := map[string]bool{}
+	for _, variant := range b.variants() {
+		run[modeOf(variant)] = true
+	}
+	text := "passes"
 	switch len(modes) {
 	case 0:
-		return "passes"
-	case len(all):
-		return "**fails**"
+	case len(run):
+		text = "**fails**"
 	default:
-		return "**fails** in " + strings.Join(modes, " and ")
+		text = "**fails** in " + strings.Join(modes, " and ")
 	}
+	if note := b.Notes[version]; note != "" {
+		if len(modes) == 0 {
+			return "", fmt.Errorf("%s: kube-proxy %s passes, but has a note on how it fails", b.Number, version)
+		}
+		text += ", " + note
+	}
+	if slices.Contains(b.Only, ipvs) && !run[ipvs] {
+		text += "; not run in ipvs"
+	}
+	return text, nil
 }
 
 func tested(b *Bug) string {

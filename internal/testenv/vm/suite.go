@@ -37,8 +37,9 @@ func Socket(port uint16) string { return spec.Socket(port) }
 
 // Test runs the tests of other packages in the machine, in one boot and one suite after the other.
 // It reports each suite as a subtest of t. The packages need no changes: their testenv.Main
-// isolates them in the machine as it does on the host.
-func Test(t *testing.T, suites ...Suite) {
+// isolates them in the machine as it does on the host. Test returns the standard output of each
+// suite.
+func Test(t *testing.T, suites ...Suite) []string {
 	t.Helper()
 	ctx := t.Context()
 	root, err := repository.Root()
@@ -68,6 +69,7 @@ func Test(t *testing.T, suites ...Suite) {
 			}
 		})
 	}
+	return outputs
 }
 
 // outcome is the result of a test or of a whole suite.

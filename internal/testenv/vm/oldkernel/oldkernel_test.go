@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/slicecast/slicecast/internal/conformance/bugs"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/testenv/vm"
 )
@@ -24,6 +25,7 @@ var (
 	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the variants of kube-proxy to run the conformance cases against; see -conformance.kube-proxy")
 	broken      = flag.String("oldkernel.broken", "", "the variants of kube-proxy whose rules are broken; see -conformance.broken")
 	cases       = flag.String("oldkernel.cases", "", "a regular expression for the names of the cases; empty means all cases")
+	record      = flag.String("oldkernel.record", "", "only record in this folder how kube-proxy in mode ipvs does with the cases of known bugs in this mode; see -conformance.record")
 	programmers = flag.Bool("oldkernel.programmers", true, "also run the tests of the programmers")
 	changes     = flag.Int("oldkernel.changes", 6, "the number of changes; see -kubeproxy.changes")
 	figures     = flag.String("oldkernel.figures", "", "only measure nodes with IPVS in clusters of these sizes (see -kubeproxy.sizes); nothing else should run on the machine")
@@ -46,6 +48,14 @@ func TestOldKernel(t *testing.T) {
 		vm.Test(t, lent(t, vm.Suite{Dir: "loadtest/kubeproxy", Flags: []string{
 			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures, fmt.Sprint("-kubeproxy.changes=", *changes),
 		}}, 1+strings.Count(*figures, ",")))
+		return
+	}
+	if *record != "" {
+		outputs := vm.Test(t, lent(t, vm.Suite{Dir: "internal/conformance", Flags: []string{
+			"-test.run=^TestKubeProxy$", "-conformance.slicecast=", "-conformance.kube-proxy=ipvs", "-conformance.broken=", "-conformance.record=-",
+			fmt.Sprint("-conformance.patience=", patience),
+		}}, 1))
+		require.NoError(t, bugs.WritePrinted(*record, "ipvs", outputs[0]))
 		return
 	}
 	if *programmers {
