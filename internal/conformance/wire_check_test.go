@@ -3,8 +3,10 @@
 package conformance
 
 import (
+	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -166,4 +168,57 @@ func TestWireSeesResets(t *testing.T) {
 	require.True(t, fates[0].Answered)
 	require.Nil(t, fates[0].At)
 	require.Empty(t, fates[0].Refused)
+}
+
+// TestWireFollowsProxiesInUserSpace proves that a wire sees where a proxy in user space leads a
+// connection, that a server need not be a proxy, and that nothing listens.
+func TestWireFollowsProxiesInUserSpace(t *testing.T) {
+	s := newScene(t, TCP, false)
+	loopback := netip.MustParseAddr("127.0.0.1")
+	listen := func(serve func(client net.Conn)) netip.AddrPort {
+		var listener net.Listener
+		require.NoError(t, s.node.Do(func() (err error) {
+			listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			return err
+		}))
+		var done sync.WaitGroup
+		t.Cleanup(done.Wait)
+		t.Cleanup(func() { _ = listener.Close() })
+		done.Go(func() {
+			for {
+				client, err := listener.Accept()
+				if err != nil {
+					return // closed
+				}
+				serve(client)
+				_ = client.Close()
+			}
+		})
+		return listener.Addr().(*net.TCPAddr).AddrPort()
+	}
+	proxy := listen(func(client net.Conn) {
+		_ = s.node.Do(func() error {
+			backend, err := net.Dial("tcp", s.backend.String())
+			if err != nil {
+				return err
+			}
+			return backend.Close()
+		})
+	})
+	fate, err := s.wire.Relayed(t.Context(), loopback, proxy)
+	require.NoError(t, err)
+	require.Equal(t, s.pods.Host, fate.At)
+	require.Equal(t, s.backend, fate.SeenDst)
+	require.NotEqual(t, loopback, fate.SeenSrc.Addr())
+	require.True(t, fate.Answered)
+
+	fate, err = s.wire.Relayed(t.Context(), loopback, listen(func(net.Conn) {}))
+	require.NoError(t, err)
+	require.Equal(t, s.node.Host, fate.At, "a server that is no proxy")
+	require.True(t, fate.Answered)
+
+	fate, err = s.wire.Relayed(t.Context(), loopback, netip.AddrPortFrom(loopback, 1))
+	require.NoError(t, err)
+	require.Nil(t, fate.At)
+	require.True(t, fate.PortUnreachable())
 }

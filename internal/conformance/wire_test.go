@@ -371,8 +371,9 @@ type registered struct {
 
 // Relayed opens a TCP connection as a program on the node does, to an address of the node, and
 // returns what a proxy in user space that listens there does with it. Such a proxy answers the
-// connection and opens another one, which has no token. Nothing else on the node may open
-// connections to the edges meanwhile.
+// connection and opens another one, which has no token. A connection that a server on the node
+// accepts and does not relay arrives at the node. Nothing else on the node may open connections to
+// the edges meanwhile.
 func (w *Wire) Relayed(ctx context.Context, src netip.Addr, dst netip.AddrPort) (Fate, error) {
 	relayed := make(chan Fate, 1)
 	w.relay(relayed)
@@ -387,9 +388,11 @@ func (w *Wire) Relayed(ctx context.Context, src netip.Addr, dst netip.AddrPort) 
 		defer conn.Close()
 		select {
 		case f := <-relayed:
-			fate.At, fate.SeenSrc, fate.SeenDst, fate.Answered = f.At, f.SeenSrc, f.SeenDst, true
+			fate.At, fate.SeenSrc, fate.SeenDst = f.At, f.SeenSrc, f.SeenDst
 		case <-time.After(silence):
+			fate.At, fate.SeenSrc, fate.SeenDst = w.node, conn.LocalAddr().(*net.TCPAddr).AddrPort(), dst
 		}
+		fate.Answered = true
 		return nil
 	})
 	if errors.Is(err, unix.ECONNREFUSED) {
