@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"runtime"
 
@@ -208,6 +209,9 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	if !o.Node.AllowExternalIPs {
 		a.logger.Info("External IPs of Services are not served, because --allow-service-external-ips is false")
+	}
+	if addresses, err := net.InterfaceAddrs(); err == nil {
+		o.Node.warn(a.logger, addresses)
 	}
 	a.logger.Info("Agent started", "version", daemon.Version(), "node", o.NodeName, "programmer", a.programmer.name,
 		"reason", a.programmer.reason, "standalone", o.standalone())

@@ -3,7 +3,10 @@
 package app
 
 import (
+	"log/slog"
+	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -78,6 +81,39 @@ func TestNodePortKeywords(t *testing.T) {
 			cidrs = append(cidrs, p.String())
 		}
 		require.Equal(t, want.cidrs, cidrs, value)
+	}
+}
+
+// TestNodePortAddressesOfOneFamily checks that a list for one IP family has a warning on machines of
+// both.
+func TestNodePortAddressesOfOneFamily(t *testing.T) {
+	addresses := func(texts ...string) (out []net.Addr) {
+		for _, text := range texts {
+			ip, network, err := net.ParseCIDR(text)
+			require.NoError(t, err)
+			out = append(out, &net.IPNet{IP: ip, Mask: network.Mask})
+		}
+		return out
+	}
+	both := addresses("127.0.0.1/8", "::1/128", "192.0.2.1/24", "2001:db8::1/64")
+	one := addresses("127.0.0.1/8", "::1/128", "192.0.2.1/24", "fe80::1/64")
+	for _, c := range []struct {
+		value     string
+		addresses []net.Addr
+		says      string
+	}{
+		{"192.0.2.0/24", both, "family=IPv6"}, {"2001:db8::/32", both, "family=IPv4"}, {"2001:db8::/32", one, "family=IPv4"},
+		{"192.0.2.0/24", one, ""}, {"192.0.2.0/24,::/0", both, ""}, {"192.0.2.0/24,primary", both, ""}, {"all", both, ""}, {"", both, ""},
+	} {
+		var log strings.Builder
+		o := parse(t, "--source=kube", "--nodeport-addresses="+c.value)
+		o.Node.warn(slog.New(slog.NewTextHandler(&log, nil)), c.addresses)
+		if c.says == "" {
+			require.Empty(t, log.String(), c.value)
+			continue
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), c.says)
 	}
 }
 
