@@ -84,8 +84,8 @@ func TestNodePortKeywords(t *testing.T) {
 	}
 }
 
-// TestNodePortAddressesOfOneFamily checks that a list for one IP family has a warning on machines of
-// both.
+// TestNodePortAddressesOfOneFamily checks that a list for one IP family has a warning on machines
+// of both.
 func TestNodePortAddressesOfOneFamily(t *testing.T) {
 	addresses := func(texts ...string) (out []net.Addr) {
 		for _, text := range texts {
