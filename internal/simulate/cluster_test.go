@@ -66,6 +66,16 @@ type object struct {
 	numbers int
 }
 
+// offers reports whether a state of a Service has a port.
+func (e *entry) offers(id view.ServicePortID) bool {
+	return e.number > 0 && slices.Contains(e.service.ports, id.Port) && slices.Contains(e.service.families, id.Family)
+}
+
+// offers reports whether the state of a number has a port.
+func (o *object) offers(number int, id view.ServicePortID) bool {
+	return slices.ContainsFunc(o.entries, func(e entry) bool { return e.number == number && e.offers(id) })
+}
+
 func (o *object) now() *entry { return &o.entries[len(o.entries)-1] }
 
 // cluster is the truth.

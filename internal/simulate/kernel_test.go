@@ -82,9 +82,12 @@ func (k *kernel) reset() {
 //
 //  1. Apply only follows a Replace or Apply that succeeded, apart from single Service ports.
 //  2. Once the process has ended, nothing changes any more.
+//  3. Nothing changes before the content of the agent's cache counts, and what changes comes from a
+//     state that the cache has held since.
 type kernelProgrammer struct {
 	*kernel
 	process *process
+	agent   *agent
 	known   bool
 }
 
@@ -194,6 +197,10 @@ func (p *kernelProgrammer) Apply(_ context.Context, changes []view.Change) error
 // carryOut makes changes as far as the kernel accepts them.
 func (p *kernelProgrammer) carryOut(operation string, r refusal, changes []view.Change) error {
 	slices.SortFunc(changes, func(a, b view.Change) int { return compareIDs(a.ID(), b.ID()) })
+	if !p.agent.mayProgram() {
+		p.world.violated("%s: %s before a server has brought the cache in sync, %v after a start with a checkpoint: %v",
+			p.name, operation, time.Since(p.agent.begin), p.agent.restored)
+	}
 	if len(changes) == 0 && r != failsBefore && r != failsAfter {
 		r = accepts
 	}
@@ -223,6 +230,7 @@ func (p *kernelProgrammer) carryOut(operation string, r refusal, changes []view.
 	for _, c := range changes {
 		id := c.ID()
 		p.check(id, p.ports[id], c.After)
+		p.checkSource(id, c.After)
 		delete(p.stale, id)
 		if c.After == nil {
 			delete(p.ports, id)
@@ -292,14 +300,14 @@ func (k *kernel) check(id view.ServicePortID, before, after *view.ServicePort) {
 	now := read(after)
 	at, ok := k.advance(id, service, func(e *entry) bool {
 		if after == nil { // the Service is gone, or has no such port
-			return e.number == 0 || !slices.Contains(e.service.ports, id.Port) || !slices.Contains(e.service.families, id.Family)
+			return !e.offers(id)
 		}
 		return e.number == now.service
 	})
 	if !ok || after == nil {
 		return
 	}
-	if e := &service.entries[at]; !slices.Contains(e.service.ports, id.Port) || !slices.Contains(e.service.families, id.Family) {
+	if !service.entries[at].offers(id) {
 		k.world.violated("%s: %v is programmed from state %d of the Service, which has no such port", k.name, id, now.service)
 	}
 	newest := 0
@@ -338,6 +346,20 @@ func (k *kernel) check(id view.ServicePortID, before, after *view.ServicePort) {
 		}
 	}
 	k.dropped(id, before, now, newest)
+}
+
+// checkSource checks that a Service port comes from a state that the agent's cache has held. The
+// cluster's mutex is held.
+func (p *kernelProgrammer) checkSource(id view.ServicePortID, after *view.ServicePort) {
+	service, now := p.world.cluster.services[indexOf(id.Service)], read(after)
+	if !p.agent.knew(id.Service, func(t telling) bool {
+		if after == nil {
+			return !service.offers(t.service, id)
+		}
+		return t.service == now.service && t.has(id, now)
+	}) {
+		p.world.violated("%s: %v becomes %+v, which the agent's cache has not held", p.name, id, now)
+	}
 }
 
 // dropped checks that each endpoint that a Service port loses was removed at some time since the

@@ -43,8 +43,14 @@ type agent struct {
 	programs *kernelProgrammer
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
+	begin    time.Time
+	restored bool // the cache began with a checkpoint
 
 	mu sync.Mutex // guards the fields below
+	// confirmed means that a server has sent an InSync. It is set before the cache knows.
+	confirmed bool
+	// had has the states of each Service that the cache held while its content counted, oldest first.
+	had map[model.ServiceKey][]telling
 	// told has what each shard's updates said of their Services, oldest first, for positions that
 	// are not acknowledged yet. The first one is the last that was acknowledged.
 	told  map[model.ServiceKey][]telling
@@ -80,6 +86,10 @@ func (t telling) same(o telling) bool {
 	return t.service == o.service && maps.Equal(t.slices, o.slices)
 }
 
+// staleGrace is how long an agent waits for a server before it uses its checkpoint; see package
+// checkpoint.
+const staleGrace = 5 * time.Second
+
 func (n *node) viewOptions() view.Options {
 	return view.Options{NodeName: n.name, Schedulers: schedulers[1:]}
 }
@@ -90,6 +100,7 @@ func (n *node) start() {
 	a := &agent{
 		node: n, name: n.name, process: w.network.process(n.host), cache: client.NewCache(),
 		told: make(map[model.ServiceKey][]telling), nacked: make(map[model.ServiceKey]bool), received: make(map[position]bool),
+		had: make(map[model.ServiceKey][]telling), begin: time.Now(),
 	}
 	registry, is := prometheus.NewRegistry(), n.form
 	logger := w.logger(n.name)
@@ -100,15 +111,18 @@ func (n *node) start() {
 		w.violated("%s: open the checkpoint: %v", n.name, err)
 		return
 	}
+	if a.restored = !kept.Saved().IsZero(); a.restored {
+		a.remember()
+	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(w.addressesFor(n)...), NodeName: n.name, Version: "simulated", Programmer: "simulated",
 		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC), w.skewed(func() form { return is })),
-		Decode:      is.decode(), Cache: a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
+		Decode:      a.decode(is), Cache: a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
 	})
 	n.kernel.mu.Lock()
 	n.kernel.loose = true
 	n.kernel.mu.Unlock()
-	a.programs = &kernelProgrammer{kernel: n.kernel, process: a.process}
+	a.programs = &kernelProgrammer{kernel: n.kernel, process: a.process, agent: a}
 	r := reconcile.New(reconcile.Options{
 		Cache: a.cache, View: view.New(n.viewOptions()), Programmer: a.programs, Reporter: reporter{a.client, a},
 		FreeMemory: func() {}, Logger: logger, Registerer: registry,
@@ -170,6 +184,68 @@ func (a *agent) state(key model.ServiceKey, sequence uint64) telling {
 	return t
 }
 
+// serviceKeys returns the keys of all Services that may exist.
+func serviceKeys() (keys []model.ServiceKey) {
+	for i := range maxServices {
+		keys = append(keys, model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)})
+	}
+	return keys
+}
+
+// decode returns how the agent decodes frames. It notes an InSync before the cache has it.
+func (a *agent) decode(is form) func(wire.Frame) (*wire.Response, error) {
+	known := is.decode()
+	return func(frame wire.Frame) (*wire.Response, error) {
+		r, err := known(frame)
+		if err == nil && r.InSync != nil {
+			a.mu.Lock()
+			a.confirmed = true
+			a.mu.Unlock()
+		}
+		return r, err
+	}
+}
+
+// remember notes what the cache holds.
+func (a *agent) remember() {
+	for _, key := range serviceKeys() {
+		t := a.state(key, 0)
+		a.mu.Lock()
+		a.rememberLocked(key, t)
+		a.mu.Unlock()
+	}
+}
+
+func (a *agent) rememberLocked(key model.ServiceKey, t telling) {
+	if all := a.had[key]; len(all) == 0 || !all[len(all)-1].same(t) {
+		a.had[key] = append(all, t)
+	}
+}
+
+// mayProgram reports whether the content of the cache counts: because a server has confirmed it, or
+// because it is that of a checkpoint, and no server has answered in time.
+func (a *agent) mayProgram() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.confirmed || a.restored && time.Since(a.begin) >= staleGrace
+}
+
+// knew reports whether the cache has held, since the agent started, a state of a Service for which
+// is returns true. The newest states come first.
+func (a *agent) knew(key model.ServiceKey, is func(telling) bool) bool {
+	if is(a.state(key, 0)) {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, t := range slices.Backward(a.had[key]) {
+		if is(t) {
+			return true
+		}
+	}
+	return false
+}
+
 // observe notes what a response has made the cache hold. The client calls it after each response.
 func (a *agent) observe(r *wire.Response, _ int) {
 	switch {
@@ -182,8 +258,7 @@ func (a *agent) observe(r *wire.Response, _ int) {
 		a.mu.Unlock()
 	case r.Update != nil && !r.More:
 		a.receive(r.Update.Shard, r.Update.To)
-		for i := range maxServices {
-			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
+		for _, key := range serviceKeys() {
 			if a.cache.ShardOf(key) == r.Update.Shard {
 				a.tell(key, a.state(key, r.Update.To))
 			}
@@ -195,8 +270,7 @@ func (a *agent) observe(r *wire.Response, _ int) {
 		for shard, sequence := range r.InSync.GetSequences() {
 			a.receive(uint32(shard), sequence)
 		}
-		for i := range maxServices {
-			key := model.ServiceKey{Namespace: namespace, Name: fmt.Sprint("svc-", i)}
+		for _, key := range serviceKeys() {
 			a.tell(key, a.state(key, r.InSync.GetSequences()[a.cache.ShardOf(key)]))
 		}
 	}
@@ -213,6 +287,9 @@ func (a *agent) tell(key model.ServiceKey, t telling) {
 	defer a.mu.Unlock()
 	if all := a.told[key]; len(all) == 0 || !all[len(all)-1].same(t) {
 		a.told[key] = append(all, t)
+	}
+	if a.confirmed || a.restored {
+		a.rememberLocked(key, t)
 	}
 }
 

@@ -183,10 +183,10 @@ func (s *skewedStream) RecvMsg(m any) error {
 	return err
 }
 
-// decode returns how an agent of a form decodes frames; nil means as this tree does.
+// decode returns how an agent of a form decodes frames.
 func (f form) decode() func(wire.Frame) (*wire.Response, error) {
 	if f != older {
-		return nil
+		return wire.Decode
 	}
 	return func(frame wire.Frame) (*wire.Response, error) {
 		r, err := wire.Decode(frame)

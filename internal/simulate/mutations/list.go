@@ -91,6 +91,11 @@ var mutations = []mutation{
 		[]string{"./agent/client/cache", "./agent/client"},
 	},
 	{
+		"an agent that starts programs what it has before a server has brought it in sync", "agent/client/cache/cache.go",
+		"\treturn &Cache{pending: pending{", "\treturn &Cache{inSync: true, pending: pending{",
+		[]string{"./agent/client/cache"},
+	},
+	{
 		"positions of a checkpoint that nobody has confirmed are acknowledged", "agent/client/cache/cache.go",
 		"\t\tif !c.inSync || len(s.missing) > 0 {\n", "\t\tif len(s.missing) > 0 {\n",
 		[]string{"./agent/client/cache", "./agent/client/checkpoint"},
@@ -196,7 +201,7 @@ var mutations = []mutation{
 	},
 	{
 		"an update counts as complete while one node lacks it", "server/fanout/convergence.go",
-		"\t\tif p.programmed < p.nodes {\n", "\t\tif p.programmed+1 < p.nodes {\n",
+		"\t\tif p.programmed < p.nodes {\n", "\t\tif p.programmed < max(1, p.nodes-1) {\n",
 		[]string{"./server/fanout"},
 	},
 	{
