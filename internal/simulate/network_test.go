@@ -33,7 +33,9 @@ type way struct{ from, to string }
 type weather struct {
 	cut   bool          // nothing arrives
 	delay time.Duration // how long a byte takes
-	rate  int           // bytes per second; 0 means any number
+	rate  int           // bytes per second, of all connections together; 0 means any number
+	// sentBy is when the last byte so far leaves, if there is a rate.
+	sentBy time.Time
 }
 
 // network connects hosts.
@@ -419,11 +421,16 @@ func (p *pipe) sendLocked(b []byte) int {
 }
 
 func (p *pipe) addLocked(data []byte) {
-	now, w := time.Now(), p.network.ways[p.way]
-	at := now.Add(w.delay)
+	at, w := time.Now(), p.network.ways[p.way]
 	if w.rate > 0 {
+		if at.Before(w.sentBy) {
+			at = w.sentBy
+		}
 		at = at.Add(time.Duration(len(data)) * time.Second / time.Duration(w.rate))
+		w.sentBy = at
+		p.network.ways[p.way] = w
 	}
+	at = at.Add(w.delay)
 	if at.Before(p.last) {
 		at = p.last
 	}
