@@ -19,6 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// freshTime is how long an API server waits for its watch cache to reach a version.
+const freshTime = 3 * time.Second
+
 // bookmarkInterval is how often an API server tells a watch how far it has come.
 const bookmarkInterval = time.Minute
 
@@ -170,9 +173,11 @@ func (e *etcd) restore(b *backup, bump bool) {
 //
 // Invariants:
 //
-//  1. A list is of one version, and at least as new as anything that this API server has answered
-//     before, except for stale lists, of which no client gets two in a row.
+//  1. A list is of one version, and at least as new as the resourceVersion that it is asked for,
+//     except for stale lists, of which no client gets two in a row.
 //  2. A watch sends all events of its resource from its version on, in order, or ends.
+//  3. While it is held, it answers from the state at which it was held, except that a list without
+//     a resourceVersion is of etcd's present state.
 type apiServer struct {
 	etcd    *etcd
 	address netip.AddrPort
@@ -182,7 +187,7 @@ type apiServer struct {
 	serving sync.WaitGroup
 
 	mu     sync.Mutex // guards the fields below
-	held   uint64     // the version at which watches are held; 0 means that they are not
+	held   *backup    // what its watch cache has while it is held; nil means what etcd has
 	stale  *backup    // what the next list of each resource answers, if not nil
 	served map[string]bool
 	// plain makes it refuse streamed lists, as API servers did before Kubernetes 1.34.
@@ -198,7 +203,7 @@ func (a *apiServer) start() {
 	a.process = a.network.process(a.address.Addr().String())
 	a.mu.Lock()
 	a.changed, a.broken, a.closed = make(chan struct{}), make(chan struct{}), make(chan struct{})
-	a.held, a.stale = 0, nil
+	a.held, a.stale = nil, nil
 	a.mu.Unlock()
 	l, server := a.process.listen(a.address), &http.Server{Handler: a, Protocols: overHTTP2()}
 	a.serving.Go(func() { _ = server.Serve(l) })
@@ -244,16 +249,19 @@ func (a *apiServer) change(f func()) {
 	a.changed = make(chan struct{})
 }
 
-// hold keeps watches from seeing what happens from now on.
-func (a *apiServer) hold(on bool) {
-	a.etcd.mu.Lock()
-	version := a.etcd.version
-	a.etcd.mu.Unlock()
+// hold keeps its watch cache from seeing what happens from now on. It reports whether that has
+// changed.
+func (a *apiServer) hold(on bool) (changed bool) {
+	now := a.etcd.backup()
 	a.change(func() {
-		if a.held = 0; on {
-			a.held = version
+		if changed = on != (a.held != nil); !changed {
+			return
+		}
+		if a.held = nil; on {
+			a.held = now
 		}
 	})
+	return changed
 }
 
 // breakWatches ends all open watches.
@@ -269,45 +277,88 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 	if listKinds[resource].Kind == "" || r.Method != http.MethodGet {
-		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		refuse(w, failure(http.StatusNotFound, metav1.StatusReasonNotFound))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if query.Get("watch") == "" {
-		a.list(w, resource, query.Get("resourceVersion"), query.Get("limit"))
+		a.list(w, r, resource)
 		return
 	}
 	from, _ := strconv.ParseUint(query.Get("resourceVersion"), 10, 64)
 	seconds, _ := strconv.Atoi(query.Get("timeoutSeconds"))
 	a.watch(w, r, watchRequest{
-		resource: resource, from: from, initial: query.Get("sendInitialEvents") == "true", lifetime: time.Duration(seconds) * time.Second,
+		resource: resource, from: from, latest: query.Get("resourceVersion") == "", initial: query.Get("sendInitialEvents") == "true", lifetime: time.Duration(seconds) * time.Second,
 	})
 }
 
-func failure(code int, reason metav1.StatusReason, causes ...metav1.CauseType) *metav1.Status {
-	s := &metav1.Status{
+func failure(code int, reason metav1.StatusReason) *metav1.Status {
+	return &metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: string(reason),
 	}
-	for _, c := range causes {
-		s.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: c}}}
-	}
-	return s
 }
 
-func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, causes ...metav1.CauseType) {
+func refuse(w http.ResponseWriter, s *metav1.Status) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_, _ = w.Write(mustJSON(failure(code, reason, causes...)))
+	w.WriteHeader(int(s.Code))
+	_, _ = w.Write(mustJSON(s))
 }
 
-// content returns what a list answers.
-func (a *apiServer) content(resource string) (objects []json.RawMessage, version uint64) {
+// tooLarge refuses a request for a resourceVersion that the API server has not reached.
+func tooLarge(w http.ResponseWriter) {
+	s := failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
+	s.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}}
+	refuse(w, s)
+}
+
+// fresh waits until the watch cache has reached a version, and reports whether it has. An API
+// server does not wait for longer than freshTime.
+func (a *apiServer) fresh(r *http.Request, version uint64) bool {
+	late := time.NewTimer(freshTime)
+	defer late.Stop()
+	for {
+		a.etcd.mu.Lock()
+		a.mu.Lock()
+		at, moved, changed, closed := a.etcd.version, a.etcd.changed, a.changed, a.closed
+		if a.held != nil {
+			at = a.held.version
+		}
+		a.mu.Unlock()
+		a.etcd.mu.Unlock()
+		if at >= version {
+			return true
+		}
+		select {
+		case <-moved:
+		case <-changed:
+		case <-late.C:
+			return false
+		case <-closed:
+			return false
+		case <-r.Context().Done():
+			return false
+		}
+	}
+}
+
+// latest returns etcd's version.
+func (a *apiServer) latest() uint64 {
+	a.etcd.mu.Lock()
+	defer a.etcd.mu.Unlock()
+	return a.etcd.version
+}
+
+// content returns what a list answers: what the watch cache has, or what etcd has.
+func (a *apiServer) content(resource string, cached bool) (objects []json.RawMessage, version uint64) {
 	a.etcd.mu.Lock()
 	defer a.etcd.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	all, version := a.etcd.objects[resource], a.etcd.version
+	if cached && a.held != nil {
+		all, version = a.held.objects[resource], a.held.version
+	}
 	if a.stale != nil && !a.served[resource] {
 		a.served[resource] = true
 		all, version = a.stale.objects[resource], a.stale.version
@@ -323,10 +374,18 @@ func (a *apiServer) beStale(b *backup) {
 	a.change(func() { a.stale, a.served = b, make(map[string]bool) })
 }
 
-func (a *apiServer) list(w http.ResponseWriter, resource, version, limit string) {
-	objects, at := a.content(resource)
-	if wanted, _ := strconv.ParseUint(version, 10, 64); wanted > at {
-		refuse(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout, metav1.CauseTypeResourceVersionTooLarge)
+// list answers a list. One without a resourceVersion is of etcd's present state. If the watch cache
+// does not reach that in time, the API server asks etcd.
+func (a *apiServer) list(w http.ResponseWriter, r *http.Request, resource string) {
+	version, limit := r.URL.Query().Get("resourceVersion"), r.URL.Query().Get("limit")
+	wanted, _ := strconv.ParseUint(version, 10, 64)
+	if version == "" {
+		wanted = a.latest()
+	}
+	cached := a.fresh(r, wanted)
+	objects, at := a.content(resource, cached || version != "")
+	if version != "" && wanted > at {
+		tooLarge(w)
 		return
 	}
 	if limit == "1" && len(objects) > 1 { // only its version is wanted
@@ -346,6 +405,7 @@ func (a *apiServer) list(w http.ResponseWriter, resource, version, limit string)
 type watchRequest struct {
 	resource string
 	from     uint64
+	latest   bool // from etcd's present version, rather than from
 	initial  bool
 	lifetime time.Duration
 }
@@ -364,11 +424,18 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q watchRequest
 	plain, broken, closed := a.plain, a.broken, a.closed
 	a.mu.Unlock()
 	if q.initial && plain {
-		refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		refuse(w, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid))
 		return
 	}
 	if q.initial {
-		objects, version := a.content(q.resource)
+		if q.latest {
+			q.from = a.latest()
+		}
+		if !a.fresh(r, q.from) {
+			tooLarge(w)
+			return
+		}
+		objects, version := a.content(q.resource, true)
 		for _, o := range objects {
 			send(watchLine("ADDED", o))
 		}
@@ -421,12 +488,14 @@ func (a *apiServer) next(q watchRequest) (lines [][]byte, at uint64, changed, mo
 	switch {
 	case q.from > e.version: // silent until etcd has come there
 		return nil, q.from, e.changed, a.changed, nil
+	case a.held != nil && q.from >= a.held.version: // whatever etcd has forgotten, the watch cache knows of nothing new
+		return nil, q.from, e.changed, a.changed, nil
 	case q.from < e.oldest:
 		return nil, 0, nil, nil, failure(http.StatusGone, metav1.StatusReasonExpired)
 	}
 	until := e.version
-	if a.held > 0 {
-		until = min(until, a.held)
+	if a.held != nil {
+		until = min(until, a.held.version)
 	}
 	at = max(q.from, until)
 	first, _ := slices.BinarySearchFunc(e.events, q.from+1, func(x event, v uint64) int {
