@@ -488,7 +488,8 @@ func (a *apiServer) next(q watchRequest) (lines [][]byte, at uint64, changed, mo
 	switch {
 	case q.from > e.version: // silent until etcd has come there
 		return nil, q.from, e.changed, a.changed, nil
-	case a.held != nil && q.from >= a.held.version: // whatever etcd has forgotten, the watch cache knows of nothing new
+	case a.held != nil && q.from >= a.held.version:
+		// The watch cache knows of nothing newer, whatever etcd has forgotten.
 		return nil, q.from, e.changed, a.changed, nil
 	case q.from < e.oldest:
 		return nil, 0, nil, nil, failure(http.StatusGone, metav1.StatusReasonExpired)

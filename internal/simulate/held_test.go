@@ -1,5 +1,5 @@
-// This test proves that an API server that is held back answers as a real one does whose watch cache
-// is behind etcd: lists of any version from its cache, and versions that it lacks not at all.
+// This test proves that an API server that is held back answers as a real one does whose watch
+// cache is behind etcd: it lists what its cache has, and refuses versions that the cache lacks.
 package simulate
 
 import (

@@ -63,14 +63,16 @@ func newNetwork() *network {
 	}
 }
 
-// set changes a way.
-func (n *network) set(w way, change func(*weather)) {
+// set changes a way, and reports whether it is another one now.
+func (n *network) set(w way, change func(*weather)) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	now := n.ways[w]
+	before := n.ways[w]
+	now := before
 	change(&now)
 	n.ways[w] = now
 	n.changedLocked()
+	return now != before
 }
 
 // heal ends all cuts and delays.
@@ -146,12 +148,14 @@ func (p *process) hasEnded() bool {
 	return p.ended
 }
 
-// reset breaks all connections between two hosts.
-func (n *network) reset(a, b string) {
+// reset breaks all connections between two hosts, and reports whether there were any.
+func (n *network) reset(a, b string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	before := len(n.conns)
 	n.endLocked(a, func(c *conn) bool { return c.in.way.from == b }, true)
 	n.endLocked(b, func(c *conn) bool { return c.in.way.from == a }, true)
+	return len(n.conns) < before
 }
 
 // endLocked ends the chosen connections of a host. If told, peers that can be reached see resets.

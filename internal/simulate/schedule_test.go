@@ -31,56 +31,61 @@ type step struct {
 type action struct {
 	name   string
 	weight int
+	fault  bool // rather than a change of objects, or the end of a fault
 	// do carries out the step and returns what it did, or nothing if it had no effect.
 	do func(w *world, s step) string
 }
+
+// These actions have names because a test looks for them.
+const backUpEtcd, restoreEtcd = "back up etcd", "restore etcd"
 
 var actions []action
 
 func init() {
 	actions = []action{
-		{"write a slice", 40, (*world).writeSlice},
-		{"move an endpoint", 8, (*world).moveEndpoint},
-		{"remove a slice", 5, (*world).removeSlice},
-		{"write a Service", 6, (*world).writeService},
-		{"remove a Service", 3, (*world).removeService},
-		{"write a Node", 2, (*world).writeNode},
-		{"nothing", 7, func(*world, step) string { return "" }},
-		{"limit memory", 3, (*world).limitMemory},
-		{"kill an agent", 4, (*world).killAgent},
-		{"stop an agent", 2, (*world).stopAgent},
-		{"start an agent", 10, (*world).startAgent},
-		{"power off a node", 1, (*world).failNode},
-		{"rename a node", 1, (*world).renameNode},
-		{"refuse in the kernel", 6, (*world).refuseInKernel},
-		{"slow a kernel down", 3, (*world).slowKernel},
-		{"flush a kernel", 2, (*world).flushKernel},
-		{"fill a disk", 1, (*world).fillDisk},
-		{"kill a server", 3, (*world).killServer},
-		{"drain a server", 2, (*world).drainServer},
-		{"power off a server", 1, (*world).failServer},
-		{"start a server", 8, (*world).startServer},
-		{"cut a way", 6, (*world).cutWay},
-		{"change a version", 2, (*world).changeForm},
-		{"slow a way", 4, (*world).slowWay},
-		{"heal a way", 8, (*world).healWay},
-		{"reset connections", 4, (*world).resetConnections},
-		{"hold an API server back", 3, (*world).holdAPI},
-		{"let an API server go on", 6, (*world).releaseAPI},
-		{"break watches", 2, (*world).breakWatches},
-		{"compact etcd", 2, (*world).compact},
-		{"a stale list", 1, (*world).staleList},
-		{"kill an API server", 1, (*world).killAPI},
-		{"start an API server", 4, (*world).startAPI},
-		{"back up etcd", 2, (*world).backUp},
-		{"restore etcd", 1, (*world).restore},
-		{"let a certificate end", 2, (*world).endCertificate},
-		{"renew certificates", 2, (*world).renewSome},
-		{"set a clock", 2, (*world).setClock},
-		{"set all clocks right", 1, func(w *world, _ step) string { w.setClocks(); return "" }},
-		{"ask for the convergence", 3, (*world).askConvergence},
-		{"cut a server off", 1, (*world).cutOff},
-		{"quiet", 1, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
+		{"write a slice", 40, false, (*world).writeSlice},
+		{"move an endpoint", 8, false, (*world).moveEndpoint},
+		{"remove a slice", 5, false, (*world).removeSlice},
+		{"write a Service", 6, false, (*world).writeService},
+		{"remove a Service", 3, false, (*world).removeService},
+		{"write a Node", 2, false, (*world).writeNode},
+		{"nothing", 7, false, func(*world, step) string { return "" }},
+		{"limit memory", 3, true, (*world).limitMemory},
+		{"kill an agent", 6, true, (*world).killAgent},
+		{"stop an agent", 2, true, (*world).stopAgent},
+		{"start an agent", 10, false, (*world).startAgent},
+		{"power off a node", 1, true, (*world).failNode},
+		{"rename a node", 1, true, (*world).renameNode},
+		{"refuse in the kernel", 8, true, (*world).refuseInKernel},
+		{"slow a kernel down", 3, true, (*world).slowKernel},
+		{"flush a kernel", 3, true, (*world).flushKernel},
+		{"fill a disk", 1, true, (*world).fillDisk},
+		{"mend a node", 2, false, (*world).mendNode},
+		{"kill a server", 4, true, (*world).killServer},
+		{"drain a server", 2, true, (*world).drainServer},
+		{"power off a server", 1, true, (*world).failServer},
+		{"start a server", 8, false, (*world).startServer},
+		{"cut a way", 8, true, (*world).cutWay},
+		{"change a version", 2, true, (*world).changeForm},
+		{"slow a way", 4, true, (*world).slowWay},
+		{"heal a way", 8, false, (*world).healWay},
+		{"reset connections", 6, true, (*world).resetConnections},
+		{"hold an API server back", 3, true, (*world).holdAPI},
+		{"let an API server go on", 6, false, (*world).releaseAPI},
+		{"break watches", 3, true, (*world).breakWatches},
+		{"compact etcd", 2, true, (*world).compact},
+		{"a stale list", 1, true, (*world).staleList},
+		{"kill an API server", 1, true, (*world).killAPI},
+		{"start an API server", 4, false, (*world).startAPI},
+		{backUpEtcd, 2, false, (*world).backUp},
+		{restoreEtcd, 1, true, (*world).restore},
+		{"let a certificate end", 2, true, (*world).endCertificate},
+		{"renew certificates", 2, false, (*world).renewSome},
+		{"set a clock", 2, true, (*world).setClock},
+		{"set all clocks right", 1, false, func(w *world, _ step) string { w.setClocks(); return "" }},
+		{"ask for the convergence", 3, false, (*world).askConvergence},
+		{"cut a server off", 1, true, (*world).cutOff},
+		{"quiet", 1, false, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
 	}
 }
 
@@ -129,6 +134,9 @@ func (w *world) take(s step) string {
 	w.replaceStarved()
 	did := actions[s.kind].do(w, s)
 	if did != "" {
+		if actions[s.kind].fault {
+			w.faults++
+		}
 		w.observed("* %s", did)
 	}
 	return did
@@ -328,7 +336,7 @@ func (w *world) slowKernel(s step) string {
 	k := pick(w.nodes, s.a).kernel
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.slow = []time.Duration{0, time.Millisecond, 100 * time.Millisecond, 3 * time.Second}[s.b&3]
+	k.slow = []time.Duration{time.Millisecond, 100 * time.Millisecond, 3 * time.Second}[s.b%3]
 	return fmt.Sprintf("%s: the kernel takes %v", k.name, k.slow)
 }
 
@@ -342,8 +350,22 @@ func (w *world) fillDisk(s step) string {
 	n := pick(w.nodes, s.a)
 	n.disk.mu.Lock()
 	defer n.disk.mu.Unlock()
-	n.disk.full = !n.disk.full
-	return fmt.Sprintf("%s: the disk is full: %v", n.name, n.disk.full)
+	if n.disk.full {
+		return ""
+	}
+	n.disk.full = true
+	return n.name + ": the disk is full"
+}
+
+func (w *world) mendNode(s step) string {
+	n := pick(w.nodes, s.a)
+	n.kernel.mu.Lock()
+	n.kernel.slow = 0
+	n.kernel.mu.Unlock()
+	n.disk.mu.Lock()
+	n.disk.full = false
+	n.disk.mu.Unlock()
+	return n.name + ": disk and kernel are well"
 }
 
 func (w *world) killServer(s step) string {
@@ -422,8 +444,12 @@ func (w *world) cutWay(s step) string {
 	if s.c&1 == 0 {
 		ways = ways[:1]
 	}
+	changed := false
 	for _, way := range ways {
-		w.network.set(way, func(x *weather) { x.cut = true })
+		changed = w.network.set(way, func(x *weather) { x.cut = true }) || changed
+	}
+	if !changed {
+		return ""
 	}
 	return fmt.Sprintf("%v are cut", ways)
 }
@@ -452,14 +478,16 @@ func (w *world) healWay(s step) string {
 
 func (w *world) resetConnections(s step) string {
 	way := w.way(s)
-	w.network.reset(way.from, way.to)
+	if !w.network.reset(way.from, way.to) {
+		return ""
+	}
 	return fmt.Sprintf("%v loses its connections", way)
 }
 
 func (w *world) holdAPI(s step) string {
 	a := pick(w.apis, s.a)
-	if !a.process.hasEnded() {
-		a.hold(true)
+	if a.process.hasEnded() || !a.hold(true) {
+		return ""
 	}
 	return a.address.String() + " is held back"
 }
@@ -474,9 +502,10 @@ func (w *world) releaseAPI(s step) string {
 
 func (w *world) breakWatches(s step) string {
 	a := pick(w.apis, s.a)
-	if !a.process.hasEnded() {
-		a.breakWatches()
+	if a.process.hasEnded() {
+		return ""
 	}
+	a.breakWatches()
 	return a.address.String() + " ends its watches"
 }
 

@@ -64,6 +64,9 @@ type order struct {
 	Seed uint64
 	// Steps are the indexes of the steps of the seed's schedule that are taken. nil means all.
 	Steps []int
+	// Planted means that a step that restores etcd violates an invariant. A test of the report needs
+	// that.
+	Planted bool
 }
 
 // outcome is what an episode was like.
@@ -75,6 +78,7 @@ type outcome struct {
 	Digest    uint64   // of everything that happened
 	Slowest   time.Duration
 	Virtual   time.Duration
+	Faults    int // steps that were faults and had an effect
 }
 
 // kindEnded is the kind of violation of an episode whose process has ended before its time.
@@ -90,7 +94,11 @@ func episode(t *testing.T, o order, directory string) (out outcome) {
 		}
 		w := newWorld(rand.New(rand.NewPCG(o.Seed, 1)), directory)
 		for _, s := range schedule {
-			out.Did = append(out.Did, w.take(s))
+			did := w.take(s)
+			out.Did = append(out.Did, did)
+			if o.Planted && did != "" && actions[s.kind].name == restoreEtcd {
+				w.violated("planted: %s", did)
+			}
 			if w.failed() != "" {
 				break
 			}
@@ -100,7 +108,7 @@ func episode(t *testing.T, o order, directory string) (out outcome) {
 		}
 		w.end()
 		out.Violation, out.Kind, out.Digest, out.Slowest = w.failed(), w.kind, w.digest, w.slowest
-		out.Virtual = time.Since(w.begin)
+		out.Virtual, out.Faults = time.Since(w.begin), w.faults
 		out.Events = w.observations
 	})
 	return out
@@ -231,6 +239,7 @@ type runner struct {
 
 	mu               sync.Mutex // guards the fields below
 	started, done    int
+	faults           int // steps of the episodes that are done
 	shown            time.Time
 	slowest, virtual time.Duration
 	failed           map[uint64]outcome
@@ -266,11 +275,12 @@ func (r *runner) finished(seed uint64, out outcome) {
 		return
 	}
 	r.done++
+	r.faults += out.Faults
 	r.slowest, r.virtual = max(r.slowest, out.Slowest), r.virtual+out.Virtual
 	if now := time.Now(); now.Sub(r.shown) >= *progress || r.done*episodeSteps >= *steps {
 		r.shown = now
-		fmt.Fprintf(os.Stderr, "simulate: %d of %d steps, seeds from %d, %v of the clusters' time in %v; settled within %v\n",
-			r.done*episodeSteps, *steps, *first, r.virtual.Round(time.Hour), now.Sub(r.begin).Round(time.Second), r.slowest)
+		fmt.Fprintf(os.Stderr, "simulate: %d of %d steps, of which %d were faults, seeds from %d, %v of the clusters' time in %v; settled within %v\n",
+			r.done*episodeSteps, *steps, r.faults, *first, r.virtual.Round(time.Hour), now.Sub(r.begin).Round(time.Second), r.slowest)
 	}
 }
 
@@ -321,25 +331,35 @@ func deterministic(t *testing.T) bool {
 	return detect.deterministic
 }
 
-// report fails the test if an episode failed, with the seed and the shortest history that fails.
+// report fails the test if an episode failed.
 func report(t *testing.T, o order, out outcome) {
 	if *verbose {
 		fmt.Fprintln(os.Stderr, strings.Join(out.Events, "\n"))
 	}
-	if out.Violation == "" {
-		return
+	if out.Violation != "" {
+		t.Fatal(describe(t, o, out))
+	}
+}
+
+// describe returns the report on an episode that failed, with its seed, what a second run of the
+// seed is like, and the shortest history that fails.
+func describe(t *testing.T, o order, out outcome) string {
+	how := fmt.Sprintf("To see it again: make simulate SEED=%d", o.Seed)
+	if !deterministic(t) {
+		how = fmt.Sprintf("The ordinary runtime does not repeat the order of goroutines, so another run of the seed need not fail. "+
+			"It takes the same steps, and with a runtime that repeats that order: make simulate SEED=%d", o.Seed)
 	}
 	again := run(t, o)
 	second, shortest := cmp.Or(again.Violation, "no failure"), again
 	if again.Kind == out.Kind && out.Kind != kindEnded {
-		for i := range out.Did {
+		for i := range again.Did {
 			o.Steps = append(o.Steps, i)
 		}
 		o, shortest = shrink(t, o, again)
 	}
-	t.Fatalf("seed %d: %s\nTo see it again: make simulate SEED=%d\nA second run of the seed: %s\n\n"+
-		"Its history, shrunk from %d steps to %d:\n%s\nThe last events:\n%s", o.Seed, out.Violation, o.Seed, second,
-		len(out.Did), len(o.Steps), history(shortest.Did), strings.Join(shortest.Events[max(0, len(shortest.Events)-80):], "\n"))
+	return fmt.Sprintf("seed %d: %s\n%s\nA second run of the seed: %s\n\n"+
+		"Its history, shrunk from %d steps, of which %d were faults, to %d:\n%s\nThe last events:\n%s", o.Seed, out.Violation, how, second,
+		len(out.Did), out.Faults, len(shortest.Did), history(shortest.Did), strings.Join(shortest.Events[max(0, len(shortest.Events)-80):], "\n"))
 }
 
 // shrink removes steps from an order as long as the same invariant is violated. It returns the
@@ -351,7 +371,8 @@ func shrink(t *testing.T, o order, out outcome) (order, outcome) {
 		for from := 0; from < len(o.Steps) && time.Now().Before(deadline); {
 			to := min(from+size, len(o.Steps))
 			// Steps must not be nil, which means all steps.
-			shorter := order{o.Seed, append(append([]int{}, o.Steps[:from]...), o.Steps[to:]...)}
+			shorter := o
+			shorter.Steps = append(append([]int{}, o.Steps[:from]...), o.Steps[to:]...)
 			if again := run(t, shorter); again.Kind == out.Kind {
 				shorter.Steps = shorter.Steps[:len(again.Did)]
 				o, out, removed = shorter, again, true

@@ -44,6 +44,7 @@ type world struct {
 	// gaveUpBefore is what gaveUp returned after the last quiet time.
 	gaveUpBefore float64
 	slowest      time.Duration // the longest time that it took to settle
+	faults       int           // steps that were faults and had an effect
 
 	// excused means that nodes may go back in time until the next quiet time, because the cluster's
 	// state has. The cluster's mutex guards it.
