@@ -210,13 +210,13 @@ FROM ?=
 adopt: ## the paths of docs/adopt.md in real clusters, in about 35 minutes; PATHS=node-by-node,new-node chooses, PROGRAMMER=nftables|iptables, OUTAGE=1m shortens outages, FROM=HEAD~50 is the commit to upgrade from
 	go test -count 1 -timeout 3h -v ./internal/adopt -adopt.paths=$(PATHS) -adopt.programmer=$(PROGRAMMER) -adopt.outage=$(OUTAGE) $(if $(FROM),-adopt.from=$(FROM))
 
-STEPS ?= 3400000
+STEPS ?= 3500000
 FIRST ?= 1
 SEED ?=
 SIMULATE := $(or $(SLICECAST_CACHE),$(HOME)/.cache/slicecast)/deterministic
 
 .PHONY: simulate
-simulate: ## everything from an API server to the nodes' kernels in virtual time under a million faults, in about 25 minutes; STEPS=20000 shortens it, FIRST=14001 takes other seeds, SEED=4 shows what one seed does
+simulate: ## everything from an API server to the nodes' kernels in virtual time under a million faults, in about 20 minutes; STEPS=20000 shortens it, FIRST=14001 takes other seeds, SEED=4 shows what one seed does
 	go run ./internal/simulate/deterministic $(SIMULATE)
 	nice -n 10 go test -overlay $(SIMULATE)/overlay.json -vet=off -count 1 -timeout 3h -v ./internal/simulate \
 		-run '$(if $(SEED),TestSimulate,TestSeed|TestSimulate)' -simulate.steps=$(STEPS) -simulate.first=$(FIRST) $(if $(SEED),-simulate.seed=$(SEED) -simulate.verbose)

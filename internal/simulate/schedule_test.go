@@ -32,7 +32,8 @@ type action struct {
 	name   string
 	weight int
 	fault  bool // rather than a change of objects, or the end of a fault
-	// do carries out the step and returns what it did, or nothing if it had no effect.
+	// do carries out the step and returns what it did, or nothing if it had no effect. The text
+	// depends on nothing but the steps so far.
 	do func(w *world, s step) string
 }
 
@@ -132,9 +133,10 @@ func (w *world) take(s step) string {
 	}
 	w.checkMemory()
 	w.replaceStarved()
+	w.missed = false
 	did := actions[s.kind].do(w, s)
 	if did != "" {
-		if actions[s.kind].fault {
+		if actions[s.kind].fault && !w.missed {
 			w.faults++
 		}
 		w.observed("* %s", did)
@@ -478,9 +480,7 @@ func (w *world) healWay(s step) string {
 
 func (w *world) resetConnections(s step) string {
 	way := w.way(s)
-	if !w.network.reset(way.from, way.to) {
-		return ""
-	}
+	w.missed = !w.network.reset(way.from, way.to)
 	return fmt.Sprintf("%v loses its connections", way)
 }
 
@@ -634,7 +634,8 @@ func (w *world) cutOff(s step) string {
 	for w.failed() == "" {
 		err, took := w.differs(), time.Since(begin)
 		if err == nil {
-			return fmt.Sprintf("%s; all nodes have the next change after %v", how, took)
+			w.observed("all nodes have the next change after %v", took)
+			return how
 		}
 		if took > cutOffTime {
 			w.violated("%v after a server was cut off, %v", took, err)

@@ -45,6 +45,8 @@ type world struct {
 	gaveUpBefore float64
 	slowest      time.Duration // the longest time that it took to settle
 	faults       int           // steps that were faults and had an effect
+	// missed means that the present step is a fault that happens to have no effect.
+	missed bool
 
 	// excused means that nodes may go back in time until the next quiet time, because the cluster's
 	// state has. The cluster's mutex guards it.
