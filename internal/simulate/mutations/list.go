@@ -96,6 +96,13 @@ var mutations = []mutation{
 		[]string{"./agent/client/cache"},
 	},
 	{
+		"Services with UDP ports are not reported to the reader from a checkpoint", "agent/client/cache/contents.go",
+		"\t\t\tc.pending.services[key] = struct{}{}\n",
+		"\t\t\tif held.service == nil || !slices.ContainsFunc(held.service.Ports, isUDP) {\n" +
+			"\t\t\t\tc.pending.services[key] = struct{}{}\n\t\t\t}\n",
+		[]string{"./agent/client/cache"},
+	},
+	{
 		"positions of a checkpoint that nobody has confirmed are acknowledged", "agent/client/cache/cache.go",
 		"\t\tif !c.inSync || len(s.missing) > 0 {\n", "\t\tif len(s.missing) > 0 {\n",
 		[]string{"./agent/client/cache", "./agent/client/checkpoint"},
