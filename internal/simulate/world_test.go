@@ -51,6 +51,8 @@ type world struct {
 	// excused means that nodes may go back in time until the next quiet time, because the cluster's
 	// state has. The cluster's mutex guards it.
 	excused bool
+	// lowered means that a restore has lowered the cluster's resource versions.
+	lowered bool
 
 	mu           sync.Mutex             // guards the fields below
 	forms        map[string]form        // of servers and relays, by host
