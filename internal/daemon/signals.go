@@ -7,11 +7,11 @@ import (
 	"syscall"
 )
 
-// SignalContext returns a context that ends with the first SIGINT or SIGTERM. A second signal has
-// its default effect and ends the process at once. stop ends the context and restores the default
-// effect of the signals.
-func SignalContext(parent context.Context) (ctx context.Context, stop context.CancelFunc) {
-	ctx, stop = signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
+// SignalContext returns a context that ends with the first SIGINT or SIGTERM, or one of more. A
+// second signal has its default effect and ends the process at once. stop ends the context and
+// restores the default effect of the signals.
+func SignalContext(parent context.Context, more ...os.Signal) (ctx context.Context, stop context.CancelFunc) {
+	ctx, stop = signal.NotifyContext(parent, append(more, os.Interrupt, syscall.SIGTERM)...)
 	context.AfterFunc(ctx, stop)
 	return ctx, stop
 }

@@ -12,10 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,10 +54,20 @@ func (c exitError) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 func Main() int {
 	// client-go's own log would be in the middle of the output.
 	kube.RouteLogs(slog.New(slog.DiscardHandler))
-	ctx, stop := daemon.SignalContext(context.Background())
+	var more []os.Signal
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup wants it
+		more = append(more, syscall.SIGHUP)
+	}
+	ctx, stop := daemon.SignalContext(context.Background(), more...)
 	defer stop()
+	// If nobody reads the output any more, as after "| head", commands still remove what they have
+	// created. Unlike an ignored signal, this does not change what programs that they start do.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	root := NewCommand()
 	_, err := daemon.Execute(ctx, root)
+	if path, ok := errors.AsType[*fs.PathError](err); ok && errors.Is(path, syscall.EPIPE) {
+		return incomplete // and nobody reads why
+	}
 	return Code(root, err)
 }
 

@@ -49,7 +49,13 @@ import (
 // plane is the control plane of all tests.
 var plane *controlplane.ControlPlane
 
+// commandVariable is set in processes that tests start to be the command.
+const commandVariable = "SLICECAST_TEST_COMMAND"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(commandVariable) != "" {
+		os.Exit(Main())
+	}
 	testenv.Isolate(controlplane.Prepare)
 	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Controllers: true}, &plane),
 		// If both ends of SPDY close at once, it waits for a second for somebody to take the error.

@@ -1,0 +1,56 @@
+// These tests prove that signals which end the command, other than that of Ctrl-C, do not leave a
+// namespace behind either. The command is a process of its own.
+package plugin
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+)
+
+// TestEndedCheck checks that the namespace is removed if the terminal goes away, and if nobody
+// reads the output any more.
+func TestEndedCheck(t *testing.T) {
+	r := newPodRunner(t)
+	program, err := os.Executable()
+	require.NoError(t, err)
+	kubeconfig := plane.Kubeconfig(t, &rest.Config{Host: r.front.address})
+	started := make(chan struct{}, 1)
+	r.node("busy", func(*corev1.Pod) { started <- struct{}{} })
+	for name, end := range map[string]struct {
+		signal syscall.Signal
+		unread bool
+	}{"SIGHUP": {syscall.SIGHUP, false}, "SIGPIPE": {syscall.SIGTERM, true}} {
+		t.Run(name, func(t *testing.T) {
+			c := exec.CommandContext(t.Context(), program, "check", "--pre", "--pods", "--image=image", "--kubeconfig="+kubeconfig)
+			c.Env = append(os.Environ(), commandVariable+"=1")
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer read.Close()
+			c.Stdout, c.Stderr = write, write
+			require.NoError(t, c.Start())
+			require.NoError(t, write.Close())
+			<-started
+			if end.unread {
+				require.NoError(t, read.Close())
+			}
+			// After it, the command says that it removes the namespace.
+			require.NoError(t, c.Process.Signal(end.signal))
+			if !end.unread {
+				said, err := io.ReadAll(read)
+				require.NoError(t, err)
+				require.Contains(t, string(said), "Removed the namespace slicecast-check-")
+			}
+			var ended *exec.ExitError
+			require.ErrorAs(t, c.Wait(), &ended)
+			require.Equal(t, incomplete, ended.ExitCode(), ended)
+			requireNoRuns(t)
+		})
+	}
+}
