@@ -28,8 +28,8 @@ installed yet. Each failure says what to do, and which page has more. Warnings d
 The API server does not know the modules of kernels. With --pods, check creates a namespace with a Pod on one node of
 each kernel, operating system and architecture, in which nftables, iptables and IPVS are tried, and removes it, also
 after Ctrl-C. The Pods have networks of their own. "kubectl slicecast connectivity --cleanup" removes what a killed
-command has left. It needs the right to create and delete Namespaces, and to create Pods, ServiceAccounts and pods/exec
-in them.`,
+command has left. It needs the right to create, delete, list and watch Namespaces, and in them to create ServiceAccounts, Pods and
+pods/exec, and to list and watch Pods.`,
 		Example: `  kubectl slicecast check --pre
   kubectl slicecast check --pre --pods
   kubectl slicecast check
@@ -48,7 +48,14 @@ in them.`,
 			}
 			var try *modules
 			if pods {
-				try, m.to, out.AskTimeout = m, c.ErrOrStderr(), 10*o.timeout+m.timeLimit+kernelAnswerTime+2*cleanupTime
+				if m.image == "" {
+					var err error
+					if m.image, err = publishedImage(iptablesImage); err != nil {
+						return err
+					}
+				}
+				// Namespaces are removed before and after, and one may appear late.
+				try, m.to, out.AskTimeout = m, c.ErrOrStderr(), 15*o.timeout+m.timeLimit+kernelAnswerTime+lateTime+2*cleanupTime
 			}
 			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return check(ctx, f, pre, try) })
 		},
@@ -59,6 +66,7 @@ in them.`,
 	fs.BoolVar(&pods, "pods", false, "With --pre, also try nftables, iptables and IPVS in a temporary Pod on one node of each kernel.")
 	fs.StringVar(&m.image, "image", "", "Image of an agent with iptables, for --pods. If empty, the published one of this version.")
 	fs.DurationVar(&m.timeLimit, "time-limit", 2*time.Minute, "Maximum time until the Pods of --pods have started.")
+	completeNothing(c, "image", "time-limit")
 	return c
 }
 
@@ -68,7 +76,7 @@ const (
 	notChecked = "not checked"
 	warning    = "warning"
 	passed     = "ok"
-	// note is for what was not looked at because nobody asked for it.
+	// note is for what was not looked at because nobody asked for it, and for what works.
 	note = "note"
 )
 
@@ -115,7 +123,7 @@ func (c *checks) unknown(subject string, err error) {
 	do := "check again; if that does not help, look at the API server: kubectl get --raw /readyz?verbose"
 	switch {
 	case apierrors.IsForbidden(err):
-		do = "get the rights that docs/kubectl.md lists, and check again"
+		do = byRights
 	case apierrors.IsUnauthorized(err):
 		do = "log in again: the API server does not accept the credentials of your kubeconfig"
 	case apierrors.IsNotFound(err):

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,11 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -33,6 +38,10 @@ const (
 	// maxKernelAnswer bounds what a Pod may answer, and maxReason what is shown of a reason in it, in
 	// bytes.
 	maxKernelAnswer, maxReason = 64 << 10, 600
+	// maxNodeText bounds what is shown of each name that a node reports, in bytes.
+	maxNodeText = 100
+	// maxWaits is how many reasons of a Pod that is not ready yet are printed.
+	maxWaits = 5
 	// kernelAnswerTime bounds the time of an answer. A command of iptables waits for its lock for 10
 	// seconds, and modules are loaded meanwhile.
 	kernelAnswerTime = time.Minute
@@ -40,12 +49,40 @@ const (
 	iptablesImage = "ghcr.io/slicecast/slicecast-agent-iptables"
 )
 
-// byHand is what to do if a Pod could not say anything.
-const byHand = "mend that and check again, or run as root on such a node: unshare --net slicecast-agent probe kernel"
+const (
+	// byHand is what to do if a Pod could not say anything.
+	byHand = "mend that and check again, or run as root on such a node, with slicecast-agent from the release's archive: " +
+		"unshare --net slicecast-agent probe kernel"
+	// byRights is what to do if an operation is forbidden, and byPolicy if the creation of an object
+	// is refused. Admission policies and RBAC may answer the same.
+	byRights = "get the rights that docs/kubectl.md lists, and check again"
+	byPolicy = "let the policy that is named allow it, or get the rights that docs/kubectl.md lists, and check again"
+	// byImage is what to do if a node has no image for the Pod.
+	byImage = "name an image of an agent that the nodes can pull (--image)"
+)
+
+// loadsIPVS is the first version of Linux that loads the module ip_vs for a process with NET_ADMIN:
+// since then the module has an alias for IPVS's family of generic netlink.
+var loadsIPVS = version.MustParseGeneric("5.17")
+
+// publishedImage returns the image of this version in a repository.
+func publishedImage(repository string) (string, error) {
+	v := daemon.Version()
+	if v == "devel" {
+		return "", fmt.Errorf("this build has no version, so %s has no image of it: %s", repository, byImage)
+	}
+	return repository + ":" + v, nil
+}
+
+// notAllowed reports whether the API server, or a policy, refuses to create an object.
+func notAllowed(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
+}
 
 // modules tries in Pods what the kernels of nodes can do. These are its flags.
 type modules struct {
 	progress
+	// image is that of the Pods.
 	image     string
 	timeLimit time.Duration
 }
@@ -85,7 +122,7 @@ func kindsOf(nodes []corev1.Node) []*nodeKind {
 		at := key{info.KernelVersion, info.OSImage, info.Architecture}
 		k := kinds[at]
 		if k == nil {
-			k = &nodeKind{kernel: at.kernel, image: at.image, architecture: at.architecture}
+			k = &nodeKind{kernel: beginning(at.kernel, maxNodeText), image: beginning(at.image, maxNodeText), architecture: at.architecture}
 			kinds[at] = k
 			all = append(all, k)
 		}
@@ -122,8 +159,9 @@ type kernelAnswer struct {
 	kernel probe.Kernel
 	// addresses are those of the Pod.
 	addresses []corev1.PodIP
-	// err is why nothing was tried.
+	// err is why nothing was tried, and do is what to do then. Empty means byHand.
 	err error
+	do  string
 }
 
 // check tries one node of each kind.
@@ -161,24 +199,65 @@ func (m *modules) check(ctx context.Context, c *cluster, out *checks) {
 	namespace := newTemporaryNamespace(c.fleet, &m.progress, checkPrefix)
 	limited, cancel := context.WithTimeoutCause(ctx, m.timeLimit, fmt.Errorf("that took more than %v (--time-limit)", m.timeLimit))
 	defer cancel()
-	m.say("Trying the kernels of %s in Pods in the namespace %s", show.Plural("node", len(kinds)), namespace.namespace)
+	nodes := 0
+	for _, k := range kinds {
+		nodes += k.nodes
+	}
+	m.say("Trying the kernels of %s in %s in the namespace %s", show.Plural("node", nodes), show.Plural("Pod", len(kinds)), namespace.namespace)
 	// What nftables and iptables need is above the level baseline.
 	err = namespace.createNamespace(limited, "privileged", m.lifetime())
+	refusal := notAllowed(err)
+	if err == nil {
+		err = mayFollowPods(limited, namespace)
+	}
 	var answers []kernelAnswer
 	if err == nil {
 		answers = m.try(ctx, limited, namespace, kinds)
 	}
-	if err := namespace.end(ctx); err != nil {
-		out.bad(notChecked, "", err.Error(), cleanupCommand)
+	if left, ok := errors.AsType[*removalError](namespace.end(ctx)); ok {
+		out.bad(notChecked, "", left.found(), left.next)
 	}
-	if err != nil {
+	switch {
+	case refusal:
+		out.bad(notChecked, "", shortened(err.Error()), byPolicy)
+		return
+	case err != nil:
 		out.unknown("", err)
 		return
 	}
 	families := c.serviceFamilies(ctx, answers)
+	fine := make(map[string]int) // numbers of nodes, by what works
 	for i, k := range kinds {
+		before := len(out.list)
 		k.judge(&answers[i], families, out)
+		if f := out.list[before]; f.Result == passed {
+			works, _, _ := strings.Cut(f.Found, "; ")
+			fine[works] += k.nodes
+		}
 	}
+	// The findings that are ok are only shown with -o wide.
+	for _, works := range slices.Sorted(maps.Keys(fine)) {
+		out.bad(note, "", fmt.Sprintf("what works on %s: %s", show.Plural("node", fine[works]), works), "-o wide names each kind of nodes")
+	}
+}
+
+// mayFollowPods returns an error if the user may not list or watch the Pods of the namespace. Who
+// waits for Pods would not be told.
+func mayFollowPods(ctx context.Context, n *temporaryNamespace) error {
+	pods := n.fleet.Client().CoreV1().Pods(n.namespace)
+	if _, err := fleet.Within(ctx, n.fleet, func(ctx context.Context) (*corev1.PodList, error) {
+		return pods.List(ctx, metav1.ListOptions{})
+	}); err != nil {
+		return fmt.Errorf("list Pods: %w", err)
+	}
+	w, err := fleet.Within(ctx, n.fleet, func(ctx context.Context) (watch.Interface, error) {
+		return pods.Watch(ctx, metav1.ListOptions{})
+	})
+	if err != nil {
+		return fmt.Errorf("watch Pods: %w", err)
+	}
+	w.Stop()
+	return nil
 }
 
 // try creates the Pods and asks each as soon as it is ready. It waits for Pods until limited ends.
@@ -191,16 +270,20 @@ func (m *modules) try(ctx, limited context.Context, namespace *temporaryNamespac
 			_, err := namespace.fleet.Client().CoreV1().Pods(namespace.namespace).Create(limited, m.newPod(namespace, i, k), metav1.CreateOptions{})
 			if err != nil {
 				answers[i].err = fmt.Errorf("create a Pod: %w", err)
+				if notAllowed(err) {
+					answers[i].do = byPolicy
+				}
 			}
 			return nil
 		})
 	}
 	_ = creating.Wait() // its errors are in the answers
 	pending := make(map[string]int)
-	waits := make(map[string]string)
+	waits := make([]string, len(kinds)) // what each Pod waits for
+	said := make([]map[string]bool, len(kinds))
 	for i := range kinds {
 		if answers[i].err == nil {
-			pending[podName("kernel", i)] = i
+			pending[podName("kernel", i)], said[i] = i, make(map[string]bool)
 		}
 	}
 	var asking sync.WaitGroup
@@ -215,13 +298,22 @@ func (m *modules) try(ctx, limited context.Context, namespace *temporaryNamespac
 				why, ended := hopeless(p), false
 				switch {
 				case why != "":
-					answers[i].err, ended = errors.New(why), true
+					answers[i].err, answers[i].do, ended = errors.New(why), doAbout(p), true
 				case podReady(p):
-					answers[i].addresses, ended = p.Status.PodIPs, true
-					asking.Go(func() { answers[i].kernel, answers[i].err = askKernel(ctx, namespace, name) })
-				case waits[name] != waiting(p):
-					waits[name] = waiting(p)
-					m.say("%s: its Pod is not ready yet: %s", kinds[i].node, shortened(waits[name]))
+					answers[i].addresses, answers[i].do, ended = p.Status.PodIPs, "", true
+					asking.Go(func() {
+						answers[i].kernel, answers[i].err = askKernel(ctx, namespace, name)
+						if answers[i].err != nil && mayNotExec(ctx, namespace) {
+							answers[i].do = byRights
+						}
+					})
+				default:
+					answers[i].do = doAbout(p)
+					waits[i] = shortened(waiting(p))
+					if usual := waits[i] == "Pending" || waits[i] == "ContainerCreating"; !usual && !said[i][waits[i]] && len(said[i]) < maxWaits {
+						said[i][waits[i]] = true
+						m.say("%s: its Pod is not ready yet: %s", kinds[i].node, waits[i])
+					}
 				}
 				if ended {
 					delete(pending, name)
@@ -231,17 +323,28 @@ func (m *modules) try(ctx, limited context.Context, namespace *temporaryNamespac
 		})
 	}
 	asking.Wait()
-	for name, i := range pending {
-		answers[i].err = fmt.Errorf("wait for its Pod: %w: %s", err, cmp.Or(waits[name], "its kubelet has not seen it"))
+	for _, i := range pending {
+		answers[i].err = fmt.Errorf("wait for its Pod: %w: %s", err, cmp.Or(waits[i], "its kubelet has not seen it"))
 	}
 	return answers
+}
+
+// mayNotExec reports whether the user has no right to run commands in the Pods. The error of a
+// refused command is only a text.
+func mayNotExec(ctx context.Context, n *temporaryNamespace) bool {
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: n.namespace, Verb: "create", Resource: "pods", Subresource: "exec"},
+	}}
+	answer, err := fleet.Within(ctx, n.fleet, func(ctx context.Context) (*authorizationv1.SelfSubjectAccessReview, error) {
+		return n.fleet.Client().AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	})
+	return err == nil && !answer.Status.Allowed
 }
 
 // newPod returns the Pod for a kind. It has the capabilities of an agent's container and no more,
 // and a network of its own, in which iptables may leave tables.
 func (m *modules) newPod(namespace *temporaryNamespace, index int, k *nodeKind) *corev1.Pod {
-	image := cmp.Or(m.image, iptablesImage+":"+daemon.Version())
-	p := namespace.newPod(podName("kernel", index), k.node, image, m.lifetime(), "slicecast-agent", "probe", "wait")
+	p := namespace.newPod(podName("kernel", index), k.node, m.image, m.lifetime(), "slicecast-agent", "probe", "wait")
 	c := &p.Spec.Containers[0]
 	c.SecurityContext.RunAsUser, c.SecurityContext.Capabilities.Add = new(int64(0)), []corev1.Capability{"NET_ADMIN", "NET_RAW"}
 	// For the lock of legacy iptables, in /run.
@@ -275,12 +378,25 @@ func hopeless(p *corev1.Pod) string {
 	return strings.TrimSuffix("its Pod has ended: "+strings.Join(texts, " "), ": ")
 }
 
+// doAbout returns what to do about a Pod that does not start, or an empty string.
+func doAbout(p *corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}, w.Reason) {
+			return byImage
+		}
+	}
+	return ""
+}
+
 // shortened returns the beginning of a text of a node.
-func shortened(text string) string {
-	if len(text) <= maxReason {
+func shortened(text string) string { return beginning(text, maxReason) }
+
+// beginning returns a text, or its first bytes if it has more, in valid UTF-8.
+func beginning(text string, bytes int) string {
+	if len(text) <= bytes {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxReason], "") + "…"
+	return strings.ToValidUTF8(text[:bytes], "") + "…"
 }
 
 // askKernel runs the probe in a Pod.
@@ -334,7 +450,7 @@ func (c *cluster) serviceFamilies(ctx context.Context, answers []kernelAnswer) (
 // judge adds what the answer means for the nodes of the kind, in a cluster with these IP families.
 func (k *nodeKind) judge(a *kernelAnswer, families []model.Family, out *checks) {
 	if a.err != nil {
-		out.bad(notChecked, k.String(), shortened(a.err.Error()), byHand)
+		out.bad(notChecked, k.String(), shortened(a.err.Error()), cmp.Or(a.do, byHand))
 		return
 	}
 	if a.kernel.Release != k.kernel {
@@ -354,6 +470,9 @@ func (k *nodeKind) judge(a *kernelAnswer, families []model.Family, out *checks) 
 	const modules = "install the modules that are missing there, which some systems have in packages of their own, or load them when the node " +
 		"boots if it does not allow that later"
 	works := working(nftables, nft, legacy, ipvs)
+	if v, err := version.ParseGeneric(k.kernel); err == nil && v.LessThan(loadsIPVS) && !programsAny(ipvs) && !ipvs.NotPermitted {
+		works += "; before Linux 5.17, only a privileged process such as the chart's init container has ip_vs loaded, so ipvs may work nevertheless"
+	}
 	used := nftables
 	switch {
 	case programsAny(nftables):
@@ -413,12 +532,13 @@ func working(nftables, nft, legacy, ipvs *probe.KernelProgrammer) string {
 	if len(variants) > 0 {
 		works = append(works, fmt.Sprintf("iptables (%s)", strings.Join(variants, ", ")))
 	}
-	if len(works) == 0 {
-		works = append(works, "neither nftables nor iptables works")
-	}
+	main := len(works) > 0
 	try(ipvs, &works, "ipvs", "ipvs")
-	if strings.Contains(ipvs.Error, "no IPVS (kernel module ip_vs)") {
-		lacks = append(lacks, "older kernels load ip_vs only for the chart's init container, so ipvs may work nevertheless")
+	switch {
+	case len(works) == 0:
+		works = append(works, "neither nftables nor iptables works")
+	case !main:
+		works[0] = "only " + works[0] + " works"
 	}
 	return strings.Join(append([]string{strings.Join(works, ", ")}, lacks...), "; ")
 }

@@ -68,7 +68,7 @@ func TestKernelFindings(t *testing.T) {
 	}{
 		"all": {nil, both, v4, []string{"ok: nftables, iptables (nft, legacy), ipvs"}, ""},
 		"no ipvs": {func(_, _, _, ipvs programmers) { fails("no IPVS (kernel module ip_vs): x", ipvs) }, both, v4, []string{
-			"ok: nftables, iptables (nft, legacy); not ipvs: no IPVS (kernel module ip_vs): x; older kernels load ip_vs only for the chart's init container, so ipvs may work nevertheless",
+			"ok: nftables, iptables (nft, legacy); not ipvs: no IPVS (kernel module ip_vs): x",
 		}, ""},
 		"ipvs without a scheduler": {func(_, _, _, ipvs programmers) { fails("no scheduler", ipvs) }, both, v4, []string{"ok: nftables, iptables (nft, legacy); not ipvs: no scheduler"}, ""},
 		"no nftables":              {func(nftables, _, _, _ programmers) { fails("old", nftables) }, both, v4, []string{"warning: iptables (nft, legacy), ipvs; not nftables: old"}, "which the programmer auto does"},
@@ -91,7 +91,7 @@ func TestKernelFindings(t *testing.T) {
 		"no programs, and no nftables": {func(nftables, nft, legacy, _ programmers) {
 			fails("not found", nftables, nft, legacy)
 			nft.NoProgram, legacy.NoProgram = true, true
-		}, both, v4, []string{"not checked: neither nftables nor iptables works, ipvs; not nftables: not found; iptables (nft) was not tried, because the image does not have it; iptables (legacy) was not tried, because the image does not have it"}, "slicecast-agent-iptables"},
+		}, both, v4, []string{"not checked: only ipvs works; not nftables: not found; iptables (nft) was not tried, because the image does not have it; iptables (legacy) was not tried, because the image does not have it"}, "slicecast-agent-iptables"},
 		"one family, and the cluster needs no more": {func(nftables, _, _, _ programmers) { onlyIPv4(nftables) }, both[:1], v4, []string{"ok: nftables for IPv4 only, iptables (nft, legacy), ipvs"}, ""},
 		"the other family is lacking": {func(nftables, _, _, _ programmers) { onlyIPv4(nftables) }, both, v4, []string{
 			"ok: nftables for IPv4 only, iptables (nft, legacy), ipvs",
@@ -121,6 +121,13 @@ func TestKernelFindings(t *testing.T) {
 			require.Equal(t, c.want, got)
 			require.Contains(t, out.list[len(out.list)-1].Do, c.do)
 		})
+	}
+
+	// Before Linux 5.17, the Pod cannot have ip_vs loaded.
+	for release, nevertheless := range map[string]bool{"5.10.0-30-amd64": true, "5.16.9": true, "5.17.0": false, "6.18.1": false} {
+		out := &checks{}
+		(&nodeKind{kernel: release}).judge(&kernelAnswer{kernel: kernelOf(release, func(_, _, _, ipvs programmers) { fails("none", ipvs) })}, both, out)
+		require.Equal(t, nevertheless, strings.Contains(out.list[0].Found, "ipvs may work nevertheless"), out.list[0].Found)
 	}
 
 	// An answer that is about another kernel, or none.
@@ -161,6 +168,9 @@ func TestKindsOfNodes(t *testing.T) {
 	}, kinds)
 	require.Equal(t, "c (Linux 6.1, Debian, amd64, as 2 other nodes)", kinds[0].String())
 	require.Equal(t, "a (Linux 6.8, Ubuntu, amd64)", kinds[1].String())
+
+	long := kindsOf([]corev1.Node{node("a", strings.Repeat("6", 1<<20), strings.Repeat("é", 1<<20), "amd64", "linux", yes)})
+	require.Equal(t, "a (Linux "+strings.Repeat("6", maxNodeText)+"…, "+strings.Repeat("é", maxNodeText/2)+"…, amd64)", long[0].String())
 }
 
 // podRunner does with the Pods of checks what the kubelets of their nodes would.
@@ -171,6 +181,8 @@ type podRunner struct {
 	// nodes has what to do with a Pod, by the name of its node.
 	nodes map[string]func(*corev1.Pod)
 	seen  []*corev1.Pod
+	// works has the notes of checks.
+	works []string
 }
 
 func newPodRunner(t *testing.T) *podRunner {
@@ -276,6 +288,10 @@ func (r *podRunner) check(ctx context.Context, limit time.Duration) (findings ma
 	m.check(ctx, readCluster(ctx, r.front.reach(patience)), out)
 	findings = make(map[string]finding)
 	for _, f := range out.list {
+		if f.Result == note {
+			r.works = append(r.works, f.Found)
+			continue
+		}
 		subject, _, _ := strings.Cut(f.Subject, " ")
 		require.NotContains(r.front, findings, subject)
 		findings[subject] = f
@@ -314,8 +330,9 @@ func TestCheckKernels(t *testing.T) {
 	require.Regexp(t, `(?m)^modules +fine \(Linux 6.1-fine, Test, amd64, as 1 other node\) +nftables, iptables \(nft, legacy\); not ipvs: no  \[31mIPVS$`, done.out)
 	require.Contains(t, done.out, "FAILED: modules: poor (Linux 6.1-poor, Test, amd64, as 1 other node): neither nftables nor iptables works; not nftables: no nf_tables; ")
 	require.Contains(t, done.out, "docs/kubectl.md#kernel-modules")
-	require.NotContains(t, done.out, "NOTE")
-	require.Regexp(t, "^Trying the kernels of 2 nodes in Pods in the namespace slicecast-check-", done.errors)
+	require.NotContains(t, done.out, "the kernels' modules were not looked at")
+	require.Regexp(t, "^Trying the kernels of 4 nodes in 2 Pods in the namespace slicecast-check-", done.errors)
+	require.Contains(t, done.out, "NOTE: modules: what works on 2 nodes: nftables, iptables (nft, legacy)\n")
 	requireNoRuns(t)
 
 	pods := r.pods()
@@ -355,7 +372,17 @@ func TestPodsThatSayNothing(t *testing.T) {
 			s.Phase, s.Reason, s.Message = corev1.PodFailed, "OutOfpods", "too many"+strings.Repeat("!", 10*maxReason)
 		})
 	})
+	r.node("chatty", func(p *corev1.Pod) {
+		for i := range 3 * maxWaits {
+			r.waits("ErrImagePull", fmt.Sprint(i/2))(p) // each comes twice
+			var err error
+			p, err = plane.Client().CoreV1().Pods(p.Namespace).Get(context.Background(), p.Name, metav1.GetOptions{})
+			require.NoError(t, err)
+		}
+	})
+	r.node("quiet", r.waits("ContainerCreating", ""))
 	r.node("denied", nil)
+	r.node("invalid", nil)
 	r.front.pods = func(w http.ResponseWriter, request *http.Request) {
 		body, err := io.ReadAll(request.Body)
 		require.NoError(t, err)
@@ -363,11 +390,16 @@ func TestPodsThatSayNothing(t *testing.T) {
 			http.Error(w, "the policy forbids NET_ADMIN", http.StatusForbidden)
 			return
 		}
+		if bytes.Contains(body, []byte("invalid")) {
+			http.Error(w, "the policy wants a label", http.StatusUnprocessableEntity)
+			return
+		}
 		request.Body = io.NopCloser(bytes.NewReader(body))
 		r.front.proxy.ServeHTTP(w, request)
 	}
 	findings, said := r.check(t.Context(), 3*time.Second)
-	require.Len(t, findings, 9)
+	require.Len(t, findings, 12)
+	require.Equal(t, []string{"what works on 2 nodes: nftables, iptables (nft, legacy), ipvs"}, r.works)
 	require.Equal(t, passed, findings["fine"].Result, findings["fine"].Found)
 	for node, want := range map[string]string{
 		"old":     `ask its Pod: unknown command "kernel"`,
@@ -378,13 +410,38 @@ func TestPodsThatSayNothing(t *testing.T) {
 		"dead":    "wait for its Pod: that took more than 3s (--time-limit): ",
 		"ended":   "its Pod has ended: OutOfpods too many",
 		"denied":  "create a Pod: the policy forbids NET_ADMIN",
+		"invalid": "create a Pod: ",
+		"chatty":  "wait for its Pod: that took more than 3s (--time-limit): ErrImagePull 7",
+		"quiet":   "wait for its Pod: that took more than 3s (--time-limit): ContainerCreating",
 	} {
 		require.Equal(t, notChecked, findings[node].Result, node)
 		require.Contains(t, findings[node].Found, want, node)
 		require.Less(t, len(findings[node].Found), 2*maxReason, node)
-		require.Contains(t, findings[node].Do, "unshare --net slicecast-agent probe kernel", node)
+		do := "with slicecast-agent from the release's archive: unshare --net slicecast-agent probe kernel"
+		switch node {
+		case "denied", "invalid":
+			do = "let the policy that is named allow it, or get the rights that docs/kubectl.md lists"
+		case "pull", "chatty":
+			do = "name an image of an agent that the nodes can pull (--image)"
+		}
+		require.Contains(t, findings[node].Do, do, "%s: %s", node, findings[node].Found)
 	}
+	require.Equal(t, maxWaits, strings.Count(said, "chatty: "), said)
+	require.Equal(t, 1, strings.Count(said, "ErrImagePull 1\n"), said)
+	require.NotContains(t, said, "quiet: ")
 	require.Contains(t, said, "stuck: its Pod is not ready yet: ContainerCreating waits for its network")
+	requireNoRuns(t)
+}
+
+// TestForbiddenExec checks what a user who may not run commands in Pods is told to do.
+func TestForbiddenExec(t *testing.T) {
+	r := newPodRunner(t)
+	r.answering("fine", kernelAnswerOf(t, "fine", nil))
+	r.front.noExec = true
+	findings, _ := r.check(t.Context(), patience)
+	require.Len(t, findings, 1)
+	require.Contains(t, findings["fine"].Found, "you may not")
+	require.Equal(t, byRights, findings["fine"].Do)
 	requireNoRuns(t)
 }
 
@@ -411,11 +468,33 @@ func TestInterruptedCheck(t *testing.T) {
 	r := newPodRunner(t)
 	ctx, interrupt := context.WithCancel(t.Context())
 	r.node("busy", func(*corev1.Pod) { interrupt() })
-	done := runAs(ctx, plane.Kubeconfig(t, &rest.Config{Host: r.front.address}), "check", "--pre", "--pods")
+	done := runAs(ctx, plane.Kubeconfig(t, &rest.Config{Host: r.front.address}), "check", "--pre", "--pods", "--image=image")
 	require.Equal(t, incomplete, done.code, done.out)
 	require.Contains(t, done.errors, "Interrupted: removing the namespace slicecast-check-")
 	require.Contains(t, done.errors, "Removed the namespace slicecast-check-")
 	require.Len(t, r.pods(), 1)
+	requireNoRuns(t)
+}
+
+// TestInterruptedRemoval checks that an interrupted check names a namespace that the API server
+// cannot remove, with the reason, once.
+func TestInterruptedRemoval(t *testing.T) {
+	r := newPodRunner(t)
+	namespaces := plane.Client().CoreV1().Namespaces()
+	ctx, interrupt := context.WithCancel(t.Context())
+	r.node("busy", func(*corev1.Pod) { interrupt() })
+	r.front.refuses.Store(true)
+	done := runAs(ctx, plane.Kubeconfig(t, &rest.Config{Host: r.front.address}), "check", "--pre", "--pods", "--image=image")
+	require.Equal(t, incomplete, done.code, done.out)
+	list, err := namespaces.List(t.Context(), metav1.ListOptions{LabelSelector: runLabel})
+	require.NoError(t, err)
+	require.Len(t, list.Items, 1)
+	name := list.Items[0].Name
+	require.Regexp(t, "(?m)^remove the namespace "+name+": a finalizer stays \\(.*\\); run "+cleanupCommand+"$", done.errors)
+	require.Equal(t, 1, strings.Count(done.errors, "a finalizer stays"))
+	r.front.refuses.Store(false)
+	_, err = removeLeft(t.Context(), r.front.reach(patience), &progress{to: io.Discard}, true)
+	require.NoError(t, err)
 	requireNoRuns(t)
 }
 
@@ -439,7 +518,22 @@ func TestCheckWithoutAnswer(t *testing.T) {
 	r.front.creates = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "you may not", http.StatusForbidden) }
 	findings, _ = r.check(t.Context(), patience)
 	require.Contains(t, findings[""].Found, "you may not")
-	require.Equal(t, "get the rights that docs/kubectl.md lists, and check again", findings[""].Do)
+	require.Equal(t, byPolicy, findings[""].Do)
+
+	// So are those of a policy, and Pods that may not be listed or watched.
+	r.front.creates = func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "the policy wants a label", http.StatusUnprocessableEntity)
+	}
+	findings, _ = r.check(t.Context(), patience)
+	require.Equal(t, byPolicy, findings[""].Do, findings[""].Found)
+	r.front.creates = nil
+	for verb, watches := range map[string]bool{"list": false, "watch": true} {
+		r.front.follows = func(watch bool) bool { return watch != watches }
+		findings, _ = r.check(t.Context(), patience)
+		require.Contains(t, findings[""].Found, verb+" Pods: ")
+		require.Equal(t, byRights, findings[""].Do)
+		requireNoRuns(t)
+	}
 	require.Empty(t, r.pods())
 }
 
@@ -467,6 +561,7 @@ func TestKilledCheck(t *testing.T) {
 
 func TestCheckFlags(t *testing.T) {
 	for want, args := range map[string][]string{
+		"has no image of it: name an image of an agent that the nodes can pull (--image)": {"--pre", "--pods"},
 		"--pods is for --pre":                   {"--pods"},
 		"leave out --watch":                     {"--pre", "--pods", "--watch"},
 		"--image and --time-limit are for --po": {"--pre", "--image=x"},
@@ -476,5 +571,15 @@ func TestCheckFlags(t *testing.T) {
 		c := NewCommand()
 		c.SetArgs(append([]string{"check", "--kubeconfig=/nowhere"}, args...))
 		require.ErrorContains(t, c.Execute(), want)
+	}
+
+	// Shells do not complete these to the names of files.
+	for _, flag := range []string{"--image", "--time-limit"} {
+		var out bytes.Buffer
+		c := NewCommand()
+		c.SetArgs([]string{"__complete", "check", flag, ""})
+		c.SetOut(&out)
+		require.NoError(t, c.Execute())
+		require.Equal(t, ":4\n", out.String(), "the directive is NoFileComp")
 	}
 }

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/show"
@@ -72,7 +71,7 @@ The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not 
 			if err := x.validate(nodes); err != nil {
 				return err
 			}
-			x.progress.to, x.out.AskTimeout = c.ErrOrStderr(), x.timeLimit+2*cleanupTime
+			x.progress.to, x.out.AskTimeout = c.ErrOrStderr(), 10*x.timeout+x.timeLimit+lateTime+2*cleanupTime
 			return o.run(c, &x.out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return x.run(ctx, f, nodes) })
 		},
 	}
@@ -84,6 +83,7 @@ The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not 
 	fs.BoolVar(&x.hostNet, "host-network", false, "Also send packets from the nodes themselves, by Pods in their network. The namespace then allows privileged Pods.")
 	fs.BoolVar(&x.cleanup, "cleanup", false, "Only remove what earlier runs have left, also those of check --pre --pods. This ends runs of others, too.")
 	fs.DurationVar(&x.timeLimit, "time-limit", 10*time.Minute, "Maximum time of the run, without its removal.")
+	completeNothing(c, "sample", "seed", "image", "time-limit")
 	return c
 }
 
@@ -162,7 +162,6 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 		}
 	}
 	var candidates []node
-	image = agentImage + ":" + daemon.Version()
 	known, err := askNodes(ctx, f)
 	switch {
 	case errors.Is(err, fleet.ErrNoServers): // before the move
@@ -202,6 +201,11 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 	}
 	if len(chosen) == 0 {
 		return nil, "", "", errors.New("the cluster has no Linux nodes")
+	}
+	if image == "" && x.image == "" {
+		if image, err = publishedImage(agentImage); err != nil {
+			return nil, "", "", err
+		}
 	}
 	return chosen, text, image, nil
 }

@@ -5,6 +5,9 @@ package plugin
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -33,7 +36,14 @@ type front struct {
 	proxy http.Handler
 	// creates answers the creation of a namespace, and pods that of a Pod. nil passes it on.
 	creates, pods http.HandlerFunc
-	deletes       atomic.Int64
+	// noExec means that the user may not run commands in Pods.
+	noExec bool
+	// follows reports whether Pods of a namespace may be watched, or else listed. nil means that they
+	// may.
+	follows func(watch bool) bool
+	// refuses means that namespaces cannot be deleted.
+	refuses atomic.Bool
+	deletes atomic.Int64
 	// name is that of the namespace that is to be created when a request of any other kind comes.
 	// Empty means none.
 	name    atomic.Pointer[string]
@@ -60,6 +70,22 @@ func newFront(t *testing.T) *front {
 			return
 		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods") && f.pods != nil:
 			f.pods(w, r)
+			return
+		case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") && f.noExec:
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": {"allowed": false}}`)
+			return
+		case strings.HasSuffix(r.URL.Path, "/exec") && f.noExec,
+			r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/"+checkPrefix) && strings.HasSuffix(r.URL.Path, "/pods") && f.follows != nil &&
+				!f.follows(r.URL.Query().Has("watch")):
+			status := apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("you may not")).Status()
+			status.Kind, status.APIVersion = "Status", "v1"
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			_ = json.NewEncoder(w).Encode(status)
+			return
+		case r.Method == http.MethodDelete && f.refuses.Load():
+			http.Error(w, "a finalizer stays", http.StatusForbidden)
 			return
 		}
 		name := f.name.Swap(nil)
@@ -193,7 +219,7 @@ func TestNamespaceThatStays(t *testing.T) {
 	limited, cancel := context.WithTimeout(t.Context(), 5*time.Second) // of which nearly all is spare
 	defer cancel()
 	_, err = removeLeft(limited, run.fleet, &run.connectivity.progress, true)
-	require.ErrorContains(t, err, "the API server says why: "+why)
+	require.EqualError(t, err, "remove the namespace "+run.namespace+": context deadline exceeded; the API server says why: "+why+"; mend that, and it goes by itself")
 	removed, err := removeLeft(t.Context(), run.fleet, &run.connectivity.progress, false)
 	require.NoError(t, err)
 	require.Empty(t, removed)
@@ -204,4 +230,15 @@ func TestNamespaceThatStays(t *testing.T) {
 	n.Spec.Finalizers = nil
 	_, err = namespaces.Finalize(t.Context(), n, metav1.UpdateOptions{})
 	require.NoError(t, err)
+}
+
+// TestUnpublishedImage asserts that a build without a version asks for an image, if no agent has
+// one.
+func TestUnpublishedImage(t *testing.T) {
+	f := newFront(t)
+	(&environment{T: t}).nodeWith("plain", corev1.NodeSystemInfo{OperatingSystem: "linux"})
+	done := runAs(t.Context(), plane.Kubeconfig(t, &rest.Config{Host: f.address}), "connectivity")
+	require.Equal(t, incomplete, done.code)
+	require.Contains(t, done.errors, "this build has no version, so "+agentImage+" has no image of it: name an image of an agent that the nodes can pull (--image)")
+	requireNoRuns(t)
 }

@@ -288,7 +288,7 @@ func TestLocalPolicyOfProxies(t *testing.T) {
 	f, err := o.fleet()
 	require.NoError(t, err)
 	defer f.Close()
-	x := &connectivity{options: o, sample: 3}
+	x := &connectivity{options: o, sample: 3, image: "image"}
 	elsewhere := func() map[string]string {
 		chosen, _, _, err := x.chooseNodes(t.Context(), f, []string{"node-0", "node-1"})
 		require.NoError(t, err)

@@ -143,14 +143,35 @@ func (n *temporaryNamespace) end(ctx context.Context) error {
 	if ctx.Err() != nil {
 		n.progress.say("Interrupted: removing the namespace %s. Press Ctrl-C again to leave at once, and then run: %s", n.namespace, cleanupCommand)
 	}
-	away, done := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanupTime, fmt.Errorf("the namespace %s is not gone after %v; run: %s", n.namespace, cleanupTime, cleanupCommand))
-	defer done()
-	err := n.removeNamespace(away)
-	if err == nil && ctx.Err() != nil {
+	err := n.removeNamespace(context.WithoutCancel(ctx))
+	switch {
+	case ctx.Err() == nil:
+	case err != nil:
+		n.progress.say("%v", err) // an interrupted command may print no report
+	default:
 		n.progress.say("Removed the namespace %s.", n.namespace)
 	}
 	return err
 }
+
+// removalError is why a namespace may be left.
+type removalError struct {
+	namespace string
+	err       error
+	// next is what to do.
+	next string
+}
+
+// found returns the error without what to do.
+func (e *removalError) found() string {
+	return shortened(fmt.Sprintf("remove the namespace %s: %v", e.namespace, e.err))
+}
+
+// Error implements error.
+func (e *removalError) Error() string { return e.found() + "; " + e.next }
+
+// Unwrap returns the cause.
+func (e *removalError) Unwrap() error { return e.err }
 
 // removeNamespace removes the namespace of the run, if there is one. If it is uncertain whether the
 // API server has created it, or still does, removeNamespace waits for it for a while.
@@ -170,13 +191,18 @@ func (n *temporaryNamespace) removeNamespace(ctx context.Context) error {
 }
 
 // removeLeft removes namespaces of earlier runs of all commands and returns their names: all of
-// them, or those whose Pods have ended by themselves.
+// them, or those whose Pods have ended by themselves. Those may take cleanupTime together.
 func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]string, error) {
 	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NamespaceList, error) {
 		return f.Client().CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: runLabel})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("find earlier runs: %w", err)
+	}
+	if !all {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, cleanupTime, errNotGone)
+		defer cancel()
 	}
 	removed := []string{}
 	for _, n := range list.Items {
@@ -204,28 +230,37 @@ func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]s
 	return removed, nil
 }
 
-// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any.
+// errNotGone is the cause if the time for a removal is over.
+var errNotGone = fmt.Errorf("it is not gone after %v", cleanupTime)
+
+// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any. Its
+// error is a removalError.
 func remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTime, fmt.Errorf("it is not gone after %v", cleanupTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTime, errNotGone)
 	defer cancel()
 	namespaces := f.Client().CoreV1().Namespaces()
 	err := namespaces.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: uid}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	next := "run " + cleanupCommand
-	if err == nil {
-		err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool {
-			if why := whyLeft(left[name]); why != "" {
-				next = "the API server says why: " + why
-			}
-			return len(left) == 0
-		})
-	}
 	if err != nil {
-		return fmt.Errorf("remove the namespace %s: %w; %s", name, err, next)
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return &removalError{name, err, "run " + cleanupCommand}
 	}
-	return nil
+	var why string
+	err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool {
+		why = whyLeft(left[name])
+		return len(left) == 0
+	})
+	switch {
+	case err == nil:
+		return nil
+	case why == "":
+		return &removalError{name, err, "it goes by itself once the API server has removed what is in it: kubectl describe namespace " + name}
+	}
+	return &removalError{name, fmt.Errorf("%w; the API server says why: %s", err, why), "mend that, and it goes by itself"}
 }
 
 // whyLeft returns what the API server says about a namespace that it cannot remove, such as that

@@ -43,6 +43,14 @@ func addOutputFlags(c *cobra.Command, out *show.Options) {
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(out.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
 
+// completeNothing keeps shells from completing the values of flags to the names of files.
+func completeNothing(c *cobra.Command, flags ...string) {
+	for _, name := range flags {
+		// It fails only for flags that do not exist.
+		_ = c.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+}
+
 // statusReport is the report of status.
 type statusReport struct {
 	servers
