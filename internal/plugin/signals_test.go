@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"syscall"
 	"testing"
 
@@ -23,6 +24,10 @@ func TestEndedCheck(t *testing.T) {
 	kubeconfig := plane.Kubeconfig(t, &rest.Config{Host: r.front.address})
 	started := make(chan struct{}, 1)
 	r.node("busy", func(*corev1.Pod) { started <- struct{}{} })
+	// If the tests run under nohup, the command would inherit that SIGHUP is ignored, and heed that.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(caught) })
 	for name, end := range map[string]struct {
 		signal syscall.Signal
 		unread bool
