@@ -100,7 +100,7 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// request is what a server asks of a kind. what is one of these, or another verb:
+// request is a request of a server about a kind. Its field what is another verb, or one of these:
 //   - list: a list or its first page, or a watch that begins with a list
 //   - page: a later page of a list
 //   - probe: a list of one object, to learn the API server's resourceVersion

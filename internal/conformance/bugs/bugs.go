@@ -59,8 +59,8 @@ type Case struct {
 }
 
 // Versions are the versions of kube-proxy in the table, and Variants its modes, with the variants
-// of iptables. The mode ipvs is run only with the cases of bugs that concern no other mode, because
-// it takes minutes for each case, in a virtual machine.
+// of iptables. The mode ipvs needs a virtual machine, in which a case takes minutes. So it is run
+// only with the cases of bugs that concern no other mode.
 var (
 	Versions = []string{"1.36.3", "1.37.2"}
 	Variants = []string{"nftables", "iptables-nft", "iptables-legacy", ipvs}
