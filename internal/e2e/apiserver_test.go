@@ -100,7 +100,8 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// request is a request of a server about a kind. Its field what is another verb, or one of these:
+// request is what a server asks the API server about a resource. The field what holds one of these
+// words, or the verb of any other request:
 //   - list: a list or its first page, or a watch that begins with a list
 //   - page: a later page of a list
 //   - probe: a list of one object, to learn the API server's resourceVersion
