@@ -272,7 +272,7 @@ func TestProblems(t *testing.T) {
 		n.sync()
 		n.write(map[string]int{"a": 1})
 		n.write(map[string]int{"a2": 2})
-		problem := "10.96.0.97 port 80/TCP belongs to Service default/a, which is older or comes first by name"
+		problem := "10.96.0.97 port 80/TCP goes first to Service default/a, which is older or comes first by name"
 		require.Equal(t, []string{"a2: " + problem}, n.reports.nacks)
 		require.Equal(t, []string{"a=1"}, n.kernel.names())
 		require.Equal(t, problem, n.Status().Failures[0].Reason)

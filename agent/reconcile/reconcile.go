@@ -132,6 +132,10 @@ type Reconciler struct {
 	// status.failures contains what the Reporter was told about them, and about what the view cannot
 	// serve.
 	failed map[view.ServicePortID]*programmer.PortError
+	// problems are what the view cannot serve, by Service. due contains the Services whose report may
+	// differ from what the Reporter was last told.
+	problems map[model.ServiceKey]string
+	due      map[model.ServiceKey]struct{}
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
 	// lost receives a reason when others have removed something.
@@ -158,6 +162,8 @@ func New(o Options) *Reconciler {
 		unacked:  make(map[uint32]uint64),
 		lacking:  make(map[model.Family]map[model.ServiceKey]struct{}),
 		failed:   make(map[view.ServicePortID]*programmer.PortError),
+		problems: make(map[model.ServiceKey]string),
+		due:      make(map[model.ServiceKey]struct{}),
 		nowhere:  make(map[model.Family]bool),
 		lost:     make(chan string, 1),
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
@@ -282,6 +288,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		r.View.Set(key, service, endpointSlices)
 	}
 	changes, node := r.View.Update()
+	r.noteProblems()
 	r.noteNodePorts(changes, node)
 	r.schedule.replace = r.schedule.replace || node
 	replaced, failed := r.program(ctx, changes)
@@ -533,20 +540,50 @@ func familiesReason(out map[model.Family]error) string {
 	return strings.Join(reasons, "; ")
 }
 
-// report logs and reports changes in which Services are not programmed completely, and why.
+// noteProblems takes from the view what it cannot serve.
+func (r *Reconciler) noteProblems() {
+	for _, p := range r.View.TakeProblems() {
+		if p.Reason != "" {
+			r.problems[p.Service] = p.Reason
+			r.due[p.Service] = struct{}{}
+			continue
+		}
+		delete(r.problems, p.Service)
+		if _, reported := r.status.failures[p.Service]; reported {
+			r.due[p.Service] = struct{}{}
+		} else {
+			delete(r.due, p.Service) // otherwise names would gather while nothing can be programmed
+		}
+	}
+}
+
+// report logs and reports changes in which Services are not programmed completely, and why. It costs
+// nothing for the Services whose problems have not changed.
 func (r *Reconciler) report() {
-	reasons := make(map[model.ServiceKey][]string)
-	for _, p := range r.View.Problems() {
-		reasons[p.Service] = append(reasons[p.Service], p.Reason)
+	for id := range r.failed {
+		r.due[id.Service] = struct{}{}
+	}
+	reasons := make(map[model.ServiceKey][]string, len(r.due))
+	for service := range r.due {
+		if p := r.problems[service]; p != "" {
+			reasons[service] = []string{p}
+		}
 	}
 	for id, f := range r.failed {
 		reasons[id.Service] = append(reasons[id.Service], f.Error())
 	}
 	failures := r.status.failures
-	for service, list := range reasons {
+	for service := range r.due {
+		list := reasons[service]
 		slices.Sort(list)
 		f, known := failures[service]
-		if reason := strings.Join(list, "; "); f.Reason != reason {
+		switch reason := strings.Join(list, "; "); {
+		case reason == f.Reason: // "" if there is neither
+		case reason == "":
+			r.status.change(func() { delete(failures, service) })
+			r.Logger.Info("Service is completely programmed, or was removed", "service", service.String())
+			r.Reporter.Resolve(service)
+		default:
 			if !known {
 				f = Failure{Service: service, Since: time.Now()}
 			}
@@ -556,12 +593,9 @@ func (r *Reconciler) report() {
 			r.Reporter.Nack(service, reason)
 		}
 	}
-	for service := range failures {
-		if _, ok := reasons[service]; !ok {
-			r.status.change(func() { delete(failures, service) })
-			r.Logger.Info("Service is completely programmed, or was removed", "service", service.String())
-			r.Reporter.Resolve(service)
-		}
+	clear(r.due)
+	for id := range r.failed { // what has failed may work the next time
+		r.due[id.Service] = struct{}{}
 	}
 	r.metrics.nacks.Set(float64(len(failures)))
 }

@@ -61,16 +61,17 @@ func (c claimant) compare(o claimant) int {
 		cmp.Compare(c.key.Namespace, o.key.Namespace), cmp.Compare(c.key.Name, o.key.Name))
 }
 
-// before returns the part of a Problem that says that c owns a claim, and why o does not.
-func (c claimant) before(o claimant) string {
+// first returns the part of a Problem that says why c gets a claim before o.
+func (c claimant) first(o claimant) string {
 	if c.as != o.as {
-		return fmt.Sprintf("Service %s as its %s, which comes before %s", c.key, c.as, o.as)
+		return fmt.Sprintf("goes first to Service %s as its %s, which comes before %s", c.key, c.as, o.as)
 	}
-	return fmt.Sprintf("Service %s, which is older or comes first by name", c.key)
+	return fmt.Sprintf("goes first to Service %s, which is older or comes first by name", c.key)
 }
 
-// take records that s wants c; s must not want it yet. If the owner of a contested claim changes,
-// take touches all Services that want it.
+// take records that s wants c; s must not want it yet. It touches the Service that comes directly
+// after s, whose problem names s from now on, and no others. So the number of rivals does not
+// matter.
 func (cs *claims) take(c claim, s claimant, touch func(*service)) {
 	owner, ok := cs.owners[c]
 	if !ok {
@@ -82,35 +83,35 @@ func (cs *claims) take(c claim, s claimant, touch func(*service)) {
 		rivals = []claimant{owner}
 	}
 	i, _ := slices.BinarySearchFunc(rivals, s, claimant.compare)
-	cs.rivals[c] = slices.Insert(rivals, i, s)
-	if i == 0 {
-		cs.own(c, s, touch)
+	rivals = slices.Insert(rivals, i, s)
+	cs.rivals[c], cs.owners[c] = rivals, rivals[0]
+	if i+1 < len(rivals) {
+		touch(rivals[i+1].service)
 	}
 }
 
-// release records that s does not want c any more. If another Service becomes the owner, which is
-// the next of the rivals (invariant 2), release touches all Services that want c.
-func (cs *claims) release(c claim, s *service, touch func(*service)) {
+// release records that s does not want c any more. It touches the Service that comes directly after
+// s, which owns c now or whose problem names another Service.
+func (cs *claims) release(c claim, s claimant, touch func(*service)) {
 	rivals := cs.rivals[c]
 	if rivals == nil {
 		delete(cs.owners, c)
 		return
 	}
-	rivals = slices.DeleteFunc(rivals, func(r claimant) bool { return r.service == s })
-	cs.rivals[c] = rivals
-	if cs.owners[c].service == s {
-		cs.own(c, rivals[0], touch)
+	i, _ := slices.BinarySearchFunc(rivals, s, claimant.compare)
+	rivals = slices.Delete(rivals, i, i+1)
+	cs.rivals[c], cs.owners[c] = rivals, rivals[0]
+	if i < len(rivals) {
+		touch(rivals[i].service)
 	}
 	if len(rivals) == 1 {
 		delete(cs.rivals, c)
 	}
 }
 
-// own makes s the owner of the contested claim c. It touches all Services that want c, because
-// their problems name the owner.
-func (cs *claims) own(c claim, s claimant, touch func(*service)) {
-	cs.owners[c] = s
-	for _, r := range cs.rivals[c] {
-		touch(r.service)
-	}
+// ahead returns who comes directly before s, which does not own c but wants it.
+func (cs *claims) ahead(c claim, s claimant) claimant {
+	rivals := cs.rivals[c]
+	i, _ := slices.BinarySearchFunc(rivals, s, claimant.compare)
+	return rivals[i-1]
 }

@@ -1,6 +1,6 @@
 // These tests prove which Service gets an address or port that several Services want: the rank of
 // the kind of address decides, then age, then the name. Whoever loses one is reported with the
-// owner's name, and gets it when the owner gives it up.
+// name of the one that comes before it, and gets it in its turn.
 package view_test
 
 import (
@@ -90,15 +90,18 @@ func TestOldestServiceOwnsAnAddress(t *testing.T) {
 	require.Equal(t, []string{"api"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
-	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP belongs to Service default/web, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP goes first to Service default/web, which is older or comes first by name"})
 
-	// An older Service gets the address, and the problems of both others name the new owner.
+	// An older Service gets the address. The problem of each other Service names the one directly before
+	// it, so a change costs the same however many there are.
 	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
-	problem := "203.0.113.1 port 80/TCP belongs to Service kube-system/old, which is older or comes first by name"
-	f.requireProblems(map[string]string{"api": problem, "web": problem})
+	f.requireProblems(map[string]string{
+		"web": "203.0.113.1 port 80/TCP goes first to Service kube-system/old, which is older or comes first by name",
+		"api": "203.0.113.1 port 80/TCP goes first to Service default/web, which is older or comes first by name",
+	})
 
 	// Whether the owner drops the address or is deleted, the address passes to the next Service.
 	f.set(old, created(1), clusterIP("10.96.0.3"))
@@ -132,14 +135,14 @@ func TestKindsOfAddressesAreRanked(t *testing.T) {
 	require.Equal(t, []string{"balanced", "old"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP"}, f.has(old))
-	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP belongs to Service default/balanced as its loadBalancer, which comes before externalIP"})
+	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP goes first to Service default/balanced as its loadBalancer, which comes before externalIP"})
 
 	f.set(web, created(3))
 	require.Equal(t, []string{"balanced", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
 	f.requireProblems(map[string]string{
-		"old":      "10.96.0.1 port 80/TCP belongs to Service default/web as its clusterIP, which comes before externalIP",
-		"balanced": "10.96.0.1 port 80/TCP belongs to Service default/web as its clusterIP, which comes before loadBalancer",
+		"old":      "10.96.0.1 port 80/TCP goes first to Service default/balanced as its loadBalancer, which comes before externalIP",
+		"balanced": "10.96.0.1 port 80/TCP goes first to Service default/web as its clusterIP, which comes before loadBalancer",
 	})
 
 	// A Service that wants the address as another kind than before competes with the rank of the new
@@ -173,7 +176,7 @@ func TestNodePortsHaveOneOwner(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "nodePort 30080/TCP/IPv4"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "clusterIP fd00:96::2:80/TCP", "nodePort 30080/TCP/IPv6"}, f.has(api),
 		"families are apart")
-	f.requireProblems(map[string]string{"api": "node port 30080/TCP over IPv4 belongs to Service default/web, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "node port 30080/TCP over IPv4 goes first to Service default/web, which is older or comes first by name"})
 
 	// The same port number of two protocols is no conflict either.
 	f.set(web, loadBalancer(), created(1), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))

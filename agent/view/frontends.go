@@ -195,7 +195,8 @@ func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip
 	for f := range w.frontends(port) {
 		c := claim{f.Address, f.Port, port.Protocol, w.family}
 		if owner := v.claims.owners[c]; owner.service != s {
-			s.problem("%s belongs to %s", c, owner.before(claimant{s, f.Kind}))
+			loser := claimant{s, f.Kind}
+			s.problem("%s %s", c, v.claims.ahead(c, loser).first(loser))
 			continue
 		}
 		if f.Kind == ExternalIP || f.Kind == LoadBalancer {

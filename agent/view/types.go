@@ -219,6 +219,7 @@ type HealthCheck struct {
 // Problem describes what this node cannot serve of a Service as it is written.
 type Problem struct {
 	Service model.ServiceKey
-	// Reason says what is not served, and why. It is the same text as long as the cause is the same.
+	// Reason says what is not served, and why. It is the same text as long as the cause is the same,
+	// and "" once the node serves everything again.
 	Reason string
 }

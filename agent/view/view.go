@@ -29,8 +29,8 @@ import (
 //
 // Invariants, from the end of one Update to the next call of SetNode or Set:
 //
-//  1. ports, health and problematic depend only on the options, the Node, and the last object and
-//     slices of each Service. The history of calls makes no difference.
+//  1. ports, health and the Services' problems depend only on the options, the Node, and the last
+//     object and slices of each Service. The history of calls makes no difference.
 //  2. The claims in claims are those of the present objects: service.claimed is service.object.
 //  3. No two entries of ports have a frontend in common, because each frontend is a claim with one
 //     owner.
@@ -48,8 +48,9 @@ type View struct {
 	health   map[HealthCheckID]HealthCheck
 	// dirty contains the Services that the next Update computes anew.
 	dirty []*service
-	// problematic contains the Services that have problems.
-	problematic map[model.ServiceKey]*service
+	// problems are the problems that have changed since TakeProblems last returned them, by Service:
+	// those that the Service has now; "" means none.
+	problems map[model.ServiceKey]string
 	// told is the Node that State returned as of the last Update.
 	told Node
 	// healthChanged reports that something has changed since TakeHealthChecks last returned the
@@ -102,15 +103,15 @@ func (s *service) problem(format string, args ...any) {
 func New(o Options) *View {
 	nodeless := o.node(&model.Node{})
 	return &View{
-		options:     o,
-		node:        nodeless,
-		told:        nodeless.programmed,
-		services:    make(map[model.ServiceKey]*service),
-		claims:      claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)},
-		ports:       make(map[ServicePortID]*ServicePort),
-		health:      make(map[HealthCheckID]HealthCheck),
-		problematic: make(map[model.ServiceKey]*service),
-		reader:      endpointReader{nodeName: o.NodeName},
+		options:  o,
+		node:     nodeless,
+		told:     nodeless.programmed,
+		services: make(map[model.ServiceKey]*service),
+		claims:   claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)},
+		ports:    make(map[ServicePortID]*ServicePort),
+		health:   make(map[HealthCheckID]HealthCheck),
+		problems: make(map[model.ServiceKey]string),
+		reader:   endpointReader{nodeName: o.NodeName},
 	}
 }
 
@@ -185,17 +186,8 @@ func (v *View) Update() (changes []Change, node bool) {
 	// Claims are settled first. This may touch further Services, which this loop then reaches, too.
 	for i := 0; i < len(v.dirty); i++ {
 		s := v.dirty[i]
-		if s.claimed == s.object {
-			continue
-		}
-		for c := range v.options.claimed(s.claimed) {
-			v.claims.release(c, s, v.touch)
-			v.touchNode(c)
-		}
-		s.claimed = s.object
-		for c, as := range v.options.claimed(s.claimed) {
-			v.claims.take(c, claimant{s, as}, v.touch)
-			v.touchNode(c)
+		if s.claimed != s.object {
+			v.claim(s)
 		}
 	}
 	for _, s := range v.dirty {
@@ -211,6 +203,30 @@ func (v *View) Update() (changes []Change, node bool) {
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
+}
+
+// claim makes the claims of a Service those of its present object. A claim that the Service keeps,
+// in the same place among its rivals, is left alone.
+func (v *View) claim(s *service) {
+	var stays map[claim]FrontendKind
+	if s.claimed != nil && s.object != nil && s.claimed.CreationTimeSeconds == s.object.CreationTimeSeconds {
+		before := maps.Collect(v.options.claimed(s.claimed))
+		stays = maps.Collect(v.options.claimed(s.object))
+		maps.DeleteFunc(stays, func(c claim, as FrontendKind) bool { return before[c] != as })
+	}
+	for c, as := range v.options.claimed(s.claimed) {
+		if stays[c] == 0 {
+			v.claims.release(c, claimant{s, as}, v.touch)
+			v.touchNode(c)
+		}
+	}
+	s.claimed = s.object
+	for c, as := range v.options.claimed(s.claimed) {
+		if stays[c] == 0 {
+			v.claims.take(c, claimant{s, as}, v.touch)
+			v.touchNode(c)
+		}
+	}
 }
 
 // State returns what a programmer should hold, as of the last Update. The map belongs to the view,
@@ -239,13 +255,14 @@ func (v *View) TakeHealthChecks() (checks map[HealthCheckID]HealthCheck, changed
 	return maps.Clone(v.health), true
 }
 
-// Problems returns the Services with problems as of the last Update, each once and in no
-// particular order.
-func (v *View) Problems() []Problem {
-	out := make([]Problem, 0, len(v.problematic))
-	for key, s := range v.problematic {
-		out = append(out, Problem{key, strings.Join(s.problems, "; ")})
+// TakeProblems returns the problems that have changed since the last call, as of the last Update:
+// for each such Service what it has now, in no particular order. A Reason of "" means none.
+func (v *View) TakeProblems() []Problem {
+	var out []Problem
+	for key, reason := range v.problems {
+		out = append(out, Problem{key, reason})
 	}
+	clear(v.problems)
 	return out
 }
 
@@ -283,6 +300,7 @@ func (v *View) updateSets(s *service, changes []Change) []Change {
 // updateAll recomputes everything about a Service.
 func (v *View) updateAll(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
+	problems := s.problems
 	s.problems = nil
 	if s.object != nil {
 		scheduler := v.scheduler(s)
@@ -324,10 +342,8 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 		}
 	}
 	s.ids = keep(s.ids, ids)
-	if len(s.problems) == 0 {
-		delete(v.problematic, s.key)
-	} else {
-		v.problematic[s.key] = s
+	if !slices.Equal(s.problems, problems) {
+		v.problems[s.key] = strings.Join(s.problems, "; ")
 	}
 	return changes
 }
