@@ -29,9 +29,11 @@ type inHost struct {
 	host *testenv.Host
 	*Programmer
 	// restored holds the input of each iptables-restore so far that was to take effect. refuse, if
-	// set, returns what iptables-restore says about an input that it refuses, or "".
+	// set, returns what iptables-restore says about an input that it refuses, or "". accepted, if
+	// set, is called after each input that took effect.
 	restored [][]byte
 	refuse   func(input []byte) string
+	accepted func()
 }
 
 var _ programmer.Programmer = (*inHost)(nil)
@@ -48,7 +50,11 @@ func newInHost(t testing.TB, host *testenv.Host, options Options) *inHost {
 				}
 			}
 		}
-		return runCommand(ctx, stdin, name, args...)
+		out, err := runCommand(ctx, stdin, name, args...)
+		if h.accepted != nil && err == nil && strings.HasSuffix(name, "-restore") {
+			h.accepted()
+		}
+		return out, err
 	}
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)

@@ -16,16 +16,16 @@ const (
 	servicesChain    = prefix + "SERVICES"
 	dispatchChain    = prefix + "DISPATCH"
 	nonLocalChain    = prefix + "NONLOCAL"
-	vipsChain        = prefix + "VIPS"      // a tree of addresses whose way is offPods
-	externalChain    = prefix + "EXTERNAL"  // a tree of all other addresses
-	nodePortsChain   = prefix + "NODEPORTS" // roots of trees, with a protocol appended
+	vipsChain        = prefix + "VIPS"     // a tree of addresses whose way is offPods
+	externalChain    = prefix + "EXTERNAL" // a tree of all other addresses
+	nodePortsChain   = prefix + "NODEPORTS"
 	postroutingChain = prefix + "POSTROUTING"
 	hairpinChain     = prefix + "HAIRPIN" // a tree
 
 	// These are in filter.
 	forwardChain         = prefix + "FORWARD"
 	inputChain           = prefix + "INPUT"
-	rejectChain          = prefix + "REJECT" // a tree; with a protocol, roots of nodePorts' trees
+	rejectChain          = prefix + "REJECT" // a tree
 	rejectNodePortsChain = prefix + "REJECT-NODEPORTS"
 
 	// nodeChain is in both tables and matches the node's addresses that have nodePorts.
@@ -37,6 +37,12 @@ const (
 	// checkChain is in both tables, and exists only while rejected Service ports are searched for.
 	checkChain = prefix + "CHECK"
 )
+
+// nodePortsTree returns the name of a tree of nodePorts in nat.
+func nodePortsTree(p model.Protocol) string { return prefix + "PORTS-" + p.String() }
+
+// rejectTree returns the name of a tree of nodePorts in filter.
+func rejectTree(p model.Protocol) string { return rejectChain + "-" + p.String() }
 
 // hooks returns the rules in the kernel's base chains, in their order. Each is inserted at the head
 // of its chain.
@@ -129,8 +135,8 @@ func (d *dialect) nodeChains(x *transaction) {
 	var nodePorts, rejects []part
 	for _, p := range protocols {
 		one := []match{{protocol: "-p " + lower(p)}}
-		nodePorts = append(nodePorts, part{"-g " + nodePortsChain + "-" + p.String(), one})
-		rejects = append(rejects, part{"-g " + rejectChain + "-" + p.String(), one})
+		nodePorts = append(nodePorts, part{"-g " + nodePortsTree(p), one})
+		rejects = append(rejects, part{"-g " + rejectTree(p), one})
 	}
 	putParts(x, nat, nodePortsChain, nodePorts...)
 	putParts(x, filter, rejectNodePortsChain, rejects...)

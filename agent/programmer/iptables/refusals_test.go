@@ -5,9 +5,12 @@ package iptables
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -289,7 +292,7 @@ func TestLimit(t *testing.T) {
 			errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("abcdefghijklmnopqrst")))
 			require.True(t, ok)
 			require.Len(t, errs, 8)
-			require.ErrorContains(t, errs[0], "the kernel accepts the rules of only 12 of 20 Service ports")
+			require.ErrorContains(t, errs[0], "the kernel refuses its rules beside those of other Service ports")
 			require.ErrorContains(t, errs[0], "Memory allocation problem")
 			require.Equal(t, "abcdefghijkl", programmed())
 		}
@@ -297,6 +300,15 @@ func TestLimit(t *testing.T) {
 		require.True(t, ok)
 		require.Len(t, errs, 7)
 		require.Equal(t, "ABCefghijklm", programmed(), "what was there, and the first others")
+		// A new agent finds in the kernel what was there.
+		c.inHost = newInHost(t, c.a.Host, c.options)
+		c.inHost.refuse = limited
+		for range 2 {
+			errs, ok = programmer.PortErrors(c.inHost.Replace(t.Context(), state("0123ABCDefghijklmnop")))
+			require.True(t, ok)
+			require.Len(t, errs, 8)
+			require.Equal(t, "ABCefghijklm", programmed())
+		}
 		c.inHost.refuse = nil
 		require.NoError(t, c.inHost.Replace(t.Context(), state("ABCefghijklmnopqrst")))
 		require.Equal(t, "ABCefghijklmnopqrst", programmed())
@@ -324,4 +336,208 @@ func TestLock(t *testing.T) {
 	_, ok := programmer.PortErrors(err)
 	require.False(t, ok)
 	require.Len(t, c.inHost.restored, 1, "no search for a Service port")
+}
+
+// TestNeighboringPorts asserts that a Service whose SCTP nodePorts are next to each other, so that
+// the chains of their tree have the longest names, is programmed, and that it does not cost any
+// other Service its rules.
+func TestNeighboringPorts(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for _, family := range families {
+			c.setOrdinary(family, 20)
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		var changes []view.Change
+		for _, family := range families {
+			var backends []view.Backend
+			for i := range uint16(10) {
+				backends = append(backends, c.backends(family, 9000+i, 2).List()...)
+			}
+			for i := range uint16(16) {
+				for _, protocol := range protocols {
+					p := &view.ServicePort{
+						ID: serviceID(fmt.Sprint("evil", i), protocol, family), Cluster: view.NewBackends(backends...),
+						Frontends: []view.Frontend{
+							everyone(clusterIP(vip(family, 250)), view.Route{To: view.Drop}), nodePort(32000 + i),
+						},
+					}
+					p.Frontends[0].Port = 32000 + i
+					changes = append(changes, view.Change{After: p})
+				}
+			}
+		}
+		require.NoError(t, c.inHost.Apply(t.Context(), changes))
+		for _, change := range changes {
+			c.set(change.After)
+		}
+		c.requireFresh(t)
+		require.NoError(t, c.inHost.Cleanup(t.Context()))
+		require.NoError(t, newInHost(t, c.a.Host, c.options).Replace(t.Context(), c.state))
+	})
+}
+
+// setOrdinary sets ordinary Service ports of one family, whose names sort before "o" and after it.
+func (c *cluster) setOrdinary(family model.Family, count byte) {
+	for i := range count {
+		c.set(c.web(fmt.Sprintf("%c%d", 'a'+i%26, i), family, i, 0, 1))
+	}
+}
+
+// TestRefusedInTheTree asserts that rules which the kernel accepts by themselves, but not where
+// they belong, concern nobody but their Service. No other one is without rules at any moment,
+// neither in a running agent nor in one that starts. The number of attempts is bounded.
+func TestRefusedInTheTree(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.setOrdinary(model.IPv4, 200)
+		evil := c.web("n", model.IPv4, 201, 0, 1)
+		refuse := func(input []byte) string {
+			if regexp.MustCompile(`(?m)^-A SLICECAST-(VIPS|PORTS-TCP).*default/n:`).Match(input) {
+				return "iptables-restore: line 7 failed"
+			}
+			return ""
+		}
+		h := c.inHost
+		require.NoError(t, h.Replace(t.Context(), c.state))
+		inTrees := func() int {
+			out, err := runCommand(t.Context(), nil, programName(model.IPv4, variant)+"-save", "-t", "nat")
+			require.NoError(t, err)
+			return len(regexp.MustCompile(`(?m)^-A SLICECAST-(VIPS|PORTS-TCP)\S* .*-m comment`).FindAll(out, -1))
+		}
+		innocent := 0
+		require.NoError(t, c.a.Do(func() error { innocent = inTrees(); return nil }))
+		require.GreaterOrEqual(t, innocent, 400)
+		whole := func() { require.GreaterOrEqual(t, inTrees(), innocent, "rules of others are missing") }
+		blamed := func(err error, most int) {
+			t.Helper()
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			require.Len(t, ports, 1)
+			require.Equal(t, evil.ID, ports[0].ID)
+			require.LessOrEqual(t, len(h.restored), most)
+			h.restored = nil
+		}
+		h.restored, h.refuse, h.accepted = nil, refuse, whole
+		blamed(h.Apply(t.Context(), []view.Change{{After: evil}}), 10)
+		c.set(evil)
+		for range 2 {
+			blamed(h.Replace(t.Context(), c.state), 10)
+		}
+		h = newInHost(t, c.a.Host, c.options)
+		h.refuse, h.accepted = refuse, whole
+		for range 2 {
+			blamed(h.Replace(t.Context(), c.state), 10)
+		}
+		// Others come or have changed at the same time.
+		for i := range byte(40) {
+			c.set(c.web(fmt.Sprint("later", i), model.IPv4, 205+i, 2))
+			if i%4 == 0 {
+				c.set(c.web(fmt.Sprintf("%c%d", 'a'+i%26, i), model.IPv4, i, 2, 3))
+			}
+		}
+		h = newInHost(t, c.a.Host, c.options)
+		h.refuse, h.accepted = refuse, whole
+		blamed(h.Replace(t.Context(), c.state), 40)
+		for i := range byte(40) {
+			require.Contains(t, h.rules(t, model.IPv4, variant), fmt.Sprintf("default/later%d:", i))
+		}
+	})
+}
+
+// TestMissingMatch asserts that a match which the kernel lacks is found once and not once for each
+// Service port that needs it, at first as well as at each retry, and that the others are served.
+func TestMissingMatch(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		attempts := map[int]int{}
+		for _, count := range []int{200, 10_000} {
+			c := newCluster(t, Options{Variant: variant})
+			c.setOrdinary(model.IPv4, 20)
+			h := c.inHost
+			require.NoError(t, h.Replace(t.Context(), c.state))
+			h.restored = nil
+			h.refuse = func(input []byte) string {
+				if bytes.Contains(input, []byte("-m sctp ")) {
+					return "iptables-restore: line 7 failed"
+				}
+				return ""
+			}
+			var changes []view.Change
+			for i := range count {
+				p := benchmarkPort(i, 1+i%4, 0)
+				p.ID.Protocol = model.SCTP
+				p.Frontends[0].Address = netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
+				if i%3 == 0 {
+					p.Frontends = append(p.Frontends, nodePort(uint16(20_000+i)))
+				}
+				changes = append(changes, view.Change{After: p})
+			}
+			changes = append(changes, view.Change{After: c.web("z", model.IPv4, 100, 0)})
+			refused := func(err error, most int) {
+				t.Helper()
+				ports, ok := programmer.PortErrors(err)
+				require.True(t, ok, "%v", err)
+				require.Len(t, ports, count)
+				for _, p := range ports {
+					require.Equal(t, model.SCTP, p.ID.Protocol)
+				}
+				tries := 0
+				for _, input := range h.restored {
+					if bytes.Contains(input, []byte(checkChain)) {
+						tries++
+					}
+				}
+				require.NotZero(t, tries)
+				require.LessOrEqual(t, tries, most)
+				attempts[count] += tries
+				h.restored = nil
+			}
+			refused(h.Apply(t.Context(), changes), 12)
+			require.Contains(t, h.rules(t, model.IPv4, variant), "default/z:")
+			for _, change := range changes {
+				c.set(change.After)
+			}
+			for range 2 {
+				refused(h.Replace(t.Context(), c.state), 12)
+			}
+			h = newInHost(t, c.a.Host, c.options)
+			h.refuse = c.inHost.refuse
+			refused(h.Replace(t.Context(), c.state), 12)
+			require.Contains(t, h.rules(t, model.IPv4, variant), "default/z:")
+		}
+		require.Equal(t, attempts[200], attempts[10_000], "it does not matter how many there are")
+	})
+}
+
+// TestTriesAreBounded asserts that the work to find refused Service ports one by one is bounded,
+// and that each operation finds some of them, so that all are found in the end.
+func TestTriesAreBounded(t *testing.T) {
+	left := make([]int, 10_000)
+	for i := range left {
+		left[i] = i
+	}
+	for good := 0; good < 9_000; {
+		tries, budget := 0, maxTries
+		var refused, untried []int
+		require.NoError(t, divide(left, &budget, func(some []int) error {
+			tries++
+			if slices.ContainsFunc(some, func(i int) bool { return i%10 == 3 }) {
+				return &rejectedError{command: &commandError{name: "iptables-restore", exit: errors.New("exit status 1")}}
+			}
+			good += len(some)
+			return nil
+		}, func(i int, err error) {
+			if errors.Is(err, errUntried) {
+				untried = append(untried, i)
+			} else {
+				refused = append(refused, i)
+			}
+		}))
+		require.LessOrEqual(t, tries, maxTries)
+		require.Less(t, len(untried), max(1, len(left)-maxTries/4))
+		for _, i := range refused {
+			require.Equal(t, 3, i%10)
+		}
+		left = untried
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -151,13 +152,71 @@ func TestTreeShape(t *testing.T) {
 	}
 	for chain, n := range rules {
 		require.True(t, n <= leafRules || len(keys[chain]) <= leafKeys, "%s: %d rules", chain, n)
-		require.LessOrEqual(t, len(chain), 28)
 	}
 	for _, e := range entries[:2000] {
 		once.change(false, e.get().Address, e)
 	}
 	_, empty := text(once, true, newChainHashes())
 	require.Equal(t, "*nat\n:SLICECAST-VIPS - [0:0]\nCOMMIT\n", empty)
+}
+
+// chainNames adds the names of all chains that a tree can have to those of its table. No two chains
+// of a table may have the same name.
+func chainNames[K, E comparable](t *testing.T, names *[tables]map[string]bool, tr *tree[K, E]) {
+	t.Helper()
+	for bits := range maxBits + 1 {
+		for path := range 1 << bits {
+			name := tr.chain(fmt.Sprintf("%0*b", bits, path)[:bits])
+			if names[tr.table][name] {
+				require.Fail(t, "two chains have this name", name)
+			}
+			names[tr.table][name] = true
+		}
+	}
+}
+
+// TestChainNames asserts that iptables accepts the name of every chain that there can be: of every
+// path of every tree, of whatever Service port, and of the chains that always exist.
+func TestChainNames(t *testing.T) {
+	f := newFamily(view.Node{NodePorts: everywhere, LocalhostNodePorts: true})
+	names := [tables]map[string]bool{{}, {}}
+	x := newTransaction(newChainHashes())
+	f.fixedChains(x)
+	for table := range x.parts {
+		for name := range x.parts[table].put {
+			names[table][name] = true
+		}
+	}
+	for _, tr := range []*tree[netip.Addr, frontend]{f.vips, f.external, f.rejectVIPs} {
+		chainNames(t, &names, tr)
+	}
+	chainNames(t, &names, f.hairpins)
+	for _, p := range protocols {
+		chainNames(t, &names, f.nodePorts[p])
+		chainNames(t, &names, f.rejectNodePorts[p])
+	}
+	longest := 0
+	check := func(name string) {
+		longest = max(longest, len(name))
+		if len(name) > maxName {
+			require.Fail(t, "iptables does not accept this name", name)
+		}
+	}
+	for _, of := range names {
+		for name := range of {
+			check(name)
+		}
+	}
+	require.Greater(t, len(names[nat])+len(names[filter]), 10<<maxBits)
+	rapid.Check(t, func(rt *rapid.T) {
+		for _, c := range f.chainsOf(f.plan(drawPort(rt, serviceID(rapid.String().Draw(rt, "name"), model.SCTP, model.IPv4)))) {
+			check(c.name)
+		}
+	})
+	require.Equal(t, maxName, longest, "the names of a Service port's chains")
+	require.Panics(t, func() {
+		newTree(nat, prefix+"NODEPORTS-SCTP", keys[uint16]{}, entries[frontend]{})
+	}, "one character too many")
 }
 
 // newFamily returns a family without a kernel.

@@ -80,29 +80,30 @@ func (t *tool) save(ctx context.Context, args ...string) ([]byte, error) {
 // saved reads what the kernel holds of this package.
 func (t *tool) saved(ctx context.Context) (saved, error) {
 	s := saved{chains: newChainHashes()}
+	return s, t.read(ctx, &s)
+}
+
+// read adds what the kernel holds of this package to s.
+func (t *tool) read(ctx context.Context, s *saved) error {
 	for table := range tables {
 		output, err := t.save(ctx, "-t", table.String())
 		if err != nil {
-			return saved{}, err
+			return err
 		}
 		s.parse(output)
 	}
-	return s, nil
+	return nil
 }
 
-// try writes rules of checkChain and removes them again. The error is a rejectedError only if the
-// rules were refused.
+// try writes rules of checkChain and removes them again, in one table after the other. The error is
+// a rejectedError only if the rules were refused.
 func (t *tool) try(ctx context.Context, rules *[tables]bytes.Buffer) error {
-	var try, undo bytes.Buffer
+	var input bytes.Buffer
 	for table := range tables {
-		fmt.Fprintf(&try, "*%v\n:%s - [0:0]\n%sCOMMIT\n", table, checkChain, rules[table].Bytes())
-		fmt.Fprintf(&undo, "*%v\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, checkChain, checkChain)
+		fmt.Fprintf(&input, "*%v\n:%s - [0:0]\n%sCOMMIT\n", table, checkChain, rules[table].Bytes())
+		fmt.Fprintf(&input, "*%v\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, checkChain, checkChain)
 	}
-	tried := t.restore(ctx, try.Bytes())
-	if err := t.restore(ctx, undo.Bytes()); err != nil {
-		return fmt.Errorf("remove the chain %s: %s", checkChain, err.Error())
-	}
-	return tried
+	return t.restore(ctx, input.Bytes())
 }
 
 // restore changes the chains that the input declares, if it is not empty. Each table changes at

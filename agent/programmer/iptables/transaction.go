@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"iter"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -270,6 +271,31 @@ type saved struct {
 	drops bool
 	// counted means that a rule counts packets.
 	counted bool
+	// texts holds the hashes of the rules, without their chains, and of their comments. nil means that
+	// they are not collected.
+	texts map[uint64]bool
+}
+
+// textHash returns the hash of a text in a table, as in saved.texts.
+func textHash(t table, text []byte) uint64 { return xxhash.Sum64(text) + uint64(t) }
+
+// unchained returns a rule without the chain that it is in.
+func unchained(rule []byte) []byte {
+	_, rest, _ := bytes.Cut(rule[len("-A "):], []byte(" "))
+	return rest
+}
+
+var commentText = regexp.MustCompile(`-m comment --comment "[^"]*"`)
+
+// collect adds a rule to texts.
+func (s *saved) collect(t table, rule []byte) {
+	if s.texts == nil {
+		return
+	}
+	s.texts[textHash(t, unchained(rule))] = true
+	if text := commentText.Find(rule); text != nil {
+		s.texts[textHash(t, text)] = true
+	}
 }
 
 // parseSave parses the output of iptables-save for one or several tables, and ignores what does not
@@ -310,7 +336,9 @@ func (s *saved) parse(output []byte) {
 		case bytes.HasPrefix(line, []byte("-A ")):
 			chain, _, _ := bytes.Cut(line[3:], []byte(" "))
 			if h := hashes[string(chain)]; h != nil {
-				_, _ = h.Write(unspaced(line))
+				line = unspaced(line)
+				_, _ = h.Write(line)
+				s.collect(current, line)
 				counts[string(chain)]++
 				s.counted = s.counted || bytes.Contains(line, []byte(" --nfacct-name "))
 			} else if bytes.Contains(line, []byte(" -j "+prefix)) || bytes.Contains(line, []byte(" -g "+prefix)) {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -17,6 +18,10 @@ const (
 	// maxBits limits splitting to 65,536 leaves, four chains away from the root. Keys that share all
 	// of these bits share a leaf, whatever its size. nf_tables allows jumps to be nested 16 deep.
 	maxBits = 16
+	// maxName is the number of characters that iptables accepts in a chain's name. A tree's chains
+	// have a hyphen and at most one character per digit after the root's name.
+	maxName     = 28
+	maxRootName = maxName - len("-") - maxBits/digitBits
 )
 
 // tree leads from a key (an address or a port number) to the rules for it, through small chains, so
@@ -32,7 +37,8 @@ const (
 //  1. The shape depends only on the content, not on the order in which entries were added and
 //     removed.
 //  2. A node is a leaf if it fits or has maxBits bits of path, and a fork otherwise.
-//  3. dirty holds the path of each chain that differs from what was written last.
+//  3. No chain's name is longer than maxName, because the root's is not longer than maxRootName.
+//  4. dirty holds the path of each chain that differs from what was written last.
 type tree[K, E comparable] struct {
 	table table
 	// name is the name of the root chain, which always exists.
@@ -71,7 +77,12 @@ type node[K, E comparable] struct {
 	children     *[2]*node[K, E] // nil in a leaf
 }
 
+// newTree returns an empty tree. It panics if the root's name, which is one of few constants, is
+// too long.
 func newTree[K, E comparable](t table, name string, k keys[K], e entries[E]) *tree[K, E] {
+	if len(name) > maxRootName {
+		panic(fmt.Sprintf("chains below %s have names that iptables does not accept", name))
+	}
 	return &tree[K, E]{t, name, k, e, newLeaf[K, E](), map[string]bool{}}
 }
 
