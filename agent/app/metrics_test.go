@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/bounded"
@@ -120,8 +119,9 @@ func TestMetricsRequireARole(t *testing.T) {
 	require.ErrorContains(t, err, "403 Forbidden")
 }
 
-// TestMetricsByToken checks that an agent without certificates shows its metrics to those
-// ServiceAccounts that RBAC allows it, and asks the API server once for many scrapes.
+// TestMetricsByToken checks that an agent without certificates shows its metrics to the
+// ServiceAccounts that it is told of, asks the API server once for many scrapes, and asks it nothing
+// about the tokens of others.
 func TestMetricsByToken(t *testing.T) {
 	cluster := controlplane.Start(t, controlplane.Options{})
 	namespace, client := cluster.Namespace(t), cluster.Client()
@@ -139,21 +139,10 @@ func TestMetricsByToken(t *testing.T) {
 		}, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
-	_, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "prometheus"}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-
 	address := freeAddress(t)
 	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--node-name=node-1",
 		"--secure-metrics-bind-address="+address, "--metrics-token-audience=metrics",
+		"--metrics-service-accounts="+namespace+"/prometheus",
 		"--kubeconfig="+cluster.Kubeconfig(t, cluster.AdminConfig()))
 	var certificates []string
 	get := func(token string) (string, error) {
@@ -165,10 +154,8 @@ func TestMetricsByToken(t *testing.T) {
 			},
 		})
 	}
-	var good string
-	// The agent has to listen, and the API server's authorizer to have the binding.
-	require.Eventually(t, func() bool {
-		good = token("prometheus", "metrics") // has no verdict yet
+	good := token("prometheus", "metrics")
+	require.Eventually(t, func() bool { // the agent has to listen
 		_, err := get(good)
 		return err == nil
 	}, time.Minute, 200*time.Millisecond)
@@ -179,16 +166,27 @@ func TestMetricsByToken(t *testing.T) {
 	for _, body := range []string{before, again} {
 		require.Contains(t, body, "\nslicecast_agent_service_ports 0\n")
 	}
-	reviews := regexp.MustCompile(`slicecast_agent_token_reviews_total{budget="others"} \d+`)
-	require.NotEmpty(t, reviews.FindString(before))
-	require.Equal(t, reviews.FindString(before), reviews.FindString(again), "verdicts are reused")
+	reviews := regexp.MustCompile(`slicecast_agent_token_reviews_total{budget="(known|others)"} [1-9]\d*`)
+	once := []string{`slicecast_agent_token_reviews_total{budget="known"} 1`}
+	require.Equal(t, once, reviews.FindAllString(before, -1))
+	require.Equal(t, once, reviews.FindAllString(again, -1), "verdicts are reused")
+
+	// A tenant has as many valid tokens as it wants. None of them costs a review.
+	for range 30 {
+		_, err = get(token("stranger", "metrics"))
+		require.ErrorContains(t, err, "403 Forbidden")
+		require.ErrorContains(t, err, "add it to --metrics-service-accounts")
+	}
+	after, err := get(good)
+	require.NoError(t, err)
+	require.Equal(t, once, reviews.FindAllString(after, -1))
+	_, err = get(token("prometheus", "metrics"))
+	require.NoError(t, err)
 
 	_, err = get("")
 	require.ErrorContains(t, err, "401 Unauthorized")
 	_, err = get(token("prometheus", "slicecast"))
 	require.ErrorContains(t, err, "401 Unauthorized: the token is not valid for the audience")
-	_, err = get(token("stranger", "metrics"))
-	require.ErrorContains(t, err, "403 Forbidden: the API server does not allow")
 	for _, serial := range certificates {
 		require.Equal(t, certificates[0], serial)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/slicecast/slicecast/agent/client/flags"
 	"github.com/slicecast/slicecast/agent/pages"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/internal/auth"
 	"github.com/slicecast/slicecast/internal/configfile"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -55,6 +56,7 @@ type Options struct {
 	SecureMetricsAddress string
 	MetricsCertFile      string
 	MetricsTokenAudience string
+	MetricsAccounts      []string
 	MetricsKeyFile       string
 	MetricsClientCAFile  string
 
@@ -151,8 +153,11 @@ func (o *Options) addListenerFlags(fs *pflag.FlagSet) {
 			"against: those of observers (slicecast:observers) and operators (system:masters). The file is reloaded when "+
 			"it changes.")
 	fs.StringVar(&o.MetricsTokenAudience, "metrics-token-audience", "",
-		"Audience of the ServiceAccount tokens that --secure-metrics-bind-address accepts, if the API server allows "+
-			"their ServiceAccount to get the path /metrics. If empty, no tokens are accepted.")
+		"Audience of the tokens of --metrics-service-accounts that --secure-metrics-bind-address accepts. If empty, no "+
+			"tokens are accepted.")
+	fs.StringSliceVar(&o.MetricsAccounts, "metrics-service-accounts", nil,
+		"Comma-separated ServiceAccounts (namespace/name) that may read /metrics with a token for "+
+			"--metrics-token-audience, such as that of Prometheus.")
 }
 
 // complete sets what depends on the machine.
@@ -273,8 +278,13 @@ func (o *Options) validateMetrics() error {
 			return fmt.Errorf("--pages contains %q: use %s", page, strings.Join(pages.Names, ", "))
 		}
 	}
+	if _, err := auth.ParseServiceAccounts("--metrics-service-accounts", o.MetricsAccounts); err != nil {
+		return err
+	}
 	clients := o.MetricsClientCAFile != "" || o.MetricsTokenAudience != ""
 	switch {
+	case (o.MetricsTokenAudience == "") != (len(o.MetricsAccounts) == 0):
+		return errors.New("--metrics-token-audience and --metrics-service-accounts must be set together")
 	case (o.MetricsCertFile == "") != (o.MetricsKeyFile == ""):
 		return errors.New("--metrics-cert-file and --metrics-key-file must be set together")
 	case o.SecureMetricsAddress == "" && (clients || o.MetricsCertFile != ""):

@@ -52,7 +52,7 @@ func TestValidOptions(t *testing.T) {
 		"health":          {"--source=kube", "--healthz-bind-address=127.0.0.1:1,:2,[::1]:3"},
 		"metrics": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-cert-file=c", "--metrics-key-file=k",
 			"--metrics-client-ca-file=ca"},
-		"metrics by token": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-token-audience=a"},
+		"metrics by token": {"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-token-audience=a", "--metrics-service-accounts=a/b,c/d"},
 		"pages":            {"--source=kube", "--metrics-bind-address=127.0.0.1:1,[::1]:2", "--pages=metrics,proxyMode", "--profiling"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,7 +172,9 @@ func TestInvalidOptions(t *testing.T) {
 		"no such page":        {[]string{"--source=kube", "--pages=metrics,secrets"}, `--pages contains "secrets"`},
 		"metrics for nobody":  {[]string{"--source=kube", "--secure-metrics-bind-address=:1"}, "requires --metrics-client-ca-file or"},
 		"metrics, no key":     {[]string{"--source=kube", "--metrics-cert-file=a"}, "must be set together"},
-		"metrics, no port":    {[]string{"--source=kube", "--metrics-token-audience=a"}, "require --secure-metrics-bind-address"},
+		"metrics, no port":    {[]string{"--source=kube", "--metrics-token-audience=a", "--metrics-service-accounts=a/b"}, "require --secure-metrics-bind-address"},
+		"metrics, no account": {[]string{"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-token-audience=a"}, "must be set together"},
+		"metrics, an account": {[]string{"--source=kube", "--metrics-service-accounts=prometheus"}, "use namespace/name"},
 		"metrics, no name":    {[]string{"--source=kube", "--secure-metrics-bind-address=:1", "--metrics-client-ca-file=a"}, "requires --metrics-cert-file"},
 	} {
 		t.Run(name, func(t *testing.T) {

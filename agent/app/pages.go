@@ -95,14 +95,17 @@ func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
 	return files.Server(tls.VerifyClientCertIfGiven, "http/1.1"), nil
 }
 
-// reuseVerdicts is how long the API server's verdict on a token for metrics is reused. It is the
-// kubelet's authentication.webhook.cacheTTL. All nodes of a large cluster are scraped twice a
-// minute.
-const reuseVerdicts = 2 * time.Minute
+// reuseVerdicts is how long the API server's verdict on a token for metrics is reused. With 10,000
+// agents, a Prometheus then costs the API server 17 reviews a second.
+const reuseVerdicts = 10 * time.Minute
 
-// reviewsOfScrapers is the budget of an agent for reviews, per second and at once. There may be
-// thousands of agents, and few who scrape them.
-const reviewsOfScrapers, reviewsOfScrapersBurst = 0.2, 10
+// These bound the reviews that an agent requests, per second and at once: of all ServiceAccounts
+// that may read its metrics, and of one of them, which has several tokens if Prometheus has several
+// replicas. 10,000 agents make at most 500 requests per second, whatever tokens they are shown.
+const (
+	reviewsOfScrapers, reviewsOfScrapersBurst = 1. / 20, 16
+	reviewsOfScraper, reviewsOfScraperBurst   = 1. / 60, 4
+)
 
 // keysOfScrapers and keysOfScrapersLife are the least interval of an agent's reads of the API
 // server's keys, and how long it uses them. Each of them is longer by up to a half, by chance, so
@@ -117,10 +120,14 @@ func (o *Options) metricsTokens() (*auth.TokenOptions, error) {
 		return nil, fmt.Errorf("--metrics-token-audience: %w", err)
 	}
 	out := &auth.TokenOptions{
-		Audience: o.MetricsTokenAudience, Reuse: reuseVerdicts, Others: reviewsOfScrapers, OthersBurst: reviewsOfScrapersBurst,
+		Audience: o.MetricsTokenAudience, ObserversFlag: "--metrics-service-accounts", Reuse: reuseVerdicts,
+		Budget:       auth.Limit{PerSecond: reviewsOfScrapers, AtOnce: reviewsOfScrapersBurst},
+		Share:        auth.Limit{PerSecond: reviewsOfScraper, AtOnce: reviewsOfScraperBurst},
 		KeysInterval: wait.Jitter(keysOfScrapers, 0.5), KeysLife: wait.Jitter(keysOfScrapersLife, 0.5),
 	}
-	out.Review, out.Access, out.Get, err = kube.Reviews(config)
+	out.Observers, _ = auth.ParseServiceAccounts("", o.MetricsAccounts) // validate has checked them
+	// Without Access, only tokens of these accounts are reviewed. Any tenant can have others.
+	out.Review, _, out.Get, err = kube.Reviews(config)
 	return out, err
 }
 

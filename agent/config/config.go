@@ -55,6 +55,7 @@ type Agent struct {
 	MetricsKeyFile           *string  `json:"metricsKeyFile,omitempty" flag:"metrics-key-file"`
 	MetricsClientCAFile      *string  `json:"metricsClientCAFile,omitempty" flag:"metrics-client-ca-file"`
 	MetricsTokenAudience     *string  `json:"metricsTokenAudience,omitempty" flag:"metrics-token-audience"`
+	MetricsServiceAccounts   []string `json:"metricsServiceAccounts,omitempty" flag:"metrics-service-accounts"`
 	StatusSocket             *string  `json:"statusSocket,omitempty" flag:"status-socket"`
 	Logging                  *Logging `json:"logging,omitempty"`
 }

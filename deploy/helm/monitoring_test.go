@@ -133,6 +133,14 @@ func TestPodMonitorsWithTokens(t *testing.T) {
 	require.True(t, *endpoint(objects, "slicecast-agents", "slicecast-agent").TLSConfig.InsecureSkipVerify)
 	var agent appsv1.DaemonSet
 	convert(t, find(t, objects, "DaemonSet", "slicecast-agents", "slicecast-agent"), &agent)
+	settings := func(objects []*unstructured.Unstructured) string {
+		var m corev1.ConfigMap
+		convert(t, find(t, objects, "ConfigMap", "slicecast-agents", "slicecast-config"), &m)
+		return m.Data["agent.yaml"]
+	}
+	require.Contains(t, settings(objects), "metricsServiceAccounts:\n- slicecast-system/slicecast-prometheus\n")
+	require.Contains(t, settings(render(t, token, "--set=agent.metrics.enabled=true,agent.metrics.serviceAccounts={monitoring/a}")),
+		"metricsServiceAccounts:\n- monitoring/a\n")
 	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 8476, HostPort: 8476}}, agent.Spec.Template.Spec.Containers[0].Ports)
 
 	objects = render(t, token, "--set=agent.metrics.enabled=true,monitoring.agents.servingSecret=agents")

@@ -64,6 +64,7 @@ func TestWrongValues(t *testing.T) {
 		{"agent.config.clusterCIDR=10.244.0.0/16", "at '/agent/config/clusterCIDR'"},
 		{"agent.config.detectLocalMode=NodeCIDR", "podCIDRs and agent.config.detectLocalMode exclude each other"},
 		{"agent.metrics.enabled=true,agent.config.secureMetricsBindAddress=:9000", "agent.config.secureMetricsBindAddress is another address"},
+		{"agent.metrics.serviceAccounts={prometheus}", "at '/agent/metrics/serviceAccounts/0'"},
 		{"agent.capabilities={SYS_ADMIN}", "at '/agent/capabilities/0': value must be one of"},
 		{"agent.maxUnavailable=0%", "at '/agent/maxUnavailable'"},
 		{"agent.maxUnavailable=0", "at '/agent/maxUnavailable'"},

@@ -26,6 +26,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -195,6 +196,47 @@ func TestBudgetOfOthers(t *testing.T) {
 			require.Empty(t, try(fmt.Sprintf("one-of-many-%d", i)).refusal)
 		}
 		require.Equal(t, namespaces, r.namespaces.Len())
+	})
+}
+
+// TestListedObservers checks that a reviewer with a list of observers asks nothing about the tokens
+// of others, and that one observer with many tokens leaves the reviews of the others.
+func TestListedObservers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		o := s.options()
+		o.Access, o.Agents, o.Relays, o.ObserversFlag = nil, nil, nil, "--observers"
+		o.Observers = []types.NamespacedName{{Namespace: "monitoring", Name: "a"}, {Namespace: "monitoring", Name: "b"}}
+		o.Budget, o.Share = Limit{1. / 10, 8}, Limit{1. / 60, 2}
+		r := newTokenReviewer(o, nil, newReviewsCounter(nil, "agent"))
+		n := 0
+		try := func(account string) verdict {
+			t.Helper()
+			n++
+			v, err := r.review(t.Context(), s.token(changed(good("node-1"), map[string]any{
+				"sub": "system:serviceaccount:" + account, "jti": fmt.Sprint(n),
+			})), access{verb: "get", path: "/metrics"})
+			require.NoError(t, err)
+			return v
+		}
+		for range 1000 {
+			for _, tenant := range []string{"tenant:a", "tenant:b", fmt.Sprintf("tenant-%d:a", n), "ns:agent", "monitoring:c"} {
+				v := try(tenant)
+				require.Equal(t, codes.PermissionDenied, v.code)
+				require.Contains(t, v.refusal, "add it to --observers")
+			}
+		}
+		require.Zero(t, s.reviews)
+		for i := range 100 {
+			v := try("monitoring:a")
+			require.Equal(t, i < 2, v.identity.Observer, i)
+			require.Equal(t, i >= 2, v.retry > 0, i)
+		}
+		require.Equal(t, 2, s.reviews)
+		require.True(t, try("monitoring:b").identity.Observer)
+		<-time.After(try("monitoring:a").retry)
+		require.True(t, try("monitoring:a").identity.Observer)
+		require.Empty(t, s.asked)
 	})
 }
 

@@ -466,7 +466,7 @@ func TestBudgets(t *testing.T) {
 			}
 			require.Equal(t, reasonTooManyReviews, v.reason)
 			require.Equal(t, codes.ResourceExhausted, v.code)
-			require.Equal(t, shareFills, v.retry)
+			require.Equal(t, reviewsOfOneBurst*time.Second/reviewsOfOne, v.retry)
 		}
 		require.Equal(t, reviewsOfOneBurst, s.reviews)
 		require.Empty(t, try("node-1").refusal)

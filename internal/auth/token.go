@@ -20,6 +20,8 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 const (
@@ -48,19 +50,17 @@ const (
 // These are the limits on TokenReviews that the server requests, per second and at once.
 const (
 	// reviewsOfKnown is the budget of all relays, of all nodes that have a Node, and of the
-	// servers' namespace. It lets 5000 reconnecting nodes back within half a minute.
+	// servers' namespace, unless the options say otherwise. It lets 5000 reconnecting nodes back within half a minute.
 	reviewsOfKnown      = 200
 	reviewsOfKnownBurst = 400
 	// reviewsOfUnknown is the budget of all nodes without a Node in the store: the server has not
 	// synced yet, or the Node is gone.
 	reviewsOfUnknown      = 50
 	reviewsOfUnknownBurst = 200
-	// reviewsOfOne is the share of one node or relay. A node needs a review for each new token, and
+	// reviewsOfOne is the share of one node or relay, unless the options say otherwise. A node needs a review for each new token, and
 	// again after verdictLife.
 	reviewsOfOne      = 1
 	reviewsOfOneBurst = 10
-	// shareFills is how long an empty share takes to fill.
-	shareFills = reviewsOfOneBurst * time.Second / reviewsOfOne
 	// shares is how many nodes' and relays' shares are kept.
 	shares = 16384
 	// reviewsOfOthers is the budget of all other ServiceAccounts, of which a review is two requests
@@ -82,30 +82,52 @@ type TokenOptions struct {
 	// Review asks the API server about a token.
 	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
 	// Access asks the API server whether a user may make a request, by the path and the verb of a
-	// non-resource URL, as for other components of Kubernetes.
+	// non-resource URL, as for other components of Kubernetes. If it is nil, the API server is asked
+	// nothing about tokens of ServiceAccounts that are not listed here, and they are refused.
 	Access func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error)
 	// Get reads a path of the API server, such as those of its issuer and its keys.
 	Get func(ctx context.Context, path string) ([]byte, error)
 	// Audience is the audience that tokens must have.
 	Audience string
 	// Agents are the ServiceAccounts whose tokens identify the nodes of their Pods. Relays are
-	// those whose tokens identify relays. All others are observers for the requests that the API
-	// server allows them.
-	Agents, Relays []types.NamespacedName
+	// those whose tokens identify relays, and Observers those whose tokens identify observers. All
+	// others are observers for the requests that the API server allows them.
+	Agents, Relays, Observers []types.NamespacedName
+	// ObserversFlag is the flag for Observers, for messages.
+	ObserversFlag string
 	// Namespace is that of the servers. ServiceAccounts there, such as those of operators, do not
 	// wait for those of other namespaces. It may be empty.
 	Namespace string
 	// Reuse is how long a good verdict is reused. 0 means ten seconds, for which all others are.
 	Reuse time.Duration
-	// Others is the budget of ServiceAccounts of other namespaces, per second and at once. 0 means
-	// that of a server.
-	Others      rate.Limit
-	OthersBurst int
+	// Budget bounds the reviews of the ServiceAccounts that are listed here, and Share those of one
+	// of them. Zero values mean those of a server.
+	Budget, Share Limit
 	// KeysInterval is the shortest time between two reads of the API server's keys, and KeysLife is
 	// how long keys are used before they are read again. 0 means a server's. An older key does no
 	// harm: the API server reviews each token, too.
 	KeysInterval, KeysLife time.Duration
 }
+
+// ParseServiceAccounts returns the ServiceAccounts in a flag, each in the form namespace/name.
+func ParseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
+	for _, s := range list {
+		key, ok := model.ParseServiceKey(s) // ServiceAccounts are named in the same way
+		if !ok || strings.Contains(s, ":") {
+			err = errors.Join(err, fmt.Errorf("%s is %q: use namespace/name", flag, s))
+		}
+		accounts = append(accounts, types.NamespacedName(key))
+	}
+	return accounts, err
+}
+
+// Limit bounds reviews, per second and at once.
+type Limit struct {
+	PerSecond rate.Limit
+	AtOnce    int
+}
+
+func (l Limit) limiter() *rate.Limiter { return rate.NewLimiter(l.PerSecond, l.AtOnce) }
 
 // access is what a caller asks for: the path of a request, and the verb of its HTTP method as RBAC
 // names it.
@@ -114,7 +136,8 @@ type access struct{ verb, path string }
 // tokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
 // itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
 // knows whether the Pod still exists, within the budgets of the token's node. If the ServiceAccount
-// is neither an agent's nor a relay's, the API server also says whether it may make the request.
+// is neither an agent's, a relay's nor an observer's, the API server also says whether it may make
+// the request, or it is refused if the options say so.
 // Verdicts are cached for a short time, by the token's hash, and those on requests also by the
 // request.
 //
@@ -128,6 +151,7 @@ type access struct{ verb, path string }
 //     of the servers' namespace have a share like other namespaces, but the agents' budget.
 type tokenReviewer struct {
 	options   TokenOptions
+	one       Limit                  // the share of one node, relay or observer
 	knownNode func(name string) bool // reports whether a Node of that name exists
 	now       func() time.Time
 	keys      *keys
@@ -152,7 +176,7 @@ func newReviewsCounter(r prometheus.Registerer, program string) *prometheus.Coun
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: program, Name: "token_reviews_total",
 		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, of " +
-			"nodes that have a Node, and of the servers' own namespace), unknown (of other nodes) or others (of other " +
+			"nodes that have a Node, of the servers' own namespace, and of those who may read an agent's metrics), unknown (of other nodes) or others (of other " +
 			"ServiceAccounts). A SubjectAccessReview may follow each review of what is neither an agent nor a relay.",
 	}, []string{"budget"})
 	for _, budget := range []string{budgetKnown, budgetUnknown, budgetOthers} {
@@ -175,9 +199,10 @@ type verdict struct {
 func newTokenReviewer(o TokenOptions, knownNode func(name string) bool, reviews *prometheus.CounterVec) *tokenReviewer {
 	r := &tokenReviewer{
 		options: o, knownNode: knownNode, now: time.Now, reviews: reviews,
-		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
+		one:     cmp.Or(o.Share, Limit{reviewsOfOne, reviewsOfOneBurst}),
+		known:   cmp.Or(o.Budget, Limit{reviewsOfKnown, reviewsOfKnownBurst}).limiter(),
 		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
-		others:  rate.NewLimiter(cmp.Or(o.Others, reviewsOfOthers), cmp.Or(o.OthersBurst, reviewsOfOthersBurst)),
+		others:  rate.NewLimiter(reviewsOfOthers, reviewsOfOthersBurst),
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
 	r.keys.interval, r.keys.life = cmp.Or(o.KeysInterval, keysInterval), cmp.Or(o.KeysLife, keysLife)
@@ -250,7 +275,8 @@ func (r *tokenReviewer) find(ctx context.Context, token string, request access) 
 // budgets allow it. The verdict has no expiry if the API server was not asked.
 func (r *tokenReviewer) ask(ctx context.Context, token string, request access, c claims, i Identity) (verdict, error) {
 	if !r.claimReview(ctx, i) {
-		retry := shareFills
+		// An empty share takes that long to fill.
+		retry := time.Duration(float64(r.one.AtOnce) / float64(r.one.PerSecond) * float64(time.Second))
 		if i.isOther() {
 			retry = namespaceRetry
 		}
@@ -343,14 +369,14 @@ func (r *tokenReviewer) check(ctx context.Context, token string) (claims, verdic
 // budget does not allow the review before ctx ends.
 func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	who, budget, name := i.Name(), r.known, budgetKnown
-	held, most, burst := r.shares, rate.Limit(reviewsOfOne), reviewsOfOneBurst
+	held, most := r.shares, r.one
 	switch {
 	case i.isOther():
 		who, _, _ = strings.Cut(strings.TrimPrefix(i.User, serviceAccountPrefix), ":")
 		if who != r.options.Namespace {
 			budget, name = r.others, budgetOthers
 		}
-		held, most, burst = r.namespaces, reviewsOfNamespace, reviewsOfNamespaceBurst
+		held, most = r.namespaces, Limit{reviewsOfNamespace, reviewsOfNamespaceBurst}
 	case i.Node != "":
 		who = i.Node
 		if !r.knownNode(i.Node) {
@@ -359,7 +385,7 @@ func (r *tokenReviewer) claimReview(ctx context.Context, i Identity) bool {
 	}
 	share, ok := held.Get(who)
 	if !ok {
-		share = rate.NewLimiter(most, burst)
+		share = most.limiter()
 		if before, ok, _ := held.PeekOrAdd(who, share); ok {
 			share = before
 		}
@@ -380,14 +406,18 @@ func (r *tokenReviewer) invalid(why string) verdict {
 }
 
 // judge returns the verdict on the claims of a token, as the token or the API server states them.
-// The identity has no role if the ServiceAccount is neither an agent's nor a relay's.
+// The identity has no role if the ServiceAccount is in none of the lists.
 func (r *tokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
 		return r.invalid("it is for another audience")
 	}
 	account := func(n types.NamespacedName) bool { return user == serviceAccountPrefix+n.Namespace+":"+n.Name }
 	agent, relay := slices.ContainsFunc(r.options.Agents, account), slices.ContainsFunc(r.options.Relays, account)
+	observer := slices.ContainsFunc(r.options.Observers, account)
 	switch {
+	case !agent && !relay && !observer && r.options.Access == nil:
+		return verdict{reason: reasonAccess, code: codes.PermissionDenied, refusal: fmt.Sprintf(
+			"%.300q is not among the ServiceAccounts that may ask: add it to %s", user, r.options.ObserversFlag)}
 	case agent && !relay && node == "":
 		return verdict{reason: reasonUnboundToken, code: codes.PermissionDenied, refusal: fmt.Sprintf(
 			"the token of %s names no node: use the projected token of a Pod, which Kubernetes 1.32 and later bind "+
@@ -399,5 +429,5 @@ func (r *tokenReviewer) judge(user string, audiences []string, node, pod string)
 	if !relay {
 		pod = ""
 	}
-	return verdict{identity: Identity{User: user, Node: node, Pod: pod, Relay: relay}}
+	return verdict{identity: Identity{User: user, Node: node, Pod: pod, Relay: relay, Observer: observer}}
 }

@@ -1,11 +1,14 @@
-// This test proves that docs/security.md names only tests and constants that exist, and covers each
-// bound that internal/hostile tests.
+// These tests prove that docs/security.md names only tests and constants that exist, and covers each
+// bound that internal/hostile tests, and that no share is as large as its budget.
 package deptest
 
 import (
 	"go/ast"
+	"go/constant"
+	"go/importer"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -119,4 +122,133 @@ func declares(spec ast.Spec) (names []*ast.Ident) {
 		}
 	}
 	return names
+}
+
+// alone are limits that nobody shares, with the reason. All other constants for a number at once
+// are in the table of shares and budgets.
+var alone = map[string]string{
+	"fanout.messagesBurst": "each client has its own", "fanout.resyncsBurst": "each client has its own",
+	"fanout.startsBurst": "each identity has its own", "fanout.othersStartsBurst": "each identity has its own",
+	"connection.resyncsAtOnce": "of the agent itself", "connection.nacksAtOnce": "of the agent itself",
+	"connection.repairBurst": "of the agent itself", "kube.queriesBurst": "of the program itself",
+	"reconcile.repairsAtOnce": "of the agent itself", "probe.maxAtOnce": "of the tester itself",
+	"fanout.wantedAtOnce": "of one stream",
+	"page.lookupBurst":    "only observers and operators ask, and answers are short",
+}
+
+// TestSharesAreBelowTheirBudgets requires that each share in docs/security.md is at most half of its
+// budget, that each limit with a number at once is in that table or alone, and that a port never
+// gives one address more than half of its places.
+func TestSharesAreBelowTheirBudgets(t *testing.T) {
+	values := constants(t)
+	content, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
+	require.NoError(t, err)
+	_, table, ok := strings.Cut(string(content), "| share | budget |\n| --- | --- |\n")
+	require.True(t, ok)
+	inTable := make(map[string]bool)
+	for line := range strings.Lines(table) {
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		cells := strings.Split(line, "|")
+		shares, budgets := named.FindAllStringSubmatch(cells[1], -1), named.FindAllStringSubmatch(cells[2], -1)
+		require.NotEmpty(t, shares, line)
+		require.Len(t, budgets, len(shares), line)
+		for i := range shares {
+			share, budget := shares[i][1], budgets[i][1]
+			inTable[share], inTable[budget] = true, true
+			require.Contains(t, values, share)
+			require.Contains(t, values, budget)
+			twice := constant.BinaryOp(constant.ToFloat(values[share]), token.MUL, constant.MakeInt64(2))
+			assert.True(t, constant.Compare(twice, token.LEQ, constant.ToFloat(values[budget])), "%s is %s, and %s is %s",
+				share, values[share], budget, values[budget])
+		}
+	}
+	for name := range values {
+		if strings.HasSuffix(name, "Burst") || strings.HasSuffix(name, "AtOnce") {
+			assert.True(t, inTable[name] || alone[name] != "", "%s is neither in the table of shares nor alone", name)
+		}
+	}
+	for name := range alone {
+		assert.Contains(t, values, name)
+	}
+}
+
+// constants returns the values of the package-level constants of programs, by package.name, and
+// checks the shares of ports. Constants that need other packages than time are left out.
+func constants(t *testing.T) map[string]constant.Value {
+	t.Helper()
+	fset := token.NewFileSet()
+	packages := make(map[string][]*ast.File)
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "testdata" || d.Name() == "loadtest" || strings.HasPrefix(d.Name(), ".") && path != root):
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		packages[filepath.Dir(path)] = append(packages[filepath.Dir(path)], file)
+		return err
+	}))
+	known := map[string]*types.Package{}
+	var err error
+	known["time"], err = importer.ForCompiler(fset, "source", nil).Import("time")
+	require.NoError(t, err)
+	out := make(map[string]constant.Value)
+	for dir, files := range packages {
+		info := &types.Info{Types: make(map[ast.Expr]types.TypeAndValue)}
+		config := types.Config{Importer: only(known), IgnoreFuncBodies: true, Error: func(error) {}}
+		checked, _ := config.Check(dir, fset, files, info) // the imports are missing
+		for _, name := range checked.Scope().Names() {
+			if c, ok := checked.Scope().Lookup(name).(*types.Const); ok && c.Val().Kind() != constant.Unknown {
+				out[checked.Name()+"."+name] = c.Val()
+			}
+		}
+		for _, file := range files {
+			ast.Inspect(file, func(n ast.Node) bool {
+				if literal, ok := n.(*ast.CompositeLit); ok {
+					requirePlaces(t, fset, literal, info)
+				}
+				return true
+			})
+		}
+	}
+	return out
+}
+
+// requirePlaces requires that a literal with the fields Total and PerAddress gives one address at
+// most half of all places.
+func requirePlaces(t *testing.T, fset *token.FileSet, literal *ast.CompositeLit, info *types.Info) {
+	t.Helper()
+	fields := make(map[string]constant.Value)
+	for _, element := range literal.Elts {
+		if field, ok := element.(*ast.KeyValueExpr); ok {
+			if name, ok := field.Key.(*ast.Ident); ok {
+				fields[name.Name] = info.Types[field.Value].Value
+			}
+		}
+	}
+	share, ok := fields["PerAddress"]
+	if !ok {
+		return
+	}
+	where := fset.Position(literal.Pos())
+	require.NotNil(t, share, where)
+	require.NotNil(t, fields["Total"], where)
+	twice := constant.BinaryOp(share, token.MUL, constant.MakeInt64(2))
+	assert.True(t, constant.Compare(twice, token.LEQ, fields["Total"]), "%s: PerAddress is more than half of Total", where)
+}
+
+// only imports the packages that it has.
+type only map[string]*types.Package
+
+// Import implements types.Importer.
+func (o only) Import(path string) (*types.Package, error) {
+	if p, ok := o[path]; ok {
+		return p, nil
+	}
+	return nil, os.ErrNotExist
 }

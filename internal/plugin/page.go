@@ -34,7 +34,7 @@ const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img
 
 // pageLimits bounds what others on this machine can do at the port of a page. There is no limit for
 // answers, as the page follows a stream.
-var pageLimits = bounded.Limits{Total: 64, PerAddress: 64, Read: 10 * time.Second, Idle: time.Minute}
+var pageLimits = bounded.Limits{Total: 128, PerAddress: 64, Read: 10 * time.Second, Idle: time.Minute}
 
 func newPageCommand(o *options) *cobra.Command {
 	c := &cobra.Command{

@@ -187,8 +187,8 @@ func (o *Options) validate() error {
 			"--kubeconfig, or use --client-ca-file instead")
 	_, isService := model.ParseServiceKey(o.serverService)
 	p.when(o.serverService != "" && !isService, "--server-service is %q: use namespace/name", o.serverService)
-	_, agentsErr := parseServiceAccounts("--agent-service-account", o.agentAccounts)
-	_, relaysErr := parseServiceAccounts("--relay-service-account", o.relayAccounts)
+	_, agentsErr := auth.ParseServiceAccounts("--agent-service-account", o.agentAccounts)
+	_, relaysErr := auth.ParseServiceAccounts("--relay-service-account", o.relayAccounts)
 	p = append(p, o.upstream.validate(o.SourceKind == sourceUpstream), source.ValidateProxyName(o.serviceProxyName),
 		agentsErr, relaysErr, o.validateTLS(), o.validateTuning())
 	return errors.Join(p...)
@@ -279,17 +279,6 @@ func (o *Options) takesTokens() bool {
 	return len(o.agentAccounts)+len(o.relayAccounts) > 0
 }
 
-func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
-	for _, s := range list {
-		key, ok := model.ParseServiceKey(s) // ServiceAccounts are named in the same way
-		if !ok || strings.Contains(s, ":") {
-			err = errors.Join(err, fmt.Errorf("%s is %q: use namespace/name", flag, s))
-		}
-		accounts = append(accounts, types.NamespacedName(key))
-	}
-	return accounts, err
-}
-
 // Complete validates the options and returns the configuration for them.
 func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	if err := o.validate(); err != nil {
@@ -370,8 +359,8 @@ func (o *Options) tokens(api *rest.Config, namespace string) (*auth.TokenOptions
 	if o.audience == "" && o.SourceKind == sourceUpstream {
 		out.Audience = relayAudience
 	}
-	out.Agents, _ = parseServiceAccounts("", o.agentAccounts)
-	out.Relays, _ = parseServiceAccounts("", o.relayAccounts)
+	out.Agents, _ = auth.ParseServiceAccounts("", o.agentAccounts)
+	out.Relays, _ = auth.ParseServiceAccounts("", o.relayAccounts)
 	var err error
 	out.Review, out.Access, out.Get, err = kube.Reviews(api)
 	return out, err

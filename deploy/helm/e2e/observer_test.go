@@ -131,7 +131,8 @@ subjects:
 // those of the servers with its tokens, and nobody without one.
 func (i install) requireScraper() {
 	i.Helper()
-	i.helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=agent.metrics.enabled=true")
+	i.helm("upgrade", "slicecast", "../slicecast", "--reuse-values", "--set=agent.metrics.enabled=true",
+		"--set=agent.metrics.serviceAccounts={default/scraper}")
 	i.rollout(agents, "daemonset/slicecast-agent")
 	i.apply(scraper)
 	defer func() {

@@ -135,7 +135,7 @@ func agentCommand(dir string) command {
 	const programs = "another --programmer than shadow"
 	return command{
 		name: "slicecast-agent", about: `For everybody on the node, and at --secure-metrics-bind-address for [others](configuration.md#metrics-over-tls): clients
-with a certificate of --metrics-client-ca-file, and ServiceAccounts with a token for --metrics-token-audience.
+with a certificate of --metrics-client-ca-file, and those of --metrics-service-accounts.
 
 Metrics that begin with kubeproxy_ have the names, types, labels and buckets of kube-proxy 1.37, and its meaning unless
 the description says otherwise. [configuration.md](configuration.md#kube-proxys-pages) says which are missing.`,
@@ -146,7 +146,7 @@ the description says otherwise. [configuration.md](configuration.md#kube-proxys-
 			{[]string{"--source=kube", "--kubeconfig=" + dir + "/kubeconfig"}, []string{programs, "--source=kube"}},
 			{slices.Concat(servers, []string{"--programmer=shadow"}), []string{"servers", "--programmer=shadow"}},
 			{slices.Concat(servers, secure, certificates), []string{"servers", programs, "--secure-metrics-bind-address"}},
-			{slices.Concat(servers, secure, []string{"--metrics-token-audience=a", "--kubeconfig=" + dir + "/kubeconfig"}),
+			{slices.Concat(servers, secure, []string{"--metrics-token-audience=a", "--metrics-service-accounts=a/b", "--kubeconfig=" + dir + "/kubeconfig"}),
 				[]string{"servers", programs, "--secure-metrics-bind-address", "--metrics-token-audience"}},
 		},
 		make: func(args []string, r *recorder) error {
