@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
+	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/reconcile"
@@ -210,7 +210,7 @@ func (a *agent) run(ctx context.Context) error {
 	if !o.Node.AllowExternalIPs {
 		a.logger.Info("External IPs of Services are not served, because --allow-service-external-ips is false")
 	}
-	if addresses, err := net.InterfaceAddrs(); err == nil {
+	if addresses, err := nodeport.Local(); err == nil {
 		o.Node.warn(a.logger, addresses)
 	}
 	a.logger.Info("Agent started", "version", daemon.Version(), "node", o.NodeName, "programmer", a.programmer.name,

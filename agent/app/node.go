@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -225,16 +224,15 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 
 // warn warns of an IP family of the machine, which has these addresses, in which NodePorts are on
 // all of them because --nodeport-addresses is about the other family only.
-func (o *NodeOptions) warn(logger *slog.Logger, addresses []net.Addr) {
+func (o *NodeOptions) warn(logger *slog.Logger, addresses []netip.Addr) {
 	v, err := o.view("")
 	if err != nil || v.NodePortPrimary || len(v.NodePortAddresses) == 0 {
 		return
 	}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		listed := slices.ContainsFunc(v.NodePortAddresses, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family })
-		has := slices.ContainsFunc(addresses, func(a net.Addr) bool {
-			p, err := netip.ParsePrefix(a.String())
-			return err == nil && p.Addr().IsGlobalUnicast() && model.FamilyOf(p.Addr()) == family
+		has := slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+			return a.IsGlobalUnicast() && model.FamilyOf(a) == family
 		})
 		if has && !listed {
 			logger.Warn("NodePorts are on all of the node's addresses of an IP family, because --nodeport-addresses has none of it; "+

@@ -4,7 +4,6 @@ package app
 
 import (
 	"log/slog"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -87,19 +86,17 @@ func TestNodePortKeywords(t *testing.T) {
 // TestNodePortAddressesOfOneFamily checks that a list for one IP family has a warning on machines
 // of both.
 func TestNodePortAddressesOfOneFamily(t *testing.T) {
-	addresses := func(texts ...string) (out []net.Addr) {
+	addresses := func(texts ...string) (out []netip.Addr) {
 		for _, text := range texts {
-			ip, network, err := net.ParseCIDR(text)
-			require.NoError(t, err)
-			out = append(out, &net.IPNet{IP: ip, Mask: network.Mask})
+			out = append(out, netip.MustParseAddr(text))
 		}
 		return out
 	}
-	both := addresses("127.0.0.1/8", "::1/128", "192.0.2.1/24", "2001:db8::1/64")
-	one := addresses("127.0.0.1/8", "::1/128", "192.0.2.1/24", "fe80::1/64")
+	both := addresses("127.0.0.1", "::1", "192.0.2.1", "2001:db8::1")
+	one := addresses("127.0.0.1", "::1", "192.0.2.1", "fe80::1")
 	for _, c := range []struct {
 		value     string
-		addresses []net.Addr
+		addresses []netip.Addr
 		says      string
 	}{
 		{"192.0.2.0/24", both, "family=IPv6"}, {"2001:db8::/32", both, "family=IPv4"}, {"2001:db8::/32", one, "family=IPv4"},

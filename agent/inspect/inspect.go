@@ -12,8 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/daemon"
 )
@@ -262,16 +263,20 @@ func printFile(path string, out io.Writer) error {
 }
 
 func addresses(_ context.Context, out io.Writer) error {
-	links, err := net.Interfaces()
+	links, err := netlink.Links()
 	if err != nil {
 		return err
 	}
+	all, err := netlink.Addresses()
+	if err != nil {
+		return err
+	}
+	held := map[int][]netip.Prefix{}
+	for _, a := range all {
+		held[a.Link] = append(held[a.Link], a.Prefix)
+	}
 	for _, l := range links {
-		held, err := l.Addrs()
-		if err != nil {
-			return fmt.Errorf("addresses of %s: %w", l.Name, err)
-		}
-		if _, err := fmt.Fprintf(out, "%s mtu %d %v %v\n", l.Name, l.MTU, l.Flags, held); err != nil {
+		if _, err := fmt.Fprintf(out, "%s mtu %d %v %v\n", l.Name, l.MTU, l.Flags, held[l.Index]); err != nil {
 			return err
 		}
 	}

@@ -32,6 +32,11 @@ func IPSets(each func(name string, entries []netip.AddrPort)) error {
 // IPSetEntries calls each as IPSets does, with the kind of each ipset, such as hash:ip,port, and
 // its entries.
 func IPSetEntries(each func(name, kind string, entries []IPSetEntry)) error {
+	type part struct {
+		name, kind string
+		entries    []IPSetEntry
+	}
+	var parts []part
 	socket, err := Open(unix.NETLINK_NETFILTER)
 	if err == nil {
 		defer socket.Close()
@@ -40,7 +45,7 @@ func IPSetEntries(each func(name, kind string, entries []IPSetEntry)) error {
 		w.Buf = append(w.Buf, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
 		w.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
 		w.End(at)
-		err = socket.Dump(w, func(m Message) {
+		err = socket.Read(w, func() { parts = nil }, func(m Message) {
 			attributes := m.Attributes(nl.SizeofNfgenmsg)
 			var entries []IPSetEntry
 			for _, entry := range Attributes(Attribute(attributes, nl.IPSET_ATTR_ADT)) {
@@ -53,11 +58,17 @@ func IPSetEntries(each func(name, kind string, entries []IPSetEntry)) error {
 				}
 				entries = append(entries, one)
 			}
-			each(Text(Attribute(attributes, nl.IPSET_ATTR_SETNAME)), Text(Attribute(attributes, nl.IPSET_ATTR_TYPENAME)), entries)
+			name, kind := Attribute(attributes, nl.IPSET_ATTR_SETNAME), Attribute(attributes, nl.IPSET_ATTR_TYPENAME)
+			parts = append(parts, part{Text(name), Text(kind), entries})
 		})
 	}
 	switch {
-	case err == nil, errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+	case err == nil:
+		for _, p := range parts {
+			each(p.name, p.kind, p.entries)
+		}
+		return nil
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
 		return nil
 	}
 	return fmt.Errorf("list ipsets: %w", err)

@@ -250,21 +250,19 @@ func (s *Socket) receive() (int, error) {
 func (s *Socket) Get(w *Writer, each func(Message)) error { return s.ask(w, unix.NLM_F_ACK, each) }
 
 // Dump requests all objects with the message of w, and calls each with every message of the answer.
-// It returns ErrInterrupted if an object may be missing.
+// It returns ErrInterrupted if an object may be missing. Read is for all who can begin anew.
 func (s *Socket) Dump(w *Writer, each func(Message)) error { return s.ask(w, unix.NLM_F_DUMP, each) }
 
 // Attempts is how often an interrupted dump is attempted.
 const Attempts = 10
 
-// Read is Dump until no object is missing. It calls reset before each attempt, unless it is nil. On
-// a node where others change their objects all the time, every attempt may be interrupted. So two
-// attempts in a row that return the same number of messages count as complete.
+// Read is Dump until no object is missing. It calls reset before each attempt. On a node where
+// others change their objects all the time, every attempt may be interrupted. So two attempts in a
+// row that return the same number of messages count as complete.
 func (s *Socket) Read(w *Writer, reset func(), each func(Message)) error {
 	before := -1
 	for range Attempts {
-		if reset != nil {
-			reset()
-		}
+		reset()
 		returned := 0
 		err := s.Dump(w, func(m Message) {
 			returned++

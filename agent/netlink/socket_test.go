@@ -35,19 +35,15 @@ func address(w *Writer, kind, flags uint16, a netip.Addr) {
 	w.End(at)
 }
 
-// addresses returns the node's IPv4 addresses.
+// addresses returns the node's IPv4 addresses, each with the number of times that it is listed.
 func addresses(t *testing.T, s *Socket) map[netip.Addr]int {
 	t.Helper()
-	w := &Writer{}
-	at := w.Begin(unix.RTM_GETADDR, 0)
-	w.Buf = append(w.Buf, unix.AF_INET, 0, 0, 0, 0, 0, 0, 0)
-	w.End(at)
+	list, err := s.Addresses(unix.AF_INET)
+	require.NoError(t, err)
 	found := map[netip.Addr]int{}
-	require.NoError(t, s.Read(w, func() { clear(found) }, func(m Message) {
-		a, ok := netip.AddrFromSlice(Attribute(m.Attributes(unix.SizeofIfAddrmsg), unix.IFA_LOCAL))
-		require.True(t, ok)
-		found[a]++
-	}))
+	for _, a := range list {
+		found[a.Addr()]++
+	}
 	return found
 }
 

@@ -26,7 +26,7 @@ func requestOf(kind uint16, t Table, nameKind uint16, name string) *netlink.Writ
 	return &m.Writer
 }
 
-// read is netlink.Socket.Read with the attributes of each object. reset may be nil.
+// read is netlink.Socket.Read with the attributes of each object.
 func (c *Conn) read(w *netlink.Writer, reset func(), each func(attributes []byte)) error {
 	return reading(c.Read(w, reset, func(m netlink.Message) { each(m.Attributes(genLen)) }))
 }
@@ -43,7 +43,7 @@ func reading(err error) error {
 // has an owner. A kernel that lacks nf_tables or the family has none.
 func (c *Conn) Tables(f Family) (map[string]uint32, error) {
 	tables := map[string]uint32{}
-	err := c.read(request(unix.NFT_MSG_GETTABLE, f.Number), nil, func(attributes []byte) {
+	err := c.read(request(unix.NFT_MSG_GETTABLE, f.Number), func() { clear(tables) }, func(attributes []byte) {
 		name := netlink.Text(netlink.Attribute(attributes, unix.NFTA_TABLE_NAME))
 		tables[name] = netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_TABLE_FLAGS))
 	})
@@ -66,7 +66,7 @@ type HeldChain struct {
 // Chains returns the chains of a table, by name.
 func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 	chains := map[string]*HeldChain{}
-	err := c.eachChain(t, func(name string, attributes []byte) { chains[name] = &HeldChain{Hook: hookOf(attributes)} })
+	err := c.eachChain(t, func() { clear(chains) }, func(name string, attributes []byte) { chains[name] = &HeldChain{Hook: hookOf(attributes)} })
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +82,10 @@ func (c *Conn) Chains(t Table) (map[string]*HeldChain, error) {
 	return chains, err
 }
 
-// eachChain calls each with the name and the attributes of every chain of a table.
-func (c *Conn) eachChain(t Table, each func(name string, attributes []byte)) error {
-	return c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), nil, func(attributes []byte) {
+// eachChain calls each with the name and the attributes of every chain of a table, after
+// reset. It may begin anew.
+func (c *Conn) eachChain(t Table, reset func(), each func(name string, attributes []byte)) error {
+	return c.read(requestOf(unix.NFT_MSG_GETCHAIN, t, 0, ""), reset, func(attributes []byte) {
 		// The kernel returns the chains of all tables.
 		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_TABLE)) == t.Name {
 			each(netlink.Text(netlink.Attribute(attributes, unix.NFTA_CHAIN_NAME)), attributes)
@@ -111,7 +112,7 @@ type HeldSet []byte
 // Sets returns the sets and maps of a table, by name, without those that belong to a rule.
 func (c *Conn) Sets(t Table) (map[string]HeldSet, error) {
 	sets := map[string]HeldSet{}
-	err := c.read(requestOf(unix.NFT_MSG_GETSET, t, 0, ""), nil, func(attributes []byte) {
+	err := c.read(requestOf(unix.NFT_MSG_GETSET, t, 0, ""), func() { clear(sets) }, func(attributes []byte) {
 		if netlink.BigUint32(netlink.Attribute(attributes, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
 			sets[netlink.Text(netlink.Attribute(attributes, unix.NFTA_SET_NAME))] = bytes.Clone(attributes)
 		}
@@ -234,7 +235,7 @@ func LastHandle(family model.Family, table, chain string) (last uint64, err erro
 		if err != nil {
 			return err
 		}
-		return c.read(requestOf(unix.NFT_MSG_GETRULE, t, unix.NFTA_RULE_CHAIN, chain), nil, func(attributes []byte) {
+		return c.read(requestOf(unix.NFT_MSG_GETRULE, t, unix.NFTA_RULE_CHAIN, chain), func() {}, func(attributes []byte) {
 			if netlink.Text(netlink.Attribute(attributes, unix.NFTA_RULE_CHAIN)) == chain {
 				note(netlink.Attribute(attributes, unix.NFTA_RULE_HANDLE))
 			}

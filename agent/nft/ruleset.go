@@ -127,7 +127,7 @@ func (c *Conn) readTables(families []Family, wanted func(Table) bool) (all []*He
 }
 
 func (c *Conn) readTable(h *Held) error {
-	err := c.eachChain(h.Table, func(name string, attributes []byte) {
+	err := c.eachChain(h.Table, func() { clear(h.Chains) }, func(name string, attributes []byte) {
 		h.Chains[name] = &HeldRules{Hook: hookOf(attributes)}
 		if handle := netlink.Attribute(attributes, unix.NFTA_CHAIN_HANDLE); len(handle) == 8 {
 			h.Chains[name].Handle = binary.BigEndian.Uint64(handle)
@@ -157,7 +157,7 @@ func (c *Conn) readTable(h *Held) error {
 	if err != nil {
 		return err
 	}
-	err = c.read(requestOf(unix.NFT_MSG_GETSET, h.Table, 0, ""), nil, func(attributes []byte) {
+	err = c.read(requestOf(unix.NFT_MSG_GETSET, h.Table, 0, ""), func() { clear(h.Sets) }, func(attributes []byte) {
 		if netlink.Text(netlink.Attribute(attributes, unix.NFTA_SET_TABLE)) != h.Name {
 			return
 		}

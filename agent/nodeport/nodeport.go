@@ -9,8 +9,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 )
 
@@ -23,15 +22,13 @@ func Addresses(node view.Node) ([]netip.Addr, error) {
 
 // Local returns all addresses that this machine has now, ascending, each once.
 func Local() ([]netip.Addr, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netlink.Addresses()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			out = append(out, addr.Unmap())
-		}
+		out = append(out, a.Addr())
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil

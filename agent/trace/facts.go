@@ -30,31 +30,27 @@ var serviceDevices = []string{"slicecast-ipvs0", kubeProxyDevice}
 // ReadFacts reads the addresses of the node in the network namespace of the calling thread.
 func ReadFacts() (Facts, error) {
 	f := Facts{Local: map[netip.Addr]bool{}, interfaces: map[netip.Addr]string{}}
-	links, err := netlink.LinkList()
+	links, err := anetlink.Links()
 	if err != nil {
 		return f, fmt.Errorf("list this machine's interfaces: %w", err)
 	}
 	ofServices := map[int]bool{}
 	for _, l := range links {
-		ofServices[l.Attrs().Index] = slices.Contains(serviceDevices, l.Attrs().Name)
-		f.KubeProxyIPVS = f.KubeProxyIPVS || l.Attrs().Name == kubeProxyDevice
-		f.IPVS = f.IPVS || ofServices[l.Attrs().Index]
+		ofServices[l.Index] = slices.Contains(serviceDevices, l.Name)
+		f.KubeProxyIPVS = f.KubeProxyIPVS || l.Name == kubeProxyDevice
+		f.IPVS = f.IPVS || ofServices[l.Index]
 	}
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := anetlink.Addresses()
 	if err != nil {
 		return f, fmt.Errorf("list this machine's addresses: %w", err)
 	}
 	for _, a := range list {
-		address, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
-		}
-		address = address.Unmap()
+		address := a.Addr()
 		f.Local[address] = true
-		if ofServices[a.LinkIndex] && !address.IsLinkLocalUnicast() {
+		if ofServices[a.Link] && !address.IsLinkLocalUnicast() {
 			f.Services = append(f.Services, address)
 		}
-		if !ofServices[a.LinkIndex] {
+		if !ofServices[a.Link] {
 			f.Addresses = append(f.Addresses, address)
 		}
 	}
@@ -67,7 +63,7 @@ func ReadFacts() (Facts, error) {
 // readForwarding reads which interfaces do not forward what arrives over them. IPv4 has a setting
 // for each (ip_route_input_slow in net/ipv4/route.c). IPv6 has one for all, and since Linux 6.17
 // another one for each that overrides it (ip6_forward in net/ipv6/ip6_output.c).
-func (f *Facts) readForwarding(links []netlink.Link) {
+func (f *Facts) readForwarding(links []anetlink.Link) {
 	is := func(path, value string) bool {
 		b, err := os.ReadFile("/proc/sys/net/" + path)
 		return err == nil && strings.TrimSpace(string(b)) == value
@@ -78,8 +74,8 @@ func (f *Facts) readForwarding(links []netlink.Link) {
 	off := map[model.Family][]string{}
 	on := map[model.Family]int{}
 	for _, l := range links {
-		name := l.Attrs().Name
-		if l.Attrs().Flags&net.FlagLoopback != 0 || slices.Contains(serviceDevices, name) {
+		name := l.Name
+		if l.Flags&net.FlagLoopback != 0 || slices.Contains(serviceDevices, name) {
 			continue
 		}
 		escaped := strings.ReplaceAll(name, ".", "/")
@@ -142,9 +138,13 @@ func StrictInterfaces(source netip.Addr) (settings []string, err error) {
 	if !source.Is4() || expected == "" {
 		return nil, nil // IPv6 has no such setting
 	}
-	links, err := netlink.LinkList()
+	links, err := anetlink.Links()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's interfaces: %w", err)
+	}
+	addresses, err := anetlink.Addresses()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
 	level := func(name string) int {
 		b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
@@ -156,10 +156,11 @@ func StrictInterfaces(source netip.Addr) (settings []string, err error) {
 	}
 	uplinks := map[string]bool{}
 	for _, l := range links {
-		addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
-		isNetwork := slices.ContainsFunc(addresses, func(a netlink.Addr) bool { ones, bits := a.Mask.Size(); return ones < bits })
-		if err == nil && isNetwork && l.Attrs().Flags&net.FlagLoopback == 0 && slices.Contains(uplinkTypes, l.Type()) {
-			uplinks[l.Attrs().Name] = true
+		isNetwork := slices.ContainsFunc(addresses, func(a anetlink.Address) bool {
+			return a.Link == l.Index && a.Addr().Is4() && !a.IsSingleIP()
+		})
+		if isNetwork && l.Flags&net.FlagLoopback == 0 && slices.Contains(uplinkKinds, l.Kind) {
+			uplinks[l.Name] = true
 		}
 	}
 	if !uplinks[expected] {
@@ -174,8 +175,8 @@ func StrictInterfaces(source netip.Addr) (settings []string, err error) {
 	return settings, nil
 }
 
-// uplinkTypes are the types of interfaces by which a node may be connected to others.
-var uplinkTypes = []string{"device", "veth", "vlan", "bond", "team", "macvlan", "ipvlan"}
+// uplinkKinds are the kinds of interfaces by which a node may be connected to others.
+var uplinkKinds = []string{"", "veth", "vlan", "bond", "team", "macvlan", "ipvlan"}
 
 // Read reads the rules of an IP family that the kernel holds, in the network namespace of the
 // calling thread. It uses the programs for saving of both variants of iptables, if they are there.

@@ -121,7 +121,7 @@ func newIPVSBreaker(t *testing.T, s *stage) *ipvsBreaker {
 		if b.device, err = netlink.LinkByName("kube-ipvs0"); err != nil {
 			return err
 		}
-		if b.addresses, err = netlink.AddrList(b.device, unix.AF_INET); err != nil {
+		if b.addresses, err = netlink.AddrList(b.device, unix.AF_INET); err != nil { //nolint:forbidigo // an error ends the test
 			return err
 		}
 		if b.handle, err = ipvs.New(""); err != nil {
@@ -199,7 +199,7 @@ func (b *ipvsBreaker) restore() {
 		}
 	}
 	require.NoError(b, b.stage.node.Do(func() error {
-		held, err := netlink.AddrList(b.device, unix.AF_INET)
+		held, err := netlink.AddrList(b.device, unix.AF_INET) //nolint:forbidigo // an error ends the test
 		for i := range held {
 			err = errors.Join(err, netlink.AddrDel(b.device, &held[i]))
 		}

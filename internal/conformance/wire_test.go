@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -143,14 +144,14 @@ func (w *Wire) tapEdge(s *station) error {
 	}
 	tap := os.NewFile(uintptr(fd), "tap")
 	s.taps = append(s.taps, tap)
-	eth0, err := net.InterfaceByName("eth0")
+	eth0, err := netlink.LinkByName("eth0")
 	if err != nil {
 		return err
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: every, Ifindex: eth0.Index}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: every, Ifindex: eth0.Attrs().Index}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
 	if err := enlarge(fd); err != nil {

@@ -64,12 +64,12 @@ func (h *Host) awaitReady(link netlink.Link) error {
 		return err
 	}
 	return h.await(link, func() error {
-		addrs, err := h.links.AddrList(link, netlink.FAMILY_V6)
+		addrs, err := h.links.AddrList(link, netlink.FAMILY_V6) //nolint:forbidigo // await repeats it
 		if err != nil {
 			return err
 		}
 		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, LinkIndex: link.Attrs().Index}
-		routes, err := h.links.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		routes, err := h.links.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF) //nolint:forbidigo // await repeats it
 		if err != nil {
 			return err
 		}

@@ -195,8 +195,8 @@ func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 			if err != nil && !errors.Is(err, os.ErrNotExist) { // the module is loaded only when it is used
 				return err
 			}
-			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line is the heading
-			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1    // one line is the heading
+			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4) //nolint:forbidigo // this function repeats it
 			if errors.Is(err, netlink.ErrDumpInterrupted) {
 				err = nil // addresses are still changing
 			}

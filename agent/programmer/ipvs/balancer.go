@@ -138,19 +138,24 @@ func (b heldBackend) serves() bool { return b.weight == 1 && !b.altered }
 // readBackends appends the backends of a virtual service. A virtual service that does not exist has
 // none.
 func (b *balancer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
-	read := b.dumpBackends
+	var err error
+	begin := len(to)
+	each := func(held heldBackend) { to = append(to, held) }
 	if k.family == model.IPv4 && entriesKnown {
-		read = b.entries.read
+		err = b.entries.read(k, each)
+	} else {
+		err = b.dumpBackends(k, func() { to = to[:begin] }, each)
 	}
-	if err := read(k, func(held heldBackend) { to = append(to, held) }); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("read the backends of IPVS' virtual service %v: %w", k, err)
 	}
 	return to, nil
 }
 
-// dumpBackends calls each with every backend of a virtual service. It reads them over netlink.
-func (b *balancer) dumpBackends(k serviceKey, each func(heldBackend)) error {
-	return b.commands.Dump(b.askAbout(commandGetBackend, k), func(m netlink.Message) {
+// dumpBackends calls each with every backend of a virtual service, after reset. It reads them over
+// netlink, and may begin anew.
+func (b *balancer) dumpBackends(k serviceKey, reset func(), each func(heldBackend)) error {
+	return b.commands.Read(b.askAbout(commandGetBackend, k), reset, func(m netlink.Message) {
 		held := parseBackend(netlink.Attribute(m.Attributes(genericHeader), attrBackend), k.family)
 		if held.address.IsValid() {
 			each(held)

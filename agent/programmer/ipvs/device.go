@@ -141,7 +141,7 @@ func (d *device) kubeProxys() int {
 // read returns the node's addresses of an IP family: those of the device, except the link-local one
 // that the kernel gives each device, and those of devices that do not hold addresses of Services.
 func (d *device) read(family model.Family) (own, elsewhere map[netip.Addr]bool, err error) {
-	list, err := d.list(netlink.Domain(family))
+	list, err := d.addresses.Addresses(netlink.Domain(family))
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
@@ -149,50 +149,13 @@ func (d *device) read(family model.Family) (own, elsewhere map[netip.Addr]bool, 
 	kubeProxys := d.kubeProxys()
 	for _, a := range list {
 		switch {
-		case a.device == d.index() && !a.IsLinkLocalUnicast():
-			own[a.Addr] = true
-		case a.device != d.index() && a.device != kubeProxys:
-			elsewhere[a.Addr] = true
+		case a.Link == d.index() && !a.Addr().IsLinkLocalUnicast():
+			own[a.Addr()] = true
+		case a.Link != d.index() && a.Link != kubeProxys:
+			elsewhere[a.Addr()] = true
 		}
 	}
 	return own, elsewhere, nil
-}
-
-// deviceAddress is an address of a device.
-type deviceAddress struct {
-	netip.Addr
-	device int // index of the device
-}
-
-// list returns the addresses of a domain that any device has. AF_UNSPEC stands for both IP
-// families.
-func (d *device) list(domain byte) (list []deviceAddress, err error) {
-	d.requests.Buf = d.requests.Buf[:0]
-	at := d.requests.Begin(unix.RTM_GETADDR, 0) // for all devices
-	d.requests.Buf = append(append(d.requests.Buf, domain), make([]byte, unix.SizeofIfAddrmsg-1)...)
-	d.requests.End(at)
-	err = d.addresses.Read(&d.requests, func() { list = list[:0] }, func(m netlink.Message) {
-		if a := parseAddress(m); a.IsValid() {
-			list = append(list, a)
-		}
-	})
-	return list, err
-}
-
-// parseAddress parses a message about an address. The result is not valid if the address belongs to
-// neither IP family.
-func parseAddress(m netlink.Message) (a deviceAddress) {
-	if len(m.Body) < unix.SizeofIfAddrmsg || m.Body[0] != unix.AF_INET && m.Body[0] != unix.AF_INET6 {
-		return a
-	}
-	a.device = int(netlink.Uint32(m.Body[4:8]))
-	for kind, value := range netlink.Attributes(m.Attributes(unix.SizeofIfAddrmsg)) {
-		// On a point-to-point device, IFA_ADDRESS is the address of the other end.
-		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !a.IsValid() {
-			a.Addr, _ = netip.AddrFromSlice(value)
-		}
-	}
-	return a
 }
 
 // nodePortAddresses returns the addresses in own that have NodePorts, in ascending order.

@@ -113,12 +113,12 @@ func (m *machine) kubeProxyServices() (theirs []serviceKey, err error) {
 		return nil, err
 	}
 	if link != nil {
-		list, err := m.device.list(unix.AF_UNSPEC)
+		list, err := m.device.addresses.Addresses(unix.AF_UNSPEC)
 		if err != nil {
 			return nil, fmt.Errorf("read the addresses of %s: %w", KubeProxyDevice, err)
 		}
 		for _, a := range list {
-			addresses[a.Addr] = addresses[a.Addr] || a.device == link.Attrs().Index
+			addresses[a.Addr()] = addresses[a.Addr()] || a.Link == link.Attrs().Index
 		}
 	}
 	nodePorts := map[serviceKey]bool{} // with protocol and port only

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -182,24 +183,21 @@ func (d *device) removeRoute(r *vnetlink.Route) error {
 // localRoutes returns the routes of a protocol by which the device's addresses of an IP family are
 // the node's.
 func (d *device) localRoutes(family model.Family, protocol vnetlink.RouteProtocol) ([]*vnetlink.Route, error) {
-	const by = vnetlink.RT_FILTER_OIF | vnetlink.RT_FILTER_TABLE | vnetlink.RT_FILTER_TYPE | vnetlink.RT_FILTER_PROTOCOL
-	local := vnetlink.Route{LinkIndex: d.index(), Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
-	held, err := d.links.RouteListFiltered(int(netlink.Domain(family)), &local, by)
-	for i := 1; errors.Is(err, vnetlink.ErrDumpInterrupted) && i < netlink.Attempts; i++ {
-		held, err = d.links.RouteListFiltered(int(netlink.Domain(family)), &local, by)
-	}
+	held, err := d.addresses.Routes(family)
 	if err != nil {
 		return nil, fmt.Errorf("read the %v routes of %s: %w", family, d.link.Attrs().Name, err)
 	}
-	local.Scope = vnetlink.SCOPE_HOST
 	var routes []*vnetlink.Route
 	for _, r := range held {
-		if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
+		isOurs := r.Link == d.index() && r.Table == unix.RT_TABLE_LOCAL && r.Type == unix.RTN_LOCAL && r.Protocol == byte(protocol)
+		to := r.Destination.Addr()
+		if !isOurs || !to.IsValid() || to.IsLinkLocalUnicast() {
 			continue // a link-local address belongs to the kernel
 		}
-		route := local
-		route.Dst, route.Src = r.Dst, r.Src
-		routes = append(routes, &route)
+		routes = append(routes, &vnetlink.Route{
+			LinkIndex: r.Link, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol, Scope: vnetlink.SCOPE_HOST,
+			Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(r.Destination.Bits(), to.BitLen())}, Src: r.Source.AsSlice(),
+		})
 	}
 	return routes, nil
 }

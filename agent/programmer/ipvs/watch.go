@@ -200,12 +200,12 @@ func (p *Programmer) concerns(m netlink.Message) bool {
 	case unix.RTM_NEWLINK:
 		return len(m.Body) >= unix.SizeofIfInfomsg && int(netlink.Uint32(m.Body[4:8])) == p.device.index()
 	case unix.RTM_DELADDR, unix.RTM_NEWADDR:
-		a := parseAddress(m)
-		f := p.family(model.FamilyOf(a.Addr))
-		if !a.IsValid() || f == nil || !f.known || a.device == p.device.index() && m.Kind == unix.RTM_NEWADDR {
+		a, ok := netlink.AddressOf(m)
+		f := p.family(model.FamilyOf(a.Addr()))
+		if !ok || f == nil || !f.known || a.Link == p.device.index() && m.Kind == unix.RTM_NEWADDR {
 			return false
 		}
-		return f.shared[elementKey{setAddresses, addressKey(a.Addr)}] > 0 || hasNodePorts(f.layout.node, a.Addr)
+		return f.shared[elementKey{setAddresses, addressKey(a.Addr())}] > 0 || hasNodePorts(f.layout.node, a.Addr())
 	}
 	return false
 }

@@ -1,0 +1,93 @@
+// These tests prove that interfaces, addresses and routes are read as the kernel has them, and that
+// a list that was interrupted is read again.
+package netlink
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestLists(t *testing.T) {
+	t.Parallel()
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	for _, args := range [][]string{
+		{"link", "add", "veth1", "mtu", "1400", "type", "veth", "peer", "name", "veth2"},
+		{"link", "set", "veth2", "up"},
+		{"link", "set", "veth1", "up"},
+		{"address", "add", "192.0.2.1", "peer", "192.0.2.2/30", "dev", "veth1"},
+		{"-6", "address", "add", "2001:db8::1/64", "dev", "veth1", "nodad"},
+		{"route", "add", "198.51.100.0/24", "dev", "veth1", "src", "192.0.2.1", "proto", "static"},
+		{"-6", "route", "add", "2001:db8:1::/48", "dev", "veth1", "proto", "static"},
+	} {
+		_, err := host.Run(t.Context(), "ip", args...)
+		require.NoError(t, err)
+	}
+	var links []Link
+	var addresses []Address
+	require.NoError(t, host.Do(func() (err error) {
+		if links, err = Links(); err != nil {
+			return err
+		}
+		addresses, err = Addresses()
+		return err
+	}))
+	index := 0
+	byName := map[string]Link{}
+	for _, l := range links {
+		byName[l.Name] = l
+		if l.Name == "veth1" {
+			index = l.Index
+		}
+	}
+	require.Equal(t, Link{index, 1400, "veth1", "veth", net.FlagUp | net.FlagBroadcast | net.FlagMulticast | net.FlagRunning}, byName["veth1"])
+	require.Equal(t, Link{1, 65536, "lo", "", net.FlagUp | net.FlagLoopback | net.FlagRunning}, byName["lo"])
+	require.Contains(t, addresses, Address{netip.MustParsePrefix("192.0.2.1/30"), index})
+	require.Contains(t, addresses, Address{netip.MustParsePrefix("2001:db8::1/64"), index})
+	require.Contains(t, addresses, Address{netip.MustParsePrefix("127.0.0.1/8"), 1})
+
+	s := open(t, host, unix.NETLINK_ROUTE)
+	one, err := s.Addresses(unix.AF_INET6)
+	require.NoError(t, err)
+	require.Contains(t, one, Address{netip.MustParsePrefix("2001:db8::1/64"), index})
+	require.NotContains(t, one, Address{netip.MustParsePrefix("127.0.0.1/8"), 1})
+	routes, err := s.Routes(model.IPv4)
+	require.NoError(t, err)
+	source := netip.MustParseAddr("192.0.2.1")
+	require.Contains(t, routes, Route{netip.MustParsePrefix("198.51.100.0/24"), source, index, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST})
+	require.Contains(t, routes, Route{netip.MustParsePrefix("192.0.2.1/32"), source, index, unix.RT_TABLE_LOCAL, unix.RTPROT_KERNEL, unix.RTN_LOCAL})
+	routes, err = s.Routes(model.IPv6)
+	require.NoError(t, err)
+	require.Contains(t, routes, Route{netip.MustParsePrefix("2001:db8:1::/48"), netip.Addr{}, index, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST})
+}
+
+// TestInterruptedLists asserts that what an interrupted attempt returned does not remain, and that
+// messages that are too short are left out.
+func TestInterruptedLists(t *testing.T) {
+	t.Parallel()
+	message := func(seq uint32, flags uint16, last byte) []byte {
+		w := &Writer{}
+		at := w.Begin(unix.RTM_NEWADDR, flags)
+		binary.NativeEndian.PutUint32(w.Buf[at+8:], seq)
+		w.Buf = append(w.Buf, unix.AF_INET, 24, 0, 0, 7, 0, 0, 0)
+		binary.NativeEndian.PutUint32(w.Buf[len(w.Buf)-4:], 7)
+		w.Bytes(unix.IFA_LOCAL, []byte{192, 0, 2, last})
+		w.End(at)
+		return w.Buf
+	}
+	s, kernel := newKernel(t)
+	require.NoError(t, unix.Send(kernel.fd, message(1, unix.NLM_F_DUMP_INTR, 1), 0))
+	kernel.answer(1, 2, 0, 0) // two short messages and the end
+	require.NoError(t, unix.Send(kernel.fd, message(2, 0, 2), 0))
+	kernel.answer(2, 0, 0, 0)
+	list, err := s.Addresses(unix.AF_INET)
+	require.NoError(t, err)
+	require.Equal(t, []Address{{netip.MustParsePrefix("192.0.2.2/24"), 7}}, list)
+}
