@@ -120,8 +120,8 @@ func TestMetricsRequireARole(t *testing.T) {
 }
 
 // TestMetricsByToken checks that an agent without certificates shows its metrics to the
-// ServiceAccounts that it is told of, asks the API server once for many scrapes, and asks it nothing
-// about the tokens of others.
+// ServiceAccounts that it is told of, asks the API server once for many scrapes, and asks it
+// nothing about the tokens of others.
 func TestMetricsByToken(t *testing.T) {
 	cluster := controlplane.Start(t, controlplane.Options{})
 	namespace, client := cluster.Namespace(t), cluster.Client()

@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/kubeproxy"
 	"github.com/slicecast/slicecast/agent/verify"
@@ -18,9 +22,16 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 	// Without rules of its own, there is nothing that a kube-proxy could interfere with.
 	expected := a.options.kubeProxyExpected() || a.options.programsNothing()
 	var detector kubeproxy.Detector
+	var seen routes
 	return func(ctx context.Context) map[pb.NodeWarning]string {
 		out := make(map[pb.NodeWarning]string)
-		unrecognized := options.UnrecognizedPods(a.cache.Node(), a.localEndpoints())
+		node := a.cache.Node()
+		if next, err := readRoutes(node); err == nil {
+			seen = next
+		} else {
+			a.logger.Debug("Cannot read the routes to pods", "err", err)
+		}
+		unrecognized := options.UnrecognizedPods(node, a.localPods(seen))
 		for family, w := range map[model.Family]pb.NodeWarning{
 			model.IPv4: pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4, model.IPv6: pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV6,
 		} {
@@ -47,18 +58,107 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 	}
 }
 
-// localEndpoints yields the addresses of the endpoints on this node.
-func (a *agent) localEndpoints() iter.Seq[netip.Addr] {
+// localPods yields the addresses of the endpoints that EndpointSlices have on this node, and that
+// are pods by the kernel's routes. Whoever may write an EndpointSlice can name any node and
+// address.
+func (a *agent) localPods(by routes) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, key := range a.cache.Services() {
 			_, list := a.cache.Service(key)
 			for _, slice := range list {
 				for i := range slice.Endpoints {
-					if e := &slice.Endpoints[i]; e.NodeName == a.options.NodeName && !yield(e.Address) {
+					e := &slice.Endpoints[i]
+					if e.NodeName == a.options.NodeName && by.isPod(e.Address) && !yield(e.Address) {
 						return
 					}
 				}
 			}
 		}
 	}
+}
+
+// routes are the routes of a machine by their destination, and whether pods of it are there.
+type routes struct {
+	pods map[netip.Prefix]bool
+	bits []int // the lengths of these prefixes, longest first
+}
+
+// isPod reports whether the most specific route to an address leads to pods.
+func (r routes) isPod(a netip.Addr) bool {
+	for _, bits := range r.bits {
+		if p, err := a.Prefix(bits); err == nil {
+			if is, ok := r.pods[p]; ok {
+				return is
+			}
+		}
+	}
+	return false
+}
+
+// readRoutes reads the routes of this machine. The Node says which interface is not for pods.
+func readRoutes(n *model.Node) (routes, error) {
+	list, err := netlink.RouteList(nil, netlink.FAMILY_ALL) // of the main table
+	if err != nil {
+		return routes{}, fmt.Errorf("list this machine's routes: %w", err)
+	}
+	held, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return routes{}, fmt.Errorf("list this machine's addresses: %w", err)
+	}
+	return newRoutes(list, held, n), nil
+}
+
+// newRoutes returns the routes in list, of a machine that has the addresses held. A route leads to
+// pods if it has no gateway, or one of the machine's own addresses as the gateway, and if its
+// interface is neither that of a default route nor one with an address of the Node.
+func newRoutes(list []netlink.Route, held []netlink.Addr, n *model.Node) routes {
+	out := routes{pods: make(map[netip.Prefix]bool)}
+	own, uplinks := make(map[netip.Addr]bool), make(map[int]bool)
+	for _, a := range held {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		own[ip] = ok
+		if n != nil && slices.Contains(n.InternalIPs, ip) {
+			uplinks[a.LinkIndex] = true
+		}
+	}
+	for i := range list {
+		if p, ok := destination(&list[i]); ok && p.Bits() == 0 {
+			uplinks[list[i].LinkIndex] = true
+			for _, hop := range list[i].MultiPath {
+				uplinks[hop.LinkIndex] = true
+			}
+		}
+	}
+	for i := range list {
+		r := &list[i]
+		p, ok := destination(r)
+		if !ok {
+			continue
+		}
+		gateway, far := netip.AddrFromSlice(r.Gw)
+		direct := r.Type == unix.RTN_UNICAST && len(r.MultiPath) == 0 && r.Via == nil && (!far || own[gateway.Unmap()])
+		// Of several routes to one destination, any could be used.
+		before, again := out.pods[p]
+		out.pods[p] = direct && !uplinks[r.LinkIndex] && (before || !again)
+		if !slices.Contains(out.bits, p.Bits()) {
+			out.bits = append(out.bits, p.Bits())
+		}
+	}
+	slices.SortFunc(out.bits, func(a, b int) int { return b - a })
+	return out
+}
+
+// destination returns the prefix that a route leads to.
+func destination(r *netlink.Route) (netip.Prefix, bool) {
+	if r.Dst == nil { // a default route
+		if r.Family == netlink.FAMILY_V6 {
+			return netip.PrefixFrom(netip.IPv6Unspecified(), 0), true
+		}
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0), true
+	}
+	a, ok := netip.AddrFromSlice(r.Dst.IP)
+	ones, bits := r.Dst.Mask.Size()
+	a = a.Unmap()
+	return netip.PrefixFrom(a, ones), ok && bits == a.BitLen()
 }

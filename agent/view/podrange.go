@@ -11,14 +11,13 @@ import (
 )
 
 // UnrecognizedPods says for each IP family in which DetectLocal does not recognize pods of the Node
-// by their addresses which pods these are, and what to do. local are the addresses of all endpoints
-// on the Node, in any order and of any family; it is read only if the Node's podCIDRs do not
-// answer.
+// by their addresses which pods these are, and what to do. local are the addresses of pods on the
+// Node, in any order and of any family; it is read only if the Node's podCIDRs do not answer.
 //
 //   - The Node's podCIDRs must be in the range of pods. They do not count if pods are in the range,
 //     but not in the podCIDRs. The network then has address management of its own.
-//   - If the Node has no podCIDRs, no endpoint may be outside of the range. Endpoints with an
-//     address of the Node are in its network and do not count.
+//   - If the Node has no podCIDRs, no pod may be outside of the range. Pods with an address of the
+//     Node are in its network and do not count.
 //
 // Modes that recognize pods by interfaces have nothing to check. Nor has ByClusterCIDR without any
 // ClusterCIDRs, which recognizes no pods on purpose.

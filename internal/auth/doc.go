@@ -10,8 +10,9 @@
 //   - A ServiceAccount token that the API server reviews. The token of an agent's ServiceAccount is
 //     bound to a Pod, whose node the API server names. The token of a relay's ServiceAccount is a
 //     relay. An agent has a list of ServiceAccounts that are observers, and refuses the tokens of
-//     all others by itself. At a server, any other ServiceAccount is an observer for the requests that the API server allows
-//     it, by RBAC for their paths: a call of gRPC is a POST request for the path of its method.
+//     all others by itself. At a server, any other ServiceAccount is an observer for the requests
+//     that the API server allows it, by RBAC for their paths: a call of gRPC is a POST request for
+//     the path of its method.
 //   - The listener. The debug socket can only be opened by the server's own user. A plaintext
 //     listener was configured to ask for no credentials. Callers on either are operators.
 //

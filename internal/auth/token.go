@@ -50,15 +50,16 @@ const (
 // These are the limits on TokenReviews that the server requests, per second and at once.
 const (
 	// reviewsOfKnown is the budget of all relays, of all nodes that have a Node, and of the
-	// servers' namespace, unless the options say otherwise. It lets 5000 reconnecting nodes back within half a minute.
+	// servers' namespace, unless the options say otherwise. It lets 5000 reconnecting nodes back
+	// within half a minute.
 	reviewsOfKnown      = 200
 	reviewsOfKnownBurst = 400
 	// reviewsOfUnknown is the budget of all nodes without a Node in the store: the server has not
 	// synced yet, or the Node is gone.
 	reviewsOfUnknown      = 50
 	reviewsOfUnknownBurst = 200
-	// reviewsOfOne is the share of one node or relay, unless the options say otherwise. A node needs a review for each new token, and
-	// again after verdictLife.
+	// reviewsOfOne is the share of one node or relay, unless the options say otherwise. A node
+	// needs a review for each new token, and again after verdictLife.
 	reviewsOfOne      = 1
 	reviewsOfOneBurst = 10
 	// shares is how many nodes' and relays' shares are kept.
@@ -176,8 +177,8 @@ func newReviewsCounter(r prometheus.Registerer, program string) *prometheus.Coun
 	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: program, Name: "token_reviews_total",
 		Help: "Number of TokenReviews that were requested from the API server, by budget: known (of relays, of " +
-			"nodes that have a Node, of the servers' own namespace, and of those who may read an agent's metrics), unknown (of other nodes) or others (of other " +
-			"ServiceAccounts). A SubjectAccessReview may follow each review of what is neither an agent nor a relay.",
+			"nodes that have a Node, and of the servers' own namespace), unknown (of other nodes) or others (of other " +
+			"ServiceAccounts). For an agent's metrics, all are known. A SubjectAccessReview may follow each review of what is neither an agent nor a relay.",
 	}, []string{"budget"})
 	for _, budget := range []string{budgetKnown, budgetUnknown, budgetOthers} {
 		v.WithLabelValues(budget)

@@ -1,5 +1,5 @@
-// These tests prove that docs/security.md names only tests and constants that exist, and covers each
-// bound that internal/hostile tests, and that no share is as large as its budget.
+// These tests prove that docs/security.md names only tests and constants that exist, and covers
+// each bound that internal/hostile tests, and that no share is as large as its budget.
 package deptest
 
 import (
@@ -136,9 +136,9 @@ var alone = map[string]string{
 	"page.lookupBurst":    "only observers and operators ask, and answers are short",
 }
 
-// TestSharesAreBelowTheirBudgets requires that each share in docs/security.md is at most half of its
-// budget, that each limit with a number at once is in that table or alone, and that a port never
-// gives one address more than half of its places.
+// TestSharesAreBelowTheirBudgets requires that each share in docs/security.md is at most half of
+// its budget, and that each limit with a number at once is in that table or alone. It also requires
+// that a port never gives one address more than half of its places.
 func TestSharesAreBelowTheirBudgets(t *testing.T) {
 	values := constants(t)
 	content, err := os.ReadFile(filepath.Join(root, "docs/security.md"))

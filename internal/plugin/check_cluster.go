@@ -329,7 +329,8 @@ func (c *cluster) checkPodRanges(ctx context.Context, out *checks) {
 }
 
 // checkPorts looks for Pods that have the ports of agents on their nodes. It looks at all Pods in
-// the network of their nodes, and at the DaemonSets whose Pods are in another one.
+// the network of their nodes, and at the DaemonSets whose Pods are in another one. A DaemonSet
+// counts if Pods of its present template were admitted: anybody may write one whose Pods are not.
 func (c *cluster) checkPorts(out *checks) {
 	out.begin("ports", "deploy/README.md#ports")
 	for _, err := range []error{c.hostErr, c.setsErr} {
@@ -357,10 +358,14 @@ func (c *cluster) checkPorts(out *checks) {
 		}
 	}
 	for i := range c.host {
+		if phase := c.host[i].Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
+			continue
+		}
 		look(c.host[i].Namespace+"/"+c.host[i].Name, &c.host[i].Spec, isKubeProxy(c.host[i].Labels))
 	}
 	for i := range c.sets {
-		if set := &c.sets[i]; !set.Spec.Template.Spec.HostNetwork {
+		if set := &c.sets[i]; !set.Spec.Template.Spec.HostNetwork && set.Status.UpdatedNumberScheduled > 0 &&
+			set.Status.ObservedGeneration == set.Generation {
 			look(set.Namespace+"/"+set.Name, &set.Spec.Template.Spec, false)
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -18,8 +18,8 @@ func isKubeProxy(labels map[string]string) bool {
 	return labels["k8s-app"] == "kube-proxy" || labels["component"] == "kube-proxy"
 }
 
-// otherProxies are DaemonSets that may serve Services, by their label k8s-app, with what to do so
-// that no node is without a proxy meanwhile.
+// otherProxies may serve Services. They are known by the label k8s-app of their Pods, with what to
+// do so that no node is without a proxy meanwhile.
 var otherProxies = map[string]string{
 	"cilium":      "once agents have programmed its nodes, set kubeProxyReplacement: false in Cilium; or do without Slicecast",
 	"kube-router": "once agents have programmed its nodes, set its --run-service-proxy=false; or do without Slicecast",
@@ -29,7 +29,9 @@ var otherProxies = map[string]string{
 const removeKubeProxy = "once the agents have programmed these nodes, keep kube-proxy off them and remove its rules; " +
 	"if it is meant to serve other Services there, set besideKubeProxy"
 
-// checkProxies looks for other Service proxies. nodes are those of the agents; nil means that
+// checkProxies looks for other Service proxies: Pods that run in the network of their nodes. Nobody
+// who may not act as a node has such Pods, but every tenant can write DaemonSets with any labels.
+// nodes are those of the agents; nil means that
 // Slicecast is not installed yet.
 func (c *cluster) checkProxies(ctx context.Context, out *checks, nodes *nodesReport) {
 	out.begin("other proxies", "deploy/README.md#3-remove-kube-proxy")
@@ -49,37 +51,44 @@ func (c *cluster) checkProxies(ctx context.Context, out *checks, nodes *nodesRep
 	for i := range c.host {
 		p := &c.host[i]
 		switch {
-		case !isKubeProxy(p.Labels) || p.Status.Phase != corev1.PodRunning:
+		case p.Status.Phase != corev1.PodRunning || !isKubeProxy(p.Labels):
 		case nodes == nil:
 			out.bad(warning, p.Spec.NodeName, "a kube-proxy runs", "nothing now; when agents have programmed the nodes, remove it")
 		default:
 			settings.checkKubeProxy(ctx, p.Spec.NodeName, of[p.Spec.NodeName], nodes, out)
 		}
 	}
-	if c.setsErr != nil {
-		out.unknown("", c.setsErr)
-		return
-	}
-	for _, set := range c.sets {
-		what := set.Labels["k8s-app"]
-		do, ok := otherProxies[what]
-		if !ok {
-			continue
-		}
-		serves, err := c.serves(ctx, &set)
-		switch {
-		case err != nil:
-			out.unknown(set.Namespace+"/"+set.Name, err)
-			return
-		case serves && nodes != nil && !settings.anyServesAll(ctx, nodes):
-			out.ok(set.Namespace+"/"+set.Name, "%s serves Services, and no agent programs the same", what)
-		case serves:
-			out.bad(failed, set.Namespace+"/"+set.Name, what+" serves Services, too", do)
-		}
-	}
+	c.checkOtherProxies(ctx, settings, nodes, out)
 	if len(out.list) == before {
 		// A kube-proxy outside of Pods is known to the agents, which warn of it.
 		out.ok("", "no Pod of kube-proxy runs, and neither Cilium nor kube-router serves Services; no others were looked for")
+	}
+}
+
+// checkOtherProxies judges each proxy of otherProxies by one of its Pods.
+func (c *cluster) checkOtherProxies(ctx context.Context, settings settingsReader, nodes *nodesReport, out *checks) {
+	judged := make(map[string]bool)
+	for i := range c.host {
+		p := &c.host[i]
+		what := p.Labels["k8s-app"]
+		do, ok := otherProxies[what]
+		name := p.Namespace + "/" + p.Name
+		if owner := metav1.GetControllerOf(p); owner != nil {
+			name = p.Namespace + "/" + owner.Name
+		}
+		if !ok || p.Status.Phase != corev1.PodRunning || judged[name] {
+			continue
+		}
+		judged[name] = true
+		serves, err := c.serves(ctx, what, p)
+		switch {
+		case err != nil:
+			out.unknown(name, err)
+		case serves && nodes != nil && !settings.anyServesAll(ctx, nodes):
+			out.ok(name, "%s serves Services, and no agent programs the same", what)
+		case serves:
+			out.bad(failed, name, what+" serves Services, too", do)
+		}
 	}
 }
 
@@ -146,17 +155,17 @@ func (r settingsReader) anyServesAll(ctx context.Context, nodes *nodesReport) bo
 	})
 }
 
-// serves reports whether a DaemonSet of otherProxies serves Services, according to its settings.
-func (c *cluster) serves(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
-	if set.Labels["k8s-app"] == "cilium" {
-		config, err := c.fleet.ConfigMap(ctx, set.Namespace, "cilium-config")
+// serves reports whether one of otherProxies serves Services, by the settings of a Pod of it.
+func (c *cluster) serves(ctx context.Context, what string, p *corev1.Pod) (bool, error) {
+	if what == "cilium" {
+		config, err := c.fleet.ConfigMap(ctx, p.Namespace, "cilium-config")
 		if err != nil {
 			return false, err
 		}
 		// Before Cilium 1.16, there were strict, partial, probe and disabled.
 		return slices.Contains([]string{"true", "strict", "partial", "probe"}, config.Data["kube-proxy-replacement"]), nil
 	}
-	return !slices.ContainsFunc(set.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+	return !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
 		return slices.Contains(slices.Concat(c.Command, c.Args), "--run-service-proxy=false")
 	}), nil
 }

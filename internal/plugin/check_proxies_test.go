@@ -144,27 +144,58 @@ func renamed(change func(*corev1.Pod)) func(*corev1.Pod) {
 }
 
 // TestCheckOfOtherProxies checks that another proxy is a failure only if an agent may program the
-// same Services.
+// same Services, and that only Pods that run in the network of their nodes are evidence of one.
 func TestCheckOfOtherProxies(t *testing.T) {
-	router := appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-router", Labels: map[string]string{"k8s-app": "kube-router"}}}
+	pod := func(namespace, app string, phase corev1.PodPhase, args ...string) corev1.Pod {
+		return corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: app + "-x", Labels: map[string]string{"k8s-app": app},
+				OwnerReferences: []metav1.OwnerReference{{Name: app, Controller: new(true)}},
+			},
+			Spec:   corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Args: args}}},
+			Status: corev1.PodStatus{Phase: phase},
+		}
+	}
+	router := pod("kube-system", "kube-router", corev1.PodRunning)
+	set := func(app string) appsv1.DaemonSet {
+		return appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: app, Labels: map[string]string{"k8s-app": app}}}
+	}
+	tenants := []appsv1.DaemonSet{set("cilium"), set("kube-router")}
 	shadow := node{Node: "a", State: programmed, agent: &pb.AgentStatus{Programmer: "shadow"}}
 	programs := node{Node: "b", State: programmed, agent: &pb.AgentStatus{Programmer: "nftables"}}
+	agents := &nodesReport{nodes: []node{shadow, programs}}
 	for name, test := range map[string]struct {
 		nodes *nodesReport
+		host  []corev1.Pod
 		want  string
 	}{
-		"before the installation":    {nil, failed},
-		"shadows only":               {&nodesReport{nodes: []node{shadow}}, passed},
-		"an agent that programs":     {&nodesReport{nodes: []node{shadow, programs}}, failed},
-		"the nodes of a relay":       {&nodesReport{relays: []node{{}}}, failed},
-		"agents that are not listed": {&nodesReport{agentsErr: errors.New("forbidden")}, failed},
+		"before the installation":    {nil, []corev1.Pod{router, router}, failed},
+		"shadows only":               {&nodesReport{nodes: []node{shadow}}, []corev1.Pod{router}, passed},
+		"an agent that programs":     {agents, []corev1.Pod{router}, failed},
+		"the nodes of a relay":       {&nodesReport{relays: []node{{}}}, []corev1.Pod{router}, failed},
+		"agents that are not listed": {&nodesReport{agentsErr: errors.New("forbidden")}, []corev1.Pod{router}, failed},
+		"DaemonSets of tenants":      {agents, nil, passed},
+		"a Pod that does not run":    {agents, []corev1.Pod{pod("tenant", "kube-router", corev1.PodPending)}, passed},
+		"a router without a proxy":   {agents, []corev1.Pod{pod("kube-system", "kube-router", corev1.PodRunning, "--run-service-proxy=false")}, passed},
 	} {
 		out := &checks{}
-		(&cluster{sets: []appsv1.DaemonSet{router}}).checkProxies(t.Context(), out, test.nodes)
+		(&cluster{host: test.host, sets: tenants}).checkProxies(t.Context(), out, test.nodes)
 		require.Len(t, out.list, 1, name)
 		require.Equal(t, test.want, out.list[0].Result, name)
 		if test.want == failed {
 			require.Contains(t, out.list[0].Do, "once agents have programmed its nodes", name)
+			require.Equal(t, "kube-system/kube-router", out.list[0].Subject, name)
 		}
 	}
+}
+
+// TestUnknownProxyHidesNoOther checks that a proxy whose settings cannot be read is not the end of
+// the check.
+func TestUnknownProxyHidesNoOther(t *testing.T) {
+	e := newEnvironment(t)
+	e.hostPod("a-cilium", "node-0", 1, map[string]string{"k8s-app": "cilium"}) // has no ConfigMap
+	e.hostPod("kube-router", "node-0", 2, map[string]string{"k8s-app": "kube-router"})
+	r := runAs(t.Context(), plane.Kubeconfig(t, plane.AdminConfig()), "check", "--pre")
+	require.Regexp(t, `NOT CHECKED: other proxies: slicecast-agents/a-cilium: .*cilium-config`, r.out)
+	require.Contains(t, r.out, "FAILED: other proxies: slicecast-agents/kube-router: kube-router serves Services, too")
 }

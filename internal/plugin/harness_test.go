@@ -315,11 +315,12 @@ func (e *environment) hostPod(name, node string, port int32, labels map[string]s
 }
 
 // hostPortSet creates a DaemonSet whose Pods have a network of their own, and a port of their node.
-func (e *environment) hostPortSet(name string, port int32) {
+// So many of them were admitted.
+func (e *environment) hostPortSet(name string, port, admitted int32) {
 	e.Helper()
 	labels := map[string]string{"app": name}
 	sets := plane.Client().AppsV1().DaemonSets(agentNamespace)
-	_, err := sets.Create(e.Context(), &appsv1.DaemonSet{
+	set, err := sets.Create(e.Context(), &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -330,6 +331,9 @@ func (e *environment) hostPortSet(name string, port int32) {
 	}, metav1.CreateOptions{})
 	require.NoError(e, err)
 	e.Cleanup(func() { require.NoError(e, sets.Delete(context.Background(), name, metav1.DeleteOptions{})) })
+	set.Status.UpdatedNumberScheduled, set.Status.ObservedGeneration = admitted, set.Generation
+	_, err = sets.UpdateStatus(e.Context(), set, metav1.UpdateOptions{})
+	require.NoError(e, err)
 }
 
 // connect connects the agent in a Pod to a server, for an audience, and waits until it is in sync.
