@@ -40,19 +40,23 @@ func Cleanup(ctx context.Context) error {
 const nftablesTable = "kube-proxy"
 
 func cleanupNFTables() error {
+	return withNFTables(func(conn *nft.Conn, family model.Family) error {
+		if err := conn.RemoveTable(nft.Table{Family: nft.FamilyOf(family), Name: nftablesTable}); err != nil {
+			return fmt.Errorf("remove the %v nftables table %s: %w", family, nftablesTable, err)
+		}
+		return nil
+	})
+}
+
+// withNFTables calls remove for each IP family, if the kernel has nftables.
+func withNFTables(remove func(*nft.Conn, model.Family) error) error {
 	conn, err := nft.Dial()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil // the kernel has no nftables
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("open a socket for nftables: %w", err)
 	}
 	defer conn.Close()
-	var errs []error
-	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		if err := conn.RemoveTable(nft.Table{Family: nft.FamilyOf(family), Name: nftablesTable}); err != nil {
-			errs = append(errs, fmt.Errorf("remove the %v nftables table %s: %w", family, nftablesTable, err))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(remove(conn, model.IPv4), remove(conn, model.IPv6))
 }

@@ -1,11 +1,9 @@
 package kubeproxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -30,7 +28,7 @@ type Detector struct {
 // Find describes a kube-proxy that programs this network namespace, or returns "" if it finds none.
 // An error means that some rules could not be read. The rest of the answer holds.
 func (d *Detector) Find(ctx context.Context) (where string, err error) {
-	now, err := look(ctx)
+	now, err := look()
 	if err != nil {
 		return Running(ctx), err
 	}
@@ -79,7 +77,7 @@ const (
 )
 
 // look returns kube-proxy's traces in this network namespace.
-func look(ctx context.Context) (traces, error) {
+func look() (traces, error) {
 	found := make(traces)
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
@@ -90,7 +88,7 @@ func look(ctx context.Context) (traces, error) {
 				found[fmt.Sprintf("the %v chain %s in table %s", family, chain, table)] = mark
 			}
 		}
-		has, err := hasLegacyCanary(ctx, family)
+		has, err := hasLegacyCanary(family)
 		errs = append(errs, err)
 		if has {
 			found[fmt.Sprintf("the %v chain %s of legacy iptables", family, legacyCanary)] = 1
@@ -101,19 +99,7 @@ func look(ctx context.Context) (traces, error) {
 
 // hasLegacyCanary reports whether the legacy variant of iptables has kube-proxy's canary. It is in
 // mangle, which is mostly small.
-func hasLegacyCanary(ctx context.Context, family model.Family) (bool, error) {
-	const table = "mangle"
-	// Asking for a table by its name would create it.
-	if has, err := xtables.HasLegacy(family, table); err != nil || !has {
-		return false, err
-	}
-	program := "iptables-legacy-save"
-	if family == model.IPv6 {
-		program = "ip6tables-legacy-save"
-	}
-	rules, err := run(ctx, nil, program, "-t", table)
-	if errors.Is(err, exec.ErrNotFound) {
-		return false, nil // the image without iptables
-	}
-	return bytes.Contains(rules, []byte("\n:"+legacyCanary+" ")), err
+func hasLegacyCanary(family model.Family) (bool, error) {
+	names, err := xtables.Chains(family, "mangle")
+	return slices.Contains(names, legacyCanary), err
 }

@@ -9,6 +9,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // chains contains the names of the chains that kube-proxy has in its modes iptables and ipvs
@@ -30,29 +34,68 @@ func isKubeProxys(chain string) bool {
 // lockSeconds is how many seconds a program waits for the xtables lock.
 const lockSeconds = "10"
 
+// tables are the tables of iptables in which kube-proxy has chains.
+var tables = []string{"mangle", "nat", "filter"}
+
 // cleanupIPTables removes kube-proxy's chains, and the rules that lead to them, in both variants.
-// It skips a variant whose programs the machine lacks, because kube-proxy cannot have used it.
+// The kernel says which chains there are. So neither missing programs nor rules of others that a
+// program does not print hide them.
 func cleanupIPTables(ctx context.Context) error {
-	var errs []error
-	for _, family := range []string{"iptables", "ip6tables"} {
-		// The name without a variant is mostly one of the other two, for which nothing is left then.
-		for _, variant := range []string{"-nft", "-legacy", ""} {
-			name := family + variant
-			if _, err := exec.LookPath(name + "-save"); err != nil {
-				continue
-			}
-			if err := cleanupVariant(ctx, name); err != nil {
-				errs = append(errs, fmt.Errorf("remove kube-proxy's chains with %s: %w", name, err))
+	return errors.Join(cleanupNFT(), cleanupLegacy(ctx, model.IPv4), cleanupLegacy(ctx, model.IPv6))
+}
+
+// cleanupNFT is cleanupIPTables for the variant that uses nf_tables.
+func cleanupNFT() error {
+	return withNFTables(func(conn *nft.Conn, family model.Family) error {
+		var errs []error
+		for _, table := range tables {
+			if err := conn.RemoveChains(nft.Table{Family: nft.FamilyOf(family), Name: table}, isKubeProxys); err != nil {
+				errs = append(errs, fmt.Errorf("remove kube-proxy's chains from the %v table %s of iptables-nft: %w",
+					family, table, err))
 			}
 		}
+		return errors.Join(errs...)
+	})
+}
+
+// cleanupLegacy is cleanupIPTables for the legacy variant, which only its programs can change.
+func cleanupLegacy(ctx context.Context, family model.Family) error {
+	name := "iptables"
+	if family == model.IPv6 {
+		name = "ip6tables"
 	}
-	return errors.Join(errs...)
+	var errs []error
+	for _, program := range []string{name + "-legacy", name} {
+		left, err := hasLegacyChains(family)
+		if err != nil || !left {
+			return err
+		}
+		if err := cleanupVariant(ctx, program); err != nil {
+			errs = append(errs, fmt.Errorf("remove kube-proxy's chains with %s: %w", program, err))
+		}
+	}
+	left, err := hasLegacyChains(family)
+	if err != nil || !left {
+		return err
+	}
+	return errors.Join(append(errs, fmt.Errorf("kube-proxy's chains are left in legacy %s: install %s-legacy", name, name))...)
+}
+
+// hasLegacyChains reports whether kube-proxy has chains in the legacy variant.
+func hasLegacyChains(family model.Family) (bool, error) {
+	for _, table := range tables {
+		names, err := xtables.Chains(family, table)
+		if err != nil || slices.ContainsFunc(names, isKubeProxys) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 func cleanupVariant(ctx context.Context, name string) error {
 	// Asking for a table by its name would make the legacy variant load that table.
 	rules, err := run(ctx, nil, name+"-save")
-	if err != nil || !bytes.Contains(rules, []byte("KUBE-")) {
+	if err != nil {
 		return err
 	}
 	if text := removal(rules); len(text) > 0 {
@@ -66,15 +109,10 @@ func run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte
 	cmd.Stdin = bytes.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	said := strings.TrimSpace(stderr.String())
-	switch {
-	case err == nil:
-		return stdout.Bytes(), nil
-	case strings.Contains(said, "not supported") || strings.Contains(said, "do you need to insmod?"):
-		return nil, nil // the kernel lacks the variant, so there is nothing to remove
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
 	}
-	return nil, fmt.Errorf("%s: %w: %s", name, err, said)
+	return stdout.Bytes(), nil
 }
 
 // removal converts the output of iptables-save to the input of iptables-restore --noflush that

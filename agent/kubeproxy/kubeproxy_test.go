@@ -143,6 +143,55 @@ func TestCleanupKeepsTheRulesOfOthers(t *testing.T) {
 	}
 }
 
+// TestCleanupBesideNativeRules asserts that kube-proxy's chains are removed from tables in which
+// others have rules that iptables' programs print nothing of or fail at, and without programs as
+// far as the kernel allows. What cannot be removed is an error.
+func TestCleanupBesideNativeRules(t *testing.T) {
+	load := func(host *testenv.Host, variant string) {
+		restore := host.Command(t.Context(), "iptables-"+variant+"-restore")
+		restore.Stdin = strings.NewReader(mixed)
+		out, err := restore.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	for _, rule := range []string{
+		"nat OUTPUT tcp dport { 8443, 9443 } dnat to 10.1.1.1:443", "nat OTHER ip saddr 203.0.113.7 meta mark set 0x7",
+		"filter FORWARD ip saddr 203.0.113.7 meta skuid 7 accept",
+	} {
+		host := testenv.NewNetwork(t).AddNode("a").Host
+		list := func() (rules string) {
+			for _, table := range []string{"mangle", "nat", "filter"} {
+				out, err := host.Run(t.Context(), "nft", "list", "table", "ip", table)
+				require.NoError(t, err)
+				rules += out
+			}
+			return rules
+		}
+		load(host, "nft")
+		_, err := host.Run(t.Context(), "iptables-nft", "-t", "nat", "-A", "OUTPUT", "-j", "OTHER")
+		require.NoError(t, err)
+		_, err = host.Run(t.Context(), "nft", "add", "rule", "ip", rule)
+		require.NoError(t, err)
+		require.NoError(t, cleanup(t, host))
+		left := list()
+		for _, chain := range []string{"KUBE-SERVICES", "KUBE-PROXY-CANARY", "KUBE-FORWARD", "KUBE-SVC-AAAAAAAAAAAAAAAA"} {
+			require.NotContains(t, left, "chain "+chain)
+			require.NotContains(t, left, "jump "+chain)
+		}
+		for _, other := range []string{"chain KUBE-KUBELET-CANARY", "chain KUBE-SVC-OTHERS", "chain KUBE-FIREWALL", "jump KUBE-FIREWALL", "jump OTHER"} {
+			require.Contains(t, left, other)
+		}
+	}
+
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	load(host, "legacy")
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", t.TempDir())
+	require.ErrorContains(t, cleanup(t, host), "install iptables-legacy")
+	t.Setenv("PATH", path)
+	require.NoError(t, cleanup(t, host))
+	require.Equal(t, kept, saved(t, host, "legacy"))
+}
+
 func TestCleanupFailsWhileKubeProxyRuns(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	a, b := network.AddNode("a").Host, network.AddNode("b").Host

@@ -366,3 +366,51 @@ func TestDrops(t *testing.T) {
 	run(t, host, "iptables-nft -P FORWARD ACCEPT")
 	require.False(t, drops(model.IPv4, "FORWARD"))
 }
+
+// TestRemoveChains asserts that chains, and the rules that lead to them, are found and removed in a
+// table in which others have rules that iptables' programs cannot print, and that the rest stays.
+func TestRemoveChains(t *testing.T) {
+	host := newHost(t)
+	c := dial(t, host)
+	own := func(chain string) bool { return strings.HasPrefix(chain, "OWN-") }
+	for program, table := range map[string]Table{"iptables-nft": {FamilyOf(model.IPv4), "nat"}, "ip6tables-nft": {FamilyOf(model.IPv6), "nat"}} {
+		names, refs, exists, err := c.FindChains(table, own)
+		require.NoError(t, err)
+		require.False(t, exists)
+		require.Empty(t, names)
+		require.Empty(t, refs)
+		require.NoError(t, c.RemoveChains(table, own))
+		run(t, host, program+" -t nat -N OTHER")
+		family := strings.TrimSuffix(program, "tables-nft")
+		run(t, host, "nft add rule "+family+" nat OTHER tcp dport { 8443, 9443 } meta mark set 0x1")
+		before, err := host.Run(t.Context(), "nft", "list", "table", family, "nat")
+		require.NoError(t, err)
+		var want []string
+		for i := range 300 {
+			want = append(want, fmt.Sprintf("OWN-%03d", i))
+			if i > 0 {
+				continue
+			}
+			run(t, host, program+" -t nat -N OWN-000", program+" -t nat -I OTHER -j OWN-000", program+" -t nat -A OTHER -p tcp -g OWN-000")
+		}
+		m := &Messages{Table: table}
+		for i, name := range want[1:] {
+			m.AddChain(name, Hook{})
+			m.AddRule(name, Do(Jump(want[i])))
+		}
+		require.NoError(t, c.CommitParts(m, PartLength))
+		names, refs, exists, err = c.FindChains(table, own)
+		require.NoError(t, err)
+		require.True(t, exists)
+		require.Equal(t, want, names)
+		require.Len(t, refs, 2)
+		for _, r := range refs {
+			require.Equal(t, "OTHER", r.Chain)
+			require.Equal(t, "OWN-000", r.Target)
+		}
+		require.NoError(t, c.RemoveChains(table, own))
+		after, err := host.Run(t.Context(), "nft", "list", "table", family, "nat")
+		require.NoError(t, err)
+		require.Equal(t, before, after)
+	}
+}

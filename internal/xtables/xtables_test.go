@@ -3,6 +3,8 @@
 package xtables
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,4 +55,41 @@ func TestSize(t *testing.T) {
 		require.ErrorContains(t, err, "IPv4 table nothing")
 		return nil
 	}))
+}
+
+// TestChains asserts that the chains of a table are found without iptables' programs, however many
+// rules there are, and that no table is created.
+func TestChains(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	chains := func(family model.Family) (names []string) {
+		require.NoError(t, host.Do(func() (err error) {
+			names, err = Chains(family, "nat")
+			return err
+		}))
+		return names
+	}
+	for program, family := range map[string]model.Family{"iptables-legacy": model.IPv4, "ip6tables-legacy": model.IPv6} {
+		require.Empty(t, chains(family))
+		require.NoError(t, host.Do(func() error {
+			has, err := HasLegacy(family, "nat")
+			require.False(t, has, "it does not create the table")
+			return err
+		}))
+		in(t, host, program+" -t nat -A OUTPUT -p tcp -m comment --comment ERROR -j DNAT --to-destination :80")
+		require.Empty(t, chains(family))
+		var input strings.Builder
+		input.WriteString("*nat\n")
+		var want []string
+		for i := range 300 {
+			want = append(want, fmt.Sprintf("CHAIN-%022d", i))
+			fmt.Fprintf(&input, ":%s - [0:0]\n-A %s -p tcp -m tcp --dport %d -j RETURN\n", want[i], want[i], i+1)
+		}
+		restore := host.Command(t.Context(), program+"-restore", "--noflush")
+		restore.Stdin = strings.NewReader(input.String() + "COMMIT\n")
+		out, err := restore.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		got := chains(family)
+		slices.Sort(got)
+		require.Equal(t, want, got)
+	}
 }

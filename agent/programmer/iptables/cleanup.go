@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -21,11 +20,8 @@ import (
 func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
 
 func cleanupAll(ctx context.Context, run runner) error {
-	if !mayBeLeft() {
-		return removeCounters()
-	}
-	err := eachProgram(func(_ model.Family, name string) error {
-		_, err := cleanup(ctx, name, run, nil)
+	err := eachKind(func(family model.Family, variant Variant) error {
+		_, err := cleanup(ctx, family, variant, run, nil)
 		return err
 	})
 	return errors.Join(err, removeCounters())
@@ -43,20 +39,25 @@ func Retire(ctx context.Context, options Options) error {
 	}
 	mark := cmp.Or(options.MasqueradeMark, programmer.DefaultMasqueradeMark)
 	var kept []string
-	err := eachProgram(func(family model.Family, name string) error {
-		keeps, err := cleanup(ctx, name, runCommand, newDialect(family, mark, false))
+	missing := false
+	err := eachKind(func(family model.Family, variant Variant) error {
+		keeps, err := cleanup(ctx, family, variant, runCommand, newDialect(family, mark, false))
 		if keeps {
-			kept = append(kept, name)
+			kept = append(kept, programName(family, variant))
+		}
+		if errors.Is(err, errNoAccept) {
+			missing = true
+			return nil
 		}
 		return err
 	})
 	log := cmp.Or(options.Log, slog.Default())
-	switch {
-	case len(kept) > 0:
+	if len(kept) > 0 {
 		log.Warn("The policy of iptables' FORWARD chain is DROP, kept the chain "+forwardChain+
 			" that accepts forwarded traffic of Services; restart the agent if the policy or these rules change",
 			"programs", kept)
-	case err == nil && mayDrop():
+	}
+	if missing {
 		log.Error("The policy of iptables' FORWARD chain is DROP, and there are no iptables commands to accept " +
 			"forwarded traffic of Services; install them, or accept the traffic by other rules")
 	}
@@ -66,22 +67,20 @@ func Retire(ctx context.Context, options Options) error {
 	return err
 }
 
-// eachProgram calls each with the name of every program that may exist.
-func eachProgram(each func(family model.Family, name string) error) error {
+// eachKind calls each for every IP family and variant.
+func eachKind(each func(family model.Family, variant Variant) error) error {
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
-			name := programName(family, variant)
-			if err := each(family, name); err != nil {
-				errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
+		for _, variant := range []Variant{NFT, Legacy} {
+			if err := each(family, variant); err != nil {
+				errs = append(errs, fmt.Errorf("clean up with %s: %w", programName(family, variant), err))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// mayBeLeft reports whether chains of this package may exist. It asks the kernel, which costs
-// little. The programs read all rules, of which others may have many.
+// mayBeLeft reports whether chains of this package may exist, at little cost.
 func mayBeLeft() bool {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
@@ -107,23 +106,104 @@ func mayDrop() bool {
 	})
 }
 
-// cleanup removes what a program finds. If keep is not nil and the policy of FORWARD is DROP, it
-// keeps a chain that accepts what is forwarded for Services.
-func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept bool, err error) {
-	held, t, err := find(ctx, name, run)
-	if err != nil || t == nil {
+// errNoAccept reports that this machine lacks the program to accept what FORWARD drops.
+var errNoAccept = errors.New("there are no iptables commands")
+
+// cleanup removes what the kernel holds of this package in a variant. If keep is not nil and the
+// policy of FORWARD is DROP, it keeps a chain that accepts what is forwarded for Services. Without
+// a program to write that chain, the table filter stays as it is, and the error is errNoAccept.
+func cleanup(
+	ctx context.Context, family model.Family, variant Variant, run runner, keep *dialect,
+) (kept bool, err error) {
+	if variant == Legacy {
+		return cleanupLegacy(ctx, family, run, keep)
+	}
+	remove := func(t table, kept string) error {
+		own := func(chain string) bool { return isOwn(chain) && chain != kept }
+		return withTable(family, t, func(c *nft.Conn, of nft.Table) error { return c.RemoveChains(of, own) })
+	}
+	if err := remove(nat, ""); err != nil {
 		return false, err
 	}
+	forward, _, err := nft.FindChain(family, filter.String(), "FORWARD")
+	if err != nil {
+		return false, err
+	}
+	if keep == nil || !forward.Drops {
+		return false, remove(filter, "")
+	}
+	t, err := findTool(family, variant, run)
+	if errors.Is(err, exec.ErrNotFound) {
+		return false, errNoAccept
+	}
+	if err == nil {
+		err = t.keepForward(ctx, keep)
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, remove(filter, forwardChain)
+}
+
+// keepForward reduces forwardChain in nf_tables to what accepts packets.
+func (t *tool) keepForward(ctx context.Context, keep *dialect) error {
+	x := newTransaction(newChainHashes())
+	putForward(x, keep)
+	if err := t.restore(ctx, x.text()); err != nil {
+		return err
+	}
+	hooked := false
+	err := withTable(t.family, filter, func(c *nft.Conn, of nft.Table) error {
+		_, refs, _, err := c.FindChains(of, func(chain string) bool { return chain == forwardChain })
+		hooked = slices.ContainsFunc(refs, func(r nft.Reference) bool { return r.Chain == "FORWARD" })
+		return err
+	})
+	if err != nil || hooked {
+		return err
+	}
+	return t.hook(forwardHook, false)
+}
+
+func putForward(x *transaction, keep *dialect) {
+	putParts(x, filter, forwardChain, part{"-j ACCEPT", keep.accepted()})
+}
+
+// cleanupLegacy is cleanup for the legacy variant, which only its programs can change. The kernel
+// says whether there is something to change.
+func cleanupLegacy(ctx context.Context, family model.Family, run runner, keep *dialect) (kept bool, err error) {
+	exists, err := xtables.HasLegacy(family, filter.String())
+	if err != nil {
+		return false, err
+	}
+	left := false
+	for t := range tables {
+		chains, err := xtables.Chains(family, t.String())
+		if err != nil {
+			return false, err
+		}
+		left = left || slices.ContainsFunc(chains, isOwn)
+	}
+	if !left && (keep == nil || !exists) {
+		return false, nil
+	}
+	t, err := findTool(family, Legacy, run)
+	if errors.Is(err, exec.ErrNotFound) && !left {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	output, err := t.save(ctx) // asking for a table by name would make the kernel load it
+	if err != nil {
+		return false, err
+	}
+	held := parseSave(output)
 	x := newTransaction(held.chains)
 	keeps := keep != nil && held.drops
 	if keeps {
-		x.put(filter, forwardChain, func(w *bytes.Buffer) {
-			for _, m := range keep.accepted() {
-				w.WriteString(m.rule(forwardChain, "-j ACCEPT"))
-			}
-		})
+		putForward(x, keep)
 	}
-	x.removeOthers(held.hooks)
+	x.removeOthers(&held)
 	if err := t.restore(ctx, x.text()); err != nil {
 		return false, err
 	}
@@ -133,19 +213,14 @@ func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept 
 	return keeps, nil
 }
 
-// find returns what a program finds of this package. t is nil if this machine lacks the program or
-// the kernel does not support it, so that nothing can have been created with it.
-func find(ctx context.Context, name string, run runner) (held saved, t *tool, err error) {
-	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
-		return held, nil, nil
+// findTool returns the programs of a variant, under its own name or as the default.
+func findTool(family model.Family, variant Variant, run runner) (t *tool, err error) {
+	for _, name := range []Variant{variant, DefaultVariant} {
+		var errName error
+		if t, errName = newTool(family, name, run); errName == nil && t.variant == variant {
+			return t, nil
+		}
+		err = cmp.Or(err, errName)
 	}
-	var output []byte
-	t, err = newTool(name, run)
-	if err == nil {
-		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
-	}
-	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
-		return held, nil, nil
-	}
-	return parseSave(output), t, err
+	return nil, cmp.Or(err, fmt.Errorf("%s: %w", programName(family, variant), exec.ErrNotFound))
 }

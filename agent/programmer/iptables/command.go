@@ -57,9 +57,10 @@ func lockAdvice(err error) error {
 	return err
 }
 
-// unsupported reports whether the kernel lacks what the program needs. If the kernel module is not
-// loaded and cannot be loaded from here, the legacy variant says "Table does not exist" or
-// "iptables who?", and asks whether insmod is needed.
+// unsupported reports whether the program says that the kernel lacks something. That is what it
+// says if the kernel has no such table, but also of a rule that the program does not know. If the
+// kernel module is not loaded and cannot be loaded from here, the legacy variant says "Table does
+// not exist" or "iptables who?", and asks whether insmod is needed.
 func (e *commandError) unsupported() bool {
 	return strings.Contains(e.said, "not supported") || strings.Contains(e.said, "do you need to insmod?")
 }

@@ -42,7 +42,7 @@ func newInHost(t testing.TB, host *testenv.Host, options Options) *inHost {
 	t.Helper()
 	h := &inHost{host: host}
 	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-		if strings.HasSuffix(name, "-restore") && !slices.Contains(args, "--test") {
+		if strings.HasSuffix(name, "-restore") && !slices.Contains(args, "--test") && !bytes.Contains(stdin, []byte("\n-S ")) {
 			h.restored = append(h.restored, bytes.Clone(stdin))
 			if h.refuse != nil {
 				if said := h.refuse(stdin); said != "" {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -152,7 +153,7 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 	}
 	clear(f.changed)
 	if all {
-		x.removeOthers(f.held.hooks)
+		x.removeOthers(f.held)
 	}
 	return x
 }
@@ -173,7 +174,7 @@ func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 
 // load reads what the kernel holds.
 func (f *kernelFamily) load(ctx context.Context) error {
-	s, err := f.tool.saved(ctx)
+	s, err := f.tool.saved(ctx, f.hooks())
 	if err != nil {
 		return err
 	}
@@ -192,6 +193,11 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 		inputs = [][]byte{text}
 	}
 	size := 0
+	if all {
+		if err := f.removeRefs(x); err != nil {
+			return err
+		}
+	}
 	for _, input := range inputs {
 		if err := f.tool.restore(ctx, input); err != nil {
 			return err
@@ -202,6 +208,25 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	f.metrics.wrote(f, x)
 	if size > 0 {
 		f.log.Debug("Wrote rules", "family", f.family, "bytes", size, "transactions", len(inputs), "duration", time.Since(start))
+	}
+	return nil
+}
+
+// removeRefs removes what leads to chains that go, and what may not be a hook although it is in the
+// place of one, in tables of which the program does not print everything. The hooks are in place.
+func (f *kernelFamily) removeRefs(x *transaction) error {
+	for t := range tables {
+		var remove []nft.Reference
+		f.held.refs[t] = slices.DeleteFunc(f.held.refs[t], func(r reference) bool {
+			if !r.unsure && x.parts[t].put[r.Target] {
+				return false
+			}
+			remove = append(remove, r.Reference)
+			return true
+		})
+		if err := f.tool.removeRefs(t, remove); err != nil {
+			return err
+		}
 	}
 	return nil
 }

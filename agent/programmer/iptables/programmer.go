@@ -11,9 +11,11 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // Variant selects the kernel interface that iptables works over.
@@ -84,11 +86,11 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 	log := cmp.Or(options.Log, slog.Default())
 	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run, log: log}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		t, err := newTool(programName(family, options.Variant), run)
+		t, err := newTool(family, options.Variant, run)
 		if err == nil {
-			_, err = t.save(context.Background(), "-t", nat.String())
+			err = t.probe(context.Background())
 		}
-		if absent(err) {
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, errNoFamily) {
 			log.Warn("This node does not support an IP family, its Services are not programmed",
 				"family", family, "err", err)
 			p.missing = append(p.missing, &programmer.FamilyError{Family: family, Err: fmt.Errorf("no iptables for %v: %w", family, err)})
@@ -117,13 +119,6 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			errors.Join(reasons...))
 	}
 	return p, nil
-}
-
-// absent reports whether an error means that this machine lacks the family or the programs for it.
-// That will not change, unlike a program that failed once.
-func absent(err error) bool {
-	var command *commandError
-	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &command) && command.unsupported()
 }
 
 // Families returns the IP families that this machine has programs for.
@@ -214,9 +209,8 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 		if f.held == nil {
 			continue // the Replace failed, and the old rules may be all that serves this family
 		}
-		name := programName(family, p.otherVariant())
-		if _, err := cleanup(ctx, name, p.run, f.dialect); err != nil {
-			errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
+		if _, err := cleanup(ctx, family, p.otherVariant(), p.run, f.dialect); err != nil {
+			errs = append(errs, fmt.Errorf("clean up with %s: %w", programName(family, p.otherVariant()), err))
 		}
 	}
 	return errors.Join(errs...)
@@ -225,8 +219,11 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 // OtherVariantServes reports whether an earlier run has left rules for an IP family in the variant
 // that is not in use.
 func (p *Programmer) OtherVariantServes(family model.Family) (bool, error) {
-	held, _, err := find(context.Background(), programName(family, p.otherVariant()), p.run)
-	return len(held.chains[nat]) > 0, err
+	if p.otherVariant() == NFT {
+		return nft.HasChain(family, nat.String(), servicesChain)
+	}
+	chains, err := xtables.Chains(family, nat.String())
+	return slices.Contains(chains, servicesChain), err
 }
 
 func (p *Programmer) otherVariant() Variant {

@@ -127,7 +127,7 @@ func (f *kernelFamily) missing(
 ) (known, fresh []*view.ServicePort, _ error) {
 	f.held = nil
 	s := saved{chains: newChainHashes(), texts: map[uint64]bool{}}
-	if err := f.tool.read(ctx, &s); err != nil {
+	if err := f.tool.read(ctx, f.hooks(), &s); err != nil {
 		return nil, nil, err
 	}
 	defer func() { s.texts = nil }()

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/slicecast/slicecast/agent/nft"
 )
 
 // table is one of the kernel's tables that hold chains of this package.
@@ -110,11 +112,11 @@ func (x *transaction) remove(t table, chain string) {
 	}
 }
 
-// removeOthers removes all chains of this package that were not put, and the given hooks that lead
-// to such chains.
-func (x *transaction) removeOthers(hooks []hook) {
-	for _, h := range hooks {
-		if !x.parts[h.table].put[h.target()] {
+// removeOthers removes all chains of this package that were not put, and the hooks that lead to
+// such chains.
+func (x *transaction) removeOthers(held *saved) {
+	for _, h := range held.hooks {
+		if !x.parts[h.table].put[h.target()] && held.refs[h.table] == nil {
 			x.unhook(h)
 		}
 	}
@@ -254,6 +256,9 @@ type hook struct {
 	rule  string // as iptables-save prints it
 }
 
+// chain returns the name of the chain that the hook is in.
+func (h hook) chain() string { return strings.Fields(h.rule)[1] }
+
 // target returns the name of the chain that the hook leads to.
 func (h hook) target() string {
 	_, after, _ := strings.Cut(h.rule, " "+prefix)
@@ -267,6 +272,9 @@ type saved struct {
 	// rules are the numbers of rules in chains.
 	rules [tables]int
 	hooks []hook
+	// refs are all rules that lead to chains of this package from others' chains, in tables of which
+	// the program does not print everything. There, hooks serves only to see which are missing.
+	refs [tables][]reference
 	// drops means that the policy of FORWARD is DROP.
 	drops bool
 	// counted means that a rule counts packets.
@@ -274,6 +282,13 @@ type saved struct {
 	// texts holds the hashes of the rules, without their chains, and of their comments. nil means that
 	// they are not collected.
 	texts map[uint64]bool
+}
+
+// reference is a rule that leads to a chain of this package. unsure means that it is in the place
+// of a hook, but the program does not say whether it is the hook.
+type reference struct {
+	nft.Reference
+	unsure bool
 }
 
 // textHash returns the hash of a text in a table, as in saved.texts.
@@ -329,7 +344,7 @@ func (s *saved) parse(output []byte) {
 		case current == tables:
 		case line[0] == ':':
 			name, rest, _ := strings.Cut(string(line[1:]), " ")
-			if strings.HasPrefix(name, prefix) {
+			if isOwn(name) {
 				hashes[name] = xxhash.New()
 			}
 			s.drops = s.drops || current == filter && name == "FORWARD" && strings.HasPrefix(rest, "DROP ")

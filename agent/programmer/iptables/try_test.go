@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,7 +20,7 @@ import (
 
 func TestTry(t *testing.T) {
 	for _, variant := range []Variant{NFT, Legacy} {
-		node := testenv.NewNetwork(t).AddNode("a")
+		var node *testenv.Node
 		// lacks is what the kernel lacks for IPv6: the beginning of a program's name, or a target.
 		lacks := ""
 		var written string
@@ -27,13 +28,14 @@ func TestTry(t *testing.T) {
 			if strings.HasSuffix(name, "-restore") {
 				written += string(stdin)
 			}
-			if lacks != "" && strings.HasPrefix(name, "ip6tables") && (strings.HasPrefix(name, lacks) || bytes.Contains(stdin, []byte(lacks))) {
+			if lacks != "" && !slices.Contains(args, "--version") && strings.HasPrefix(name, "ip6tables") && (strings.HasPrefix(name, lacks) || bytes.Contains(stdin, []byte(lacks))) {
 				return nil, &commandError{name: name, exit: errors.New("exit status 4"), said: lacks + " is not supported"}
 			}
 			return runCommand(ctx, stdin, name, args...)
 		}
 		for lacking, want := range map[string]string{"": "", "MASQUERADE": "MASQUERADE is not supported", "-m statistic": "-m statistic is not supported", "ip6tables": "no iptables for IPv6: "} {
 			lacks, written = lacking, ""
+			node = testenv.NewNetwork(t).AddNode("a") // without tables
 			require.NoError(t, node.Do(func() error {
 				p, err := newProgrammer(Options{Variant: variant, Log: slog.New(slog.DiscardHandler)}, run)
 				require.NoError(t, err, "%s: New does not ask", lacking)

@@ -100,10 +100,14 @@ func (p *Programmer) readBack(ctx context.Context) (reason string, err error) {
 	before, operations, families := p.stamp(), p.watch.operations, maps.Clone(p.families)
 	// A family without held has a Replace due anyway, and its tables may be out of order.
 	maps.DeleteFunc(families, func(_ model.Family, f *kernelFamily) bool { return f.held == nil })
+	hooks := map[*kernelFamily][]hook{}
+	for _, f := range families {
+		hooks[f] = f.hooks()
+	}
 	p.mu.Unlock()
 	found := map[*kernelFamily]saved{}
-	for _, f := range families {
-		if found[f], err = f.tool.saved(ctx); err != nil {
+	for f, wanted := range hooks {
+		if found[f], err = f.tool.saved(ctx, wanted); err != nil {
 			return "", err
 		}
 	}
