@@ -174,7 +174,7 @@ func (e *etcd) restore(b *backup, bump bool) {
 // Invariants:
 //
 //  1. A list is of one version, and at least as new as the resourceVersion that it is asked for,
-//     except for stale lists, of which no client gets two in a row.
+//     except for stale lists, which only connections get that were open when staleness began.
 //  2. A watch sends all events of its resource from its version on, in order, or ends.
 //  3. While it is held, it answers from the state at which it was held, except that a list without
 //     a resourceVersion is of etcd's present state.
@@ -186,12 +186,16 @@ type apiServer struct {
 	process *process
 	serving sync.WaitGroup
 
-	mu     sync.Mutex // guards the fields below
-	held   *backup    // what its watch cache has while it is held; nil means what etcd has
-	stale  *backup    // what the next list of each resource answers, if not nil
-	served map[string]bool
+	mu   sync.Mutex // guards the fields below
+	held *backup    // what its watch cache has while it is held; nil means what etcd has
+	// stale is what lists answer over the connections up to staleUntil, if not nil: a load balancer
+	// leads these to a replica that is behind.
+	stale              *backup
+	opened, staleUntil int
 	// plain makes it refuse streamed lists, as API servers did before Kubernetes 1.34.
-	plain   bool
+	plain bool
+	// endless makes streamed lists lack the bookmark at their end.
+	endless bool
 	changed chan struct{}
 	// broken ends the watches that are open.
 	broken chan struct{}
@@ -203,10 +207,21 @@ func (a *apiServer) start() {
 	a.process = a.network.process(a.address.Addr().String())
 	a.mu.Lock()
 	a.changed, a.broken, a.closed = make(chan struct{}), make(chan struct{}), make(chan struct{})
-	a.held, a.stale = nil, nil
+	a.held, a.stale, a.endless = nil, nil, false
 	a.mu.Unlock()
-	l, server := a.process.listen(a.address), &http.Server{Handler: a, Protocols: overHTTP2()}
+	l, server := a.process.listen(a.address), &http.Server{Handler: a, Protocols: overHTTP2(), ConnContext: a.number}
 	a.serving.Go(func() { _ = server.Serve(l) })
+}
+
+// connectionKey is the key in a request's context of the number of its connection.
+type connectionKey struct{}
+
+// number numbers a connection.
+func (a *apiServer) number(ctx context.Context, _ net.Conn) context.Context {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.opened++
+	return context.WithValue(ctx, connectionKey{}, a.opened)
 }
 
 // overHTTP2 returns the protocols of API servers and their clients.
@@ -350,7 +365,7 @@ func (a *apiServer) latest() uint64 {
 }
 
 // content returns what a list answers: what the watch cache has, or what etcd has.
-func (a *apiServer) content(resource string, cached bool) (objects []json.RawMessage, version uint64) {
+func (a *apiServer) content(r *http.Request, resource string, cached bool) (objects []json.RawMessage, version uint64) {
 	a.etcd.mu.Lock()
 	defer a.etcd.mu.Unlock()
 	a.mu.Lock()
@@ -359,8 +374,7 @@ func (a *apiServer) content(resource string, cached bool) (objects []json.RawMes
 	if cached && a.held != nil {
 		all, version = a.held.objects[resource], a.held.version
 	}
-	if a.stale != nil && !a.served[resource] {
-		a.served[resource] = true
+	if a.stale != nil && r.Context().Value(connectionKey{}).(int) <= a.staleUntil {
 		all, version = a.stale.objects[resource], a.stale.version
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -369,9 +383,16 @@ func (a *apiServer) content(resource string, cached bool) (objects []json.RawMes
 	return objects, version
 }
 
-// beStale makes the next list of each resource answer an earlier state.
+// beStale makes lists over the present connections answer an earlier state, until it is nil.
 func (a *apiServer) beStale(b *backup) {
-	a.change(func() { a.stale, a.served = b, make(map[string]bool) })
+	a.change(func() { a.stale, a.staleUntil = b, a.opened })
+}
+
+// beEndless makes streamed lists lack their end, or lets them have one. It reports whether that has
+// changed.
+func (a *apiServer) beEndless(on bool) (changed bool) {
+	a.change(func() { changed, a.endless = a.endless != on, on })
+	return changed
 }
 
 // list answers a list. One without a resourceVersion is of etcd's present state. If the watch cache
@@ -383,7 +404,7 @@ func (a *apiServer) list(w http.ResponseWriter, r *http.Request, resource string
 		wanted = a.latest()
 	}
 	cached := a.fresh(r, wanted)
-	objects, at := a.content(resource, cached || version != "")
+	objects, at := a.content(r, resource, cached || version != "")
 	if version != "" && wanted > at {
 		tooLarge(w)
 		return
@@ -421,7 +442,7 @@ func bookmark(resource string, version uint64, end bool) []byte {
 func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q watchRequest) {
 	send := func(line []byte) { _, _ = w.Write(line) }
 	a.mu.Lock()
-	plain, broken, closed := a.plain, a.broken, a.closed
+	plain, endless, broken, closed := a.plain, a.endless, a.broken, a.closed
 	a.mu.Unlock()
 	if q.initial && plain {
 		refuse(w, failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid))
@@ -435,11 +456,13 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, q watchRequest
 			tooLarge(w)
 			return
 		}
-		objects, version := a.content(q.resource, true)
+		objects, version := a.content(r, q.resource, true)
 		for _, o := range objects {
 			send(watchLine("ADDED", o))
 		}
-		send(bookmark(q.resource, version, true))
+		if !endless {
+			send(bookmark(q.resource, version, true))
+		}
 		q.from = version
 	}
 	var end <-chan time.Time

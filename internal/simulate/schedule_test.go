@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing/synctest"
 	"time"
@@ -77,6 +78,7 @@ func init() {
 		{"break watches", 3, true, (*world).breakWatches},
 		{"compact etcd", 2, true, (*world).compact},
 		{"a stale list", 1, true, (*world).staleList},
+		{"streams without an end", 1, true, (*world).endlessStreams},
 		{"kill an API server", 1, true, (*world).killAPI},
 		{"start an API server", 4, false, (*world).startAPI},
 		{backUpEtcd, 2, false, (*world).backUp},
@@ -497,6 +499,8 @@ func (w *world) releaseAPI(s step) string {
 	a := pick(w.apis, s.a)
 	if !a.process.hasEnded() {
 		a.hold(false)
+		a.beStale(nil)
+		a.beEndless(false)
 	}
 	return a.address.String() + " goes on"
 }
@@ -522,8 +526,8 @@ func (w *world) compact(s step) string {
 	return "etcd is compacted"
 }
 
-// staleList makes the next list of an API server answer an earlier state, as a cache does that is
-// behind. A server that has just started cannot know better, so its nodes may go back.
+// staleList makes the lists of an API server answer an earlier state over the connections that are
+// open, as if a load balancer led these to a replica that is behind.
 func (w *world) staleList(s step) string {
 	if len(w.backups) == 0 {
 		return ""
@@ -536,6 +540,17 @@ func (w *world) staleList(s step) string {
 	w.cluster.etcd.compact()
 	a.breakWatches()
 	return a.address.String() + " answers an old list"
+}
+
+// endlessStreams makes an API server stream lists without the bookmark at their end.
+func (w *world) endlessStreams(s step) string {
+	a := pick(w.apis, s.a)
+	if a.process.hasEnded() || a.plain || !a.beEndless(true) {
+		return ""
+	}
+	w.cluster.etcd.compact()
+	a.breakWatches()
+	return a.address.String() + " streams lists without an end"
 }
 
 func (w *world) killAPI(s step) string {
@@ -598,6 +613,10 @@ func (w *world) restore(s step) string {
 // may wait for them once, for fanout.DefaultMaxBehindWait: a relay, and then its nodes.
 const cutOffTime = 2 * time.Minute
 
+// stillTime is the time within which a server notices that its API server's watches stand still,
+// while it is not cut off: the times stillTime and openTime of the source.
+const stillTime = 6 * time.Minute
+
 // cutOff cuts a server off from its API server while everything else is well, and checks that every
 // node has what is written then in time.
 func (w *world) cutOff(s step) string {
@@ -617,13 +636,20 @@ func (w *world) cutOff(s step) string {
 	o := pick(roots, s.a)
 	how := o.name + " is cut off from its API server"
 	there := way{o.host(), o.api.address.Addr().String()}
+	limit := cutOffTime
 	switch ways := there.both(); {
-	case s.b%3 == 0 && len(w.apis) > 1:
+	case s.b%5 == 0 && len(w.apis) > 1:
 		o.api.kill()
 		how = o.api.address.String() + " is killed while everything else is well"
-	case s.b%3 == 1:
+	case s.b%5 == 1:
+		o.api.hold(true)
+		limit += stillTime
+		how = o.api.address.String() + " stands still while everything else is well"
+	case s.b%5 == 2 && !o.api.plain:
+		how = w.endlessStreams(step{a: uint32(slices.Index(w.apis, o.api))}) + " while everything else is well"
+	case s.b%5 == 3:
 		how += ", in one direction"
-		ways = ways[s.b>>2&1:][:1]
+		ways = ways[s.b>>3&1:][:1]
 		fallthrough
 	default:
 		for _, way := range ways {
@@ -631,7 +657,6 @@ func (w *world) cutOff(s step) string {
 		}
 	}
 	w.observed("%s", how)
-	limit := cutOffTime
 	if w.lowered {
 		limit += 2 * fanout.DefaultMaxBehindWait
 	}

@@ -195,6 +195,7 @@ func (w *world) heal() {
 		}
 		a.hold(false)
 		a.beStale(nil)
+		a.beEndless(false)
 	}
 	for _, s := range w.servers {
 		w.network.power(s.host(), true)

@@ -172,7 +172,22 @@ var mutations = []mutation{
 	// The source.
 	{
 		"an old list is accepted at once", "internal/source/kube/store.go",
-		"\t\tif !r.doubted {\n", "\t\tif false {\n",
+		"\tif rv < r.highest {\n", "\tif false {\n",
+		[]string{"./internal/source/kube"},
+	},
+	{
+		"an old list is believed if the same connection repeats it", "internal/source/kube/resource.go",
+		"\t\tlist, err := r.other.List", "\t\tlist, err := r.server.List",
+		[]string{"./internal/source/kube"},
+	},
+	{
+		"a streamed list is waited for however long it takes", "internal/source/kube/contact.go",
+		"= 10 * time.Second, 2 * time.Minute", "= 10 * time.Hour, 20 * time.Hour",
+		[]string{"./internal/source/kube"},
+	},
+	{
+		"bookmarks that repeat a resourceVersion count as news", "internal/source/kube/store.go",
+		"\tif rv > r.highest {", "\tif rv >= r.highest {",
 		[]string{"./internal/source/kube"},
 	},
 	{

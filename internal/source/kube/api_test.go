@@ -4,6 +4,7 @@ package kube
 
 import (
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"maps"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -36,6 +38,9 @@ type api struct {
 	// fault, if set, may answer a request instead of the API server.
 	fault    func(w http.ResponseWriter, r *http.Request) bool
 	requests []*http.Request
+	// beat is the time between two bookmarks of a watch; 0 means that there are none.
+	beat    time.Duration
+	expired chan struct{} // closed when open watches end
 }
 
 type event struct {
@@ -46,13 +51,26 @@ type event struct {
 }
 
 func newAPI(t *testing.T) *api {
-	a := &api{rv: 100, objects: map[string]map[string]runtime.Object{}, changed: make(chan struct{})}
+	a := &api{rv: 100, objects: map[string]map[string]runtime.Object{}, changed: make(chan struct{}), expired: make(chan struct{})}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.CloseClientConnections()
 		a.Close()
 	})
 	return a
+}
+
+// overHTTP2 serves the API over TLS and HTTP/2, where all requests of a client share a connection.
+func (a *api) overHTTP2(t *testing.T) *rest.Config {
+	s := httptest.NewUnstartedServer(a)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	return &rest.Config{Host: s.URL, QPS: 1000, Burst: 1000, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}
 }
 
 func (a *api) config() *rest.Config { return &rest.Config{Host: a.URL, QPS: 1000, Burst: 1000} }
@@ -110,6 +128,15 @@ func (a *api) compact() {
 	defer a.mu.Unlock()
 	a.rv++
 	a.oldest = a.rv
+}
+
+// expire ends all watches, which cannot be resumed.
+func (a *api) expire() {
+	a.compact()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.expired)
+	a.expired = make(chan struct{})
 }
 
 // restore puts the API server back to an earlier resourceVersion, without objects.
@@ -223,7 +250,14 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 	}
 
 	w.(http.Flusher).Flush() // a watch that is accepted is answered at once
+	var beat <-chan time.Time
 	a.mu.Lock()
+	expired := a.expired
+	if a.beat > 0 {
+		ticker := time.NewTicker(a.beat)
+		defer ticker.Stop()
+		beat = ticker.C
+	}
 	switch {
 	case from > 0 && from < a.oldest:
 		a.mu.Unlock()
@@ -251,6 +285,13 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case <-changed:
+		case <-expired:
+			send("ERROR", status(http.StatusGone, metav1.StatusReasonExpired))
+			return
+		case <-beat:
+			a.mu.Lock()
+			send("BOOKMARK", bookmark(resource, a.rv))
+			a.mu.Unlock()
 		}
 		a.mu.Lock()
 	}

@@ -10,6 +10,17 @@ import (
 // minutes, and opening the next one counts as an answer. Bookmarks come more often, but need not.
 const silence = 12 * time.Minute
 
+const (
+	// stillTime is for how long a watch may bring no newer resourceVersion. API servers send
+	// bookmarks about once a minute, and the resourceVersion of a cluster never rests.
+	stillTime = 4 * time.Minute
+	// openTime is for how long a new watch may do so, however long ago the last one has.
+	openTime = 2 * time.Minute
+	// streamPause is for how long a streamed list may bring nothing before it is complete, and
+	// streamTime is how long all of it may take.
+	streamPause, streamTime = 10 * time.Second, 2 * time.Minute
+)
+
 // contact records when the API server was last heard of, and since when it has not answered.
 type contact struct {
 	mu sync.Mutex // guards the fields below
@@ -20,7 +31,14 @@ type contact struct {
 	failing time.Time
 	why     string
 	// asked is when a list or watch was requested that is not answered yet; zero if there is none.
+	// While a list is streamed, it is when the latest object came.
 	asked time.Time
+	// streaming is when a streamed list began that is not complete; zero if there is none.
+	streaming time.Time
+	// advanced is when a newer resourceVersion last came, in an event, a bookmark or a list.
+	advanced time.Time
+	// still is since when watches have brought nothing of what a list has shown; zero if they have.
+	still time.Time
 }
 
 // ask records that a list or watch is requested, and returns what to call when the request has
@@ -36,11 +54,61 @@ func (c *contact) ask(at time.Time) (ended func()) {
 	}
 }
 
-// hear records that something came from the API server.
+// hear records that a watch has brought a newer resourceVersion.
 func (c *contact) hear(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.heard = at
+	c.heard, c.advanced, c.still = at, at, time.Time{}
+}
+
+// stream records that a streamed list begins.
+func (c *contact) stream(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked, c.streaming = at, at
+}
+
+// streamed records that a streamed list has brought an object.
+func (c *contact) streamed(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.streaming.IsZero() {
+		c.asked = at
+	}
+}
+
+// isStreaming reports whether a list is streamed, or was until it was given up.
+func (c *contact) isStreaming() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.streaming.IsZero()
+}
+
+// complete records that a list is complete. missed means that it has what a watch should have
+// brought long before. complete reports whether that is news.
+func (c *contact) complete(at time.Time, missed bool) (news bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	news = missed && c.still.IsZero()
+	if news {
+		c.still = c.advanced
+	} else if !missed {
+		c.still = time.Time{}
+	}
+	c.heard, c.advanced, c.failing, c.why = at, at, time.Time{}, ""
+	c.asked, c.streaming = time.Time{}, time.Time{}
+	return news
+}
+
+// left returns for how long a watch that was opened at a time may go on without news. If it is not
+// positive, the watch makes no progress.
+func (c *contact) left(opened, now time.Time) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.streaming.IsZero() {
+		return min(c.asked.Add(streamPause).Sub(now), c.streaming.Add(streamTime).Sub(now))
+	}
+	return max(c.advanced.Add(stillTime).Sub(now), opened.Add(openTime).Sub(now))
 }
 
 // succeed records that a request was answered.
@@ -79,6 +147,8 @@ func (c *contact) stale(now time.Time) (since time.Time, why string) {
 		return c.failing, c.why
 	case !c.asked.IsZero() && now.Sub(c.asked) > askOnce:
 		return c.asked, fmt.Sprintf("the API server has not answered a request for %v", askOnce)
+	case !c.still.IsZero():
+		return c.still, "the API server's watch stands still, and what has changed since is only known from lists"
 	case now.Sub(c.heard) > silence:
 		return c.heard, fmt.Sprintf("neither an event nor an answer has come from the API server for %v", silence)
 	}

@@ -5,8 +5,10 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -52,35 +54,49 @@ func New(o Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w; correct the kubeconfig's cluster and user", o.Config.Host, err)
 	}
-	getters := make(map[schema.GroupVersion]cache.Getter)
-	for _, group := range []schema.GroupVersion{corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion} {
-		if getters[group], err = newClient(o.Config, group, client); err != nil {
-			return nil, err
-		}
-	}
 	shared := shared{
 		converter: source.NewConverter(o.ServiceProxyName),
 		skips:     source.NewSkips(o.Log, o.Metrics),
 		metrics:   newMetrics(o.Metrics),
 	}
 	add := func(kind model.Kind, group schema.GroupVersion, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
-		r := &resource{
-			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
-			server: cache.NewFilteredListWatchFromClient(getters[group], plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
+		apart, errApart := rest.HTTPClientFor(ofItsOwn(o.Config))
+		r := &resource{shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()), apart: apart}
+		requests := func(over *http.Client) *cache.ListWatch {
+			getter, errGroup := newClient(o.Config, group, over)
+			err = errors.Join(err, errGroup)
+			return cache.NewFilteredListWatchFromClient(getter, plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
 				lo.LabelSelector, lo.FieldSelector = selected.LabelSelector, selected.FieldSelector
-			}),
+			})
+		}
+		if err = errors.Join(err, errApart); err == nil {
+			r.server, r.other = requests(client), requests(apart)
 		}
 		r.touch() // an API server that is never reached must be seen, too
 		return r
 	}
 	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true
-	return &Source{client: client, skips: shared.skips, resources: []*resource{
+	s := &Source{client: client, skips: shared.skips, resources: []*resource{
 		add(model.KindService, corev1.SchemeGroupVersion, "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
 		add(model.KindSlice, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
 		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
-	}}, nil
+	}}
+	return s, err
+}
+
+// ofItsOwn returns a configuration whose client shares no connection with those of others. client-go
+// gives configurations with the same credentials the same connections, unless they dial by
+// themselves.
+func ofItsOwn(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	if t, ok := config.Transport.(*http.Transport); ok {
+		config.Transport = t.Clone()
+	} else if config.Transport == nil && config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	}
+	return config
 }
 
 // Stale returns since when the Source may have missed changes, and why. The time is zero if the API
@@ -114,7 +130,12 @@ func (s *Source) LastEvent() (last time.Time) {
 
 // Run implements source.Source. It retries after any failure.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
-	defer s.client.CloseIdleConnections()
+	defer func() {
+		s.client.CloseIdleConnections()
+		for _, r := range s.resources {
+			r.apart.CloseIdleConnections()
+		}
+	}()
 	sink = source.WithServiceCIDRs(sink, s.skips)
 	var missing atomic.Int32
 	missing.Store(int32(len(s.resources)))

@@ -30,7 +30,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		lastEvent: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "slicecast_source_kube_last_event_timestamp_seconds",
 			Help: "Time of the last event from the API server, or of the program's start before the first one, in seconds since 1970. " +
-				"Bookmarks count, and arrive about once a minute. A kind that the API server lacks or does not permit has none.",
+				"Bookmarks with a newer resourceVersion count, and arrive about once a minute. A kind that the API server lacks or does not permit has none.",
 		}, []string{"kind"}),
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"reflect"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +37,10 @@ const backoffReset = time.Minute
 // the reason. A list of a large cluster costs the API server far more than a refused request.
 var listPause = 30 * time.Second
 
+// listTime bounds a request for a list or one of its pages, and the time until a watch is accepted.
+// API servers answer within a minute.
+const listTime = 2 * time.Minute
+
 // lastingWatch is how long a list has to be followed until the next list need not wait.
 const lastingWatch = time.Minute
 
@@ -55,20 +61,29 @@ type resource struct {
 	kind    model.Kind
 	example metav1.Object
 	server  *cache.ListWatch
-	log     *slog.Logger
+	// other makes the same requests as server over connections that no other resource uses, which
+	// are those of apart. If these are closed first, the next request goes over a new connection.
+	// Behind a load balancer, it may reach another API server.
+	other *cache.ListWatch
+	apart *http.Client
+	log   *slog.Logger
 	// optional means that the sync only waits for the API server's first answer, whatever it is.
 	optional bool
 
 	contact contact
 	failing atomic.Bool // whether the last request failed and that was reported
 	absent  atomic.Bool // whether it was reported that the kind is absent
+	// plain means that a watch has made no progress, so that the next list must not be streamed.
+	plain atomic.Bool
 
 	// Only the reflector's goroutine uses the fields below.
-	sink    source.Sink
-	synced  func() // nil once it has been called
-	watch   watch.Interface
-	highest uint64 // highest resourceVersion seen
-	doubted bool   // the last list was older than highest and was refused
+	sink     source.Sink
+	synced   func() // nil once it has been called
+	watch    watch.Interface
+	highest  uint64 // highest resourceVersion seen
+	objects  int    // number of objects that the API server has, by the last list and the events since
+	doubted  bool   // the API server has named an older resourceVersion than highest
+	switched bool   // requests go to other
 	// listEnd is when the last list was complete; zero means that none has been since run looked, or
 	// that another one has to confirm it.
 	listEnd time.Time
@@ -83,6 +98,7 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		// Only requests and Replace fail here, and they have reported it.
 		err := reflector.ListAndWatchWithContext(ctx)
+		r.switchTo(r.plain.Load() || r.doubted && r.confirm(ctx))
 		if answer := apierrors.APIStatus(nil); r.optional && errors.As(err, &answer) {
 			r.done()
 			if isAbsence(err) {
@@ -125,18 +141,90 @@ func (r *resource) done() {
 // isAbsence reports whether the API server lacks a kind, or does not permit access to it.
 func isAbsence(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 
+// switchTo lets requests go over a new connection of their own, or over the one of all resources.
+func (r *resource) switchTo(other bool) {
+	r.switched = other
+	r.apart.CloseIdleConnections()
+}
+
+// requests returns what the reflector's requests are made with.
+func (r *resource) requests() *cache.ListWatch {
+	if r.switched {
+		return r.other
+	}
+	return r.server
+}
+
 // list lists objects for the reflector, if the API server does not stream lists.
 func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	if o.ResourceVersion == "0" {
+	switch {
+	case r.plain.Load():
+		// A cache that stands still would answer a request for what was seen. Its present state can
+		// be large, so request pages.
+		o.ResourceVersion, o.ResourceVersionMatch, o.Limit = "", "", listPage
+	case o.ResourceVersion == "0":
 		// The reflector would accept the first list from any cache, however old. Nodes may have
 		// seen newer state, so request the present state.
 		o.ResourceVersion = ""
 	}
+	inTime, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
 	ended := r.contact.ask(time.Now())
-	list, err := r.server.ListWithContextFunc(ctx, o)
+	list, err := r.requests().ListWithContextFunc(inTime, o)
+	if m, errList := meta.ListAccessor(list); err == nil && errList == nil && o.Continue != "" && m.GetContinue() == o.Continue {
+		err = errors.New("the API server answers the same page again: is there a proxy in front of it that drops parameters?")
+	}
 	r.report(ctx, "list", o, err)
 	ended()
 	return list, err
+}
+
+// listPage is the number of objects of a page, as client-go requests them.
+const listPage = 500
+
+// A list from the past is followed only if this many questions, each over another connection and
+// confirmPause after the one before, are answered from the past, too. Tests change the pause.
+const confirmations = 3
+
+var confirmPause = 2 * time.Second
+
+// confirm finds out whether the API server's state has gone back for good, as after a restore of
+// etcd, or only that of one API server behind a load balancer. In the first case it lowers highest
+// to the newest resourceVersion that any connection has named, so that the next list is accepted if
+// it is no older. confirm reports whether an API server was found that has not gone back.
+func (r *resource) confirm(ctx context.Context) (elsewhere bool) {
+	r.doubted = false
+	r.contact.fail(time.Now(), fmt.Errorf("the API server has gone back from resourceVersion %d, asking over other connections", r.highest))
+	var newest uint64
+	for range confirmations {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(confirmPause):
+		}
+		r.apart.CloseIdleConnections()
+		once, cancel := context.WithTimeout(ctx, askOnce)
+		list, err := r.other.ListWithContextFunc(once, metav1.ListOptions{Limit: 1})
+		cancel()
+		var rv uint64
+		if err == nil {
+			rv, err = strconv.ParseUint(resourceVersion(list), 10, 64)
+		}
+		switch {
+		case err != nil:
+			r.log.Debug("Cannot determine whether the API server's state has gone back, trying again", "err", err)
+			return false
+		case rv >= r.highest:
+			r.log.Info("The API server's state has not gone back over another connection, following that",
+				"highest", r.highest, "resourceVersion", rv)
+			return true
+		}
+		newest = max(newest, rv)
+	}
+	r.log.Warn("Cluster state went back in time, following it: was etcd restored from a backup?",
+		"from", r.highest, "to", newest)
+	r.highest = newest
+	return false
 }
 
 // askInterval is the pause before the API server is asked for its resourceVersion again, after an
@@ -163,7 +251,7 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 	defer cancel()
 	for {
 		once, cancel := context.WithTimeout(asking, askOnce)
-		list, err := r.server.ListWithContextFunc(once, metav1.ListOptions{Limit: 1})
+		list, err := r.requests().ListWithContextFunc(once, metav1.ListOptions{Limit: 1})
 		cancel()
 		if err == nil {
 			return r.isAhead(known, resourceVersion(list))
@@ -189,7 +277,7 @@ func (r *resource) isAhead(known, of string) error {
 	if have == 0 || have >= want {
 		return nil
 	}
-	r.doubted = true // the list that follows will be the second one that is older
+	r.doubted = true
 	return apierrors.NewResourceExpired(fmt.Sprintf("the API server is at resourceVersion %d, and %d was seen", have, want))
 }
 
@@ -213,30 +301,102 @@ func isEmpty(w watch.Interface) bool {
 
 // openWatch opens watches for the reflector, including those that begin with a list.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	streams := o.SendInitialEvents != nil
+	if streams && r.contact.isStreaming() { // the last streamed list has ended before it was complete
+		r.plain.Store(true)
+	}
+	if r.plain.Load() {
+		r.switchTo(true)
+		if streams {
+			return nil, errPlain
+		}
+		return nil, apierrors.NewResourceExpired(errPlain.Error())
+	}
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
 	ended := r.contact.ask(time.Now())
-	defer ended() // after what it has ended with is reported
-	w, err := r.server.WatchFuncWithContext(ctx, o)
+	defer func() { ended() }() // after what it has ended with is reported
+	answered, cancel := context.WithCancel(ctx)
+	late := time.AfterFunc(listTime, cancel)
+	w, err := r.requests().WatchFuncWithContext(answered, o)
+	late.Stop()
 	if err == nil && isEmpty(w) {
+		cancel()
 		r.report(ctx, "watch", o, errNoWatch)
 		return w, nil
 	}
-	if err == nil && o.SendInitialEvents == nil {
+	if err == nil && !streams {
 		if err = r.ahead(ctx, o.ResourceVersion); err != nil {
 			w.Stop()
 		}
 	}
 	r.report(ctx, "watch", o, err)
 	if err != nil {
-		if o.SendInitialEvents != nil && net.IsConnectionRefused(err) {
+		cancel()
+		if streams && net.IsConnectionRefused(err) {
 			// The reflector would sleep on this error without watching ctx. run's back-off watches
 			// it.
 			return nil, errors.New(err.Error())
 		}
 		return nil, err
 	}
-	r.watch = w
-	return w, nil
+	if streams {
+		ended = func() {}
+		r.contact.stream(time.Now())
+	}
+	r.watch = r.guard(w, cancel)
+	return r.watch, nil
+}
+
+// errPlain makes the reflector list in pages.
+var errPlain = errors.New("the last watch has made no progress")
+
+// guarded is a watch that guard watches over.
+type guarded struct {
+	watch.Interface
+	stop func()
+}
+
+// Stop implements watch.Interface.
+func (g guarded) Stop() { g.stop() }
+
+// guard returns a watch that stops itself if it makes no progress, and sees to it that a list
+// follows that is not streamed. Stopping the watch also calls cancel.
+func (r *resource) guard(w watch.Interface, cancel func()) watch.Interface {
+	stopped, opened := make(chan struct{}), time.Now()
+	stop := sync.OnceFunc(func() {
+		close(stopped)
+		w.Stop() // before cancel, which would be an error of the watch
+		cancel()
+	})
+	go func() {
+		for {
+			left := r.contact.left(opened, time.Now())
+			if left <= 0 {
+				break
+			}
+			select {
+			case <-stopped:
+				return
+			case <-time.After(left):
+			}
+		}
+		if r.contact.isStreaming() {
+			err := errors.New("a list that the API server streams does not come to its end")
+			now := time.Now()
+			if since, _ := r.contact.stale(now); !since.IsZero() {
+				now = since
+			}
+			r.contact.fail(now, err)
+			r.metrics.errors.WithLabelValues(r.kind.String(), "watch").Inc()
+			r.log.Warn("Streamed list makes no progress, keeping the current state and listing in pages",
+				"pause", streamPause, "time", streamTime, "err", err)
+		} else {
+			r.log.Debug("The watch has brought no newer resourceVersion, listing again", "time", stillTime)
+		}
+		r.plain.Store(true)
+		stop()
+	}()
+	return guarded{w, stop}
 }
 
 // report counts a failure. It logs the first of consecutive failures, and the success after them.

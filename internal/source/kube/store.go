@@ -22,40 +22,50 @@ type converted struct {
 	key    model.Key
 	object model.Keyed // nil if it is left out
 	skips  []source.Skip
+	// version is the object's resourceVersion.
+	version uint64
 }
 
 func (r *resource) convert(o any) converted {
 	if c, ok := o.(converted); ok {
 		return c
 	}
-	key, object, skips := r.converter.Convert(o.(metav1.Object))
-	return converted{key, object, skips}
+	m := o.(metav1.Object)
+	key, object, skips := r.converter.Convert(m)
+	return converted{key, object, skips, source.ResourceVersion(m)}
 }
 
 // Transformer implements cache.TransformingStore.
 func (r *resource) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) { return r.convert(o), nil }
+	return func(o any) (any, error) {
+		r.contact.streamed(time.Now())
+		return r.convert(o), nil
+	}
 }
 
 // Add implements cache.ReflectorStore.
-func (r *resource) Add(o any) error { return r.Update(o) }
+func (r *resource) Add(o any) error {
+	r.objects++
+	return r.Update(o)
+}
 
 // Update implements cache.ReflectorStore. An object that is left out is removed, as an earlier
 // version may not have been left out.
 func (r *resource) Update(o any) error {
-	c, rv := r.convert(o), source.ResourceVersion(o.(metav1.Object))
-	r.saw(rv)
+	c := r.convert(o)
+	r.saw(c.version)
 	r.skips.Set(c.key, c.skips)
 	if c.object == nil {
-		r.sink.Remove(c.key, rv)
+		r.sink.Remove(c.key, c.version)
 	} else {
-		r.sink.Upsert(c.object, rv)
+		r.sink.Upsert(c.object, c.version)
 	}
 	return nil
 }
 
 // Delete implements cache.ReflectorStore.
 func (r *resource) Delete(o any) error {
+	r.objects--
 	m := o.(metav1.Object)
 	key, rv := model.Key{Kind: r.kind, Namespace: m.GetNamespace(), Name: m.GetName()}, source.ResourceVersion(m)
 	r.saw(rv)
@@ -85,23 +95,18 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	}
 	if rv < r.highest {
 		// The API server answers with a list at least as new as what was last seen, unless that
-		// state is lost: etcd was restored from a backup, or this is another cluster. In these
-		// cases, a second list confirms the first.
-		if !r.doubted {
-			r.doubted, r.listEnd = true, time.Time{} // the second list need not wait
-			return r.refuse(fmt.Errorf(
-				"list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
-		}
-		r.log.Warn("Cluster state went back in time, following it: was etcd restored from a backup?",
-			"from", r.highest, "to", rv)
+		// state is lost: etcd was restored from a backup, or this is another cluster. run finds out.
+		r.doubted, r.listEnd = true, time.Time{} // the next list need not wait
+		return r.refuse(fmt.Errorf(
+			"list at resourceVersion %d is older than resourceVersion %d, which was seen before", rv, r.highest))
 	}
-	r.doubted, r.highest = false, rv
-
 	objects := make([]model.Keyed, 0, len(list))
 	skips := map[model.Key][]source.Skip{}
+	missed := len(list) != r.objects
 	for i, o := range list {
 		c := r.convert(o)
 		list[i] = nil // a paged list holds whole objects, so each is released after its conversion
+		missed = missed || c.version > r.highest
 		if c.object != nil {
 			objects = append(objects, c.object)
 		}
@@ -111,7 +116,14 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	}
 	r.skips.Replace(skips, r.kind)
 	r.sink.Replace(r.kind, objects, rv)
-	r.contact.succeed(time.Now())
+	missed = missed && r.plain.Load() && !r.contact.isStreaming() // the watch was open until now
+	if r.contact.complete(r.listEnd, missed) {
+		r.metrics.errors.WithLabelValues(r.kind.String(), "watch").Inc()
+		r.log.Warn("The API server's watch stands still, listing again and again until it goes on",
+			"highest", r.highest, "listed", rv, "interval", stillTime)
+	}
+	r.highest, r.objects = rv, len(list)
+	r.plain.Store(false)
 	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
 	r.touch()
 	r.done()
@@ -122,9 +134,11 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 func (r *resource) Resync() error { return nil }
 
 func (r *resource) saw(rv uint64) {
-	r.highest = max(r.highest, rv)
-	r.contact.hear(time.Now())
-	r.touch()
+	if rv > r.highest { // a bookmark that repeats what is known is no news
+		r.highest = rv
+		r.contact.hear(time.Now())
+		r.touch()
+	}
 }
 
 // touch sets the time of the last event to now.

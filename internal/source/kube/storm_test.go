@@ -123,9 +123,9 @@ func TestPauseBeginsWithTheList(t *testing.T) {
 	})
 }
 
-// TestAListThatConfirmsNeedNotWait checks that a list which another one has to confirm causes no
-// pause, so that the source follows a cluster that went back in time at once.
-func TestAListThatConfirmsNeedNotWait(t *testing.T) {
+// TestAListAfterADoubtNeedNotWait checks that a list from the past causes no pause, so that the
+// source follows a cluster that went back in time as soon as it knows.
+func TestAListAfterADoubtNeedNotWait(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	s, err := New(Options{Config: &rest.Config{Host: "http://api"}, Log: slog.New(slog.DiscardHandler), Metrics: registry})
 	require.NoError(t, err)
@@ -133,6 +133,8 @@ func TestAListThatConfirmsNeedNotWait(t *testing.T) {
 	r.sink, r.synced, r.highest = sourcetest.New(), func() {}, 100
 	require.ErrorContains(t, r.Replace(nil, "50"), "older than")
 	require.Zero(t, r.listEnd)
+	require.True(t, r.doubted)
+	r.highest = 50 // as confirm sets it
 	require.NoError(t, r.Replace(nil, "50"))
 	require.NotZero(t, r.listEnd)
 	r.listEnd = time.Time{}
