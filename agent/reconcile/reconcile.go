@@ -540,7 +540,7 @@ func familiesReason(out map[model.Family]error) string {
 	return strings.Join(reasons, "; ")
 }
 
-// noteProblems takes from the view what it cannot serve.
+// noteProblems records what the view cannot serve, as far as that has changed.
 func (r *Reconciler) noteProblems() {
 	for _, p := range r.View.TakeProblems() {
 		if p.Reason != "" {
@@ -557,8 +557,8 @@ func (r *Reconciler) noteProblems() {
 	}
 }
 
-// report logs and reports changes in which Services are not programmed completely, and why. It costs
-// nothing for the Services whose problems have not changed.
+// report logs and reports changes in which Services are not programmed completely, and why. It
+// costs nothing for the Services whose problems have not changed.
 func (r *Reconciler) report() {
 	for id := range r.failed {
 		r.due[id.Service] = struct{}{}

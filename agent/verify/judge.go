@@ -224,7 +224,7 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 // affinity compares how the kernel remembers clients.
 func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outcome) {
 	for _, o := range out {
-		if o.Affinity != p.Affinity {
+		if !sameAffinity(o.Affinity, p.Affinity) {
 			c.differ(q, "have "+remembers(p.Affinity), "has "+remembers(o.Affinity), decidedBy(o))
 			return
 		}
@@ -244,7 +244,7 @@ func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outco
 				c.differ(q, fmt.Sprintf("lead to %v again, with which the client was connected before", o.Backend), describe(second), decidedBy(s))
 				return
 			}
-			if s.Affinity != p.Affinity {
+			if !sameAffinity(s.Affinity, p.Affinity) {
 				c.differ(q, fmt.Sprintf("have %s after each connection", remembers(p.Affinity)), "has "+remembers(s.Affinity), decidedBy(s))
 				return
 			}
@@ -261,6 +261,10 @@ func (c *comparison) affinity(q question, p *view.ServicePort, out []trace.Outco
 		}
 	}
 }
+
+// sameAffinity reports whether the kernel's timeout is what a Service wants. Slicecast's nftables
+// programmer has round timeouts only, which may be longer by a tenth.
+func sameAffinity(held, wanted time.Duration) bool { return held >= wanted && 10*held <= 11*wanted }
 
 func remembers(d time.Duration) string {
 	if d == 0 {

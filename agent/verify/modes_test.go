@@ -212,3 +212,17 @@ func TestNodesSource(t *testing.T) {
 		require.False(t, s.Address.IsLoopback(), "no such packet arrives from outside")
 	}
 }
+
+// TestSameAffinity asserts that a timeout that the nftables programmer has rounded up is none of
+// the differences, but that any other timeout is.
+func TestSameAffinity(t *testing.T) {
+	for _, c := range []struct {
+		held, wanted time.Duration
+		same         bool
+	}{
+		{0, 0, true}, {time.Hour, time.Hour, true}, {22 * time.Second, 21 * time.Second, true}, {11 * time.Hour, 10 * time.Hour, true},
+		{0, time.Hour, false}, {time.Hour, 0, false}, {20 * time.Second, 21 * time.Second, false}, {24 * time.Second, 21 * time.Second, false},
+	} {
+		require.Equal(t, c.same, sameAffinity(c.held, c.wanted), "%v, %v", c.held, c.wanted)
+	}
+}

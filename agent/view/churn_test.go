@@ -1,7 +1,7 @@
-// These tests prove that Services and slices that come, change and go leave nothing behind, whatever
-// claims and problems they had, and that rivals do not make a change more expensive. Otherwise, names
-// that never come back would fill a node's memory (kubernetes/kubernetes#128928), and one tenant
-// could slow down every node.
+// These tests prove that Services and slices that come, change and go leave nothing behind,
+// whatever claims and problems they had, and that rivals do not make a change more expensive.
+// Otherwise, names that never come back would fill a node's memory (kubernetes/kubernetes#128928),
+// and one tenant could slow down every node.
 package view
 
 import (
@@ -62,8 +62,8 @@ func TestNothingRemainsOfChurn(t *testing.T) {
 	}
 }
 
-// TestRivalsCostNothing asserts that a change of a Service costs the same however many Services want
-// one of its addresses: whether it keeps the address, gives it up or takes it back.
+// TestRivalsCostNothing asserts that a change of a Service costs the same however many Services
+// want one of its addresses: whether it keeps the address, gives it up or takes it back.
 func TestRivalsCostNothing(t *testing.T) {
 	cost := func(rivals int) float64 {
 		v := New(Options{NodeName: "node-1"})

@@ -92,8 +92,8 @@ func TestOldestServiceOwnsAnAddress(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
 	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP goes first to Service default/web, which is older or comes first by name"})
 
-	// An older Service gets the address. The problem of each other Service names the one directly before
-	// it, so a change costs the same however many there are.
+	// An older Service gets the address. The problem of each other Service names the one directly
+	// before it, so a change costs the same however many there are.
 	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))

@@ -39,11 +39,7 @@ type Cluster struct {
 // Drive asserts that honest traffic arrives.
 func Drive(t *testing.T, c Cluster, p programmer.Programmer) {
 	t.Helper()
-	c.Options.NodeName = c.Node.Name
-	// These are the pods of testenv.
-	c.Options.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
-	c.Options.NodePortAddresses = []netip.Prefix{netip.PrefixFrom(c.Node.IPv4, 32), netip.PrefixFrom(c.Node.IPv6, 128)}
-	d := &driver{T: t, view: view.New(c.Options), honest: map[model.ServiceKey]bool{}}
+	d := c.driver(t)
 	honest := c.honest()
 	d.set(honest...)
 	for _, o := range honest {
@@ -84,6 +80,15 @@ func Drive(t *testing.T, c Cluster, p programmer.Programmer) {
 	}
 	require.NoError(t, p.Replace(t.Context(), d.view.State()), "nothing hostile is left")
 	check("alone again")
+}
+
+// driver returns a driver with a view of the node.
+func (c *Cluster) driver(t *testing.T) *driver {
+	c.Options.NodeName = c.Node.Name
+	// These are the pods of testenv.
+	c.Options.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
+	c.Options.NodePortAddresses = []netip.Prefix{netip.PrefixFrom(c.Node.IPv4, 32), netip.PrefixFrom(c.Node.IPv6, 128)}
+	return &driver{T: t, view: view.New(c.Options), honest: map[model.ServiceKey]bool{}}
 }
 
 type driver struct {

@@ -1,5 +1,5 @@
-// This test proves that nothing that a rogue server can send keeps honest Services from being
-// programmed in a real kernel.
+// These tests prove that nothing that a rogue server can send keeps honest Services from being
+// programmed in a real kernel, and that no Service makes the kernel hold more by changing.
 package ipvs
 
 import (
@@ -17,4 +17,11 @@ func TestRogueServer(t *testing.T) {
 	hostiletest.Drive(t, hostiletest.Cluster{Node: c.a, Pods: c.pods, Port: tcpPort, Client: c.client, Options: view.Options{Schedulers: Schedulers()}, Restart: func() programmer.Programmer {
 		return newInHost(t, c.a.Host, Options{})
 	}}, c.inHost)
+}
+
+// TestWalk asserts that IPVS, the table and the device do not grow with the number of changes of a
+// Service.
+func TestWalk(t *testing.T) {
+	c := newCluster(t, Options{})
+	hostiletest.Walk(t, hostiletest.Cluster{Node: c.a, Options: view.Options{Schedulers: Schedulers()}}, c.inHost)
 }

@@ -224,7 +224,7 @@ func (f *family) adopt(c *content) {
 			f.addSet(p, s)
 		}
 	}
-	wanted := f.fixedChains(f.node)
+	wanted := f.fixedChains(f.node, f.held[ref{kind: refAffinity}] > 0)
 	wanted[sourcesChain] = f.sourcesRules(f.lengths(nil))
 	for k, chain := range c.vmaps {
 		if r, ok := refOfChain(k, chain); ok {

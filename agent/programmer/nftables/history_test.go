@@ -153,6 +153,12 @@ func (f *family) holds(t require.TestingT) holds {
 	out.Sets = slices.DeleteFunc(slices.Sorted(maps.Keys(c.sets)), func(name string) bool { return strings.Contains(name, "-part-") })
 	if f.held[ref{kind: refAffinity}] == 0 {
 		out.Sets = slices.DeleteFunc(out.Sets, func(name string) bool { return name == affinity.String() })
+		remaining := f.targets(false)
+		for name := range f.targets(true) {
+			if delete(out.Chains, name); remaining[name] != nil {
+				out.Chains[name] = nft.HeldChain{Rules: nft.Hashes(remaining[name], f.Family)}
+			}
+		}
 	}
 	for r := range c.shared {
 		out.Addresses = append(out.Addresses, fmt.Sprint(r.kind, r.address))

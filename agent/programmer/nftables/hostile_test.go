@@ -1,5 +1,5 @@
-// This test proves that nothing that a rogue server can send keeps honest Services from being
-// programmed in a real kernel.
+// These tests prove that nothing that a rogue server can send keeps honest Services from being
+// programmed in a real kernel, and that no Service makes the kernel hold more by changing.
 package nftables
 
 import (
@@ -17,4 +17,10 @@ func TestRogueServer(t *testing.T) {
 		c.restart()
 		return c.inHost
 	}}, c.inHost)
+}
+
+// TestWalk asserts that the table does not grow with the number of changes of a Service.
+func TestWalk(t *testing.T) {
+	c := newCluster(t)
+	hostiletest.Walk(t, hostiletest.Cluster{Node: c.a}, c.inHost)
 }

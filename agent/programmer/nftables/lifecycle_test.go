@@ -247,9 +247,9 @@ func TestOtherLayout(t *testing.T) {
 	c.replace(t)
 	stop := c.stream(t, addresses...)
 	for range 5 {
-		// The map of the local set is not used by any rule.
-		c.nft(t, "delete map ip slicecast local-backends; add map ip slicecast local-backends { type mark : ipv4_addr . inet_service; }; "+
-			"delete map ip6 slicecast local-backends; add map ip6 slicecast local-backends { type mark : ipv6_addr . inet_service; }")
+		// No rule uses this map, so it can be added with another form.
+		c.nft(t, "add map ip slicecast local-endpoints-part-2 { type mark : ipv4_addr . inet_service; }; "+
+			"add map ip6 slicecast local-endpoints-part-2 { type mark : ipv6_addr . inet_service; }")
 		var log bytes.Buffer
 		c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 		c.replace(t)

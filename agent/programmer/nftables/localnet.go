@@ -48,7 +48,7 @@ func RouteLocalnet(options Options) error {
 	m := &nft.Messages{Table: f.Table}
 	m.AddTable()
 	m.AddChain(guardChain, hooks[guardChain])
-	m.SetRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true})[guardChain])
+	m.SetRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true}, false)[guardChain])
 	if err := p.conn.Commit(m.Batch()); err != nil {
 		return fmt.Errorf("nftables: guard loopback addresses: %w", err)
 	}

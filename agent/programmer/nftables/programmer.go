@@ -90,10 +90,10 @@ func (f *family) try() error {
 	// table.
 	m := &nft.Messages{Table: f.of(checkTable).Table}
 	m.AddTable()
-	sticky := pick{class: classOf(exactSize+1, 1, 0)}
-	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.Loopback()}})
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.Loopback()}}, true)
 	chains[sourcesChain] = f.sourcesRules([]int{1})
-	chains["pick"] = f.pickChain(sticky)
+	chains["draw"] = f.drawRules(pick{class: classOf(exactSize+1, 0, 0)})
+	chains["timeout"] = f.timeoutRules(1, viaAddress)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
 		Pods: view.Route{To: view.Cluster, Masquerade: true},
 		Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},

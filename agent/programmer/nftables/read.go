@@ -23,7 +23,7 @@ type content struct {
 
 	// shared are the elements of clusterIPs and hairpins.
 	shared map[ref]struct{}
-	// vmaps are the elements of policies and picks, with the chain that each leads to, or "".
+	// vmaps are the elements of sets that lead to chains, with the chain that each leads to, or "".
 	vmaps map[elementKey]string
 	// found is what the table holds under each id.
 	found map[uint32]*found
@@ -148,7 +148,7 @@ func (r *reader) take(s setID, e nft.Element) (isNew bool) {
 			return r.drop(s, e.Key)
 		}
 		return put(r.shared, shared, struct{}{})
-	case s == policies, s >= firstPick && s < otherSets:
+	case s.leads():
 		return put(r.vmaps, elementKey{s, string(e.Key)}, e.Chain)
 	case s == backends+cluster, s == backends+local:
 		return put(r.backends, elementKey{s, string(e.Key)}, r.backendOf(e.Data))

@@ -17,9 +17,11 @@ import (
 // ref identifies a part of the table that Service ports share. The part exists while at least one
 // of them needs it.
 type ref struct {
-	kind    refKind
-	number  uint32     // of refPolicy the policy, of refSources the prefix length, of refPart the set
-	pick    pick       // of refPick
+	kind refKind
+	// number is the policy of a refPolicy, the prefix length of a refSources, the set of a refPart,
+	// and the timeout in seconds of a refTimeout.
+	number  uint32
+	pick    pick       // of refPick and refDraw; of refTimeout only the via
 	address netip.Addr // of refClusterIP and refHairpin
 }
 
@@ -33,15 +35,16 @@ const (
 	refSources  // a set of sources' prefixes of one length
 	refPart     // a map of endpoints, except for the first part, which always exists
 	refPolicy   // a policy's chain
+	refTimeout  // a chain that makes affinity last
 	refPick     // a chain that chooses a backend
+	refDraw     // a chain that chooses a backend, which affinity then holds
 )
 
 // kept reports whether a part of this kind, once it exists, is removed only by a Replace. It may be
 // needed again soon, and the time that the kernel takes to create it grows with the number of
-// elements in the maps.
-func (k refKind) kept() bool {
-	return k == refPolicy || k == refPick || k == refPart || k == refAffinity
-}
+// elements in the maps. There are so few of each of these kinds that the table may hold them all,
+// because anybody may have them created by changing a Service.
+func (k refKind) kept() bool { return k == refAffinity || k >= refPart }
 
 // compareRefs orders parts by kind. The order within a kind only has to be stable.
 func compareRefs(a, b ref) int {
@@ -82,8 +85,13 @@ func (r ref) element() (s setID, key []byte, chain string) {
 	switch r.kind {
 	case refPolicy:
 		return policies, nft.Integer(r.number), policy(r.number).chain()
+	case refTimeout:
+		chain = fmt.Sprintf("affinity-%d%s", r.number, viaSuffixes[r.pick.via])
+		return timeouts + setID(r.pick.via), nft.Integer(r.number << 12), chain
 	case refPick:
 		return picks(r.pick.set, r.pick.via), nft.Integer(uint32(r.pick.class)), r.pick.chain()
+	case refDraw:
+		return draws(r.pick.set, r.pick.via), nft.Integer(uint32(r.pick.class)), r.pick.drawChain()
 	}
 	key = appendAddress(nil, r.address)
 	if r.kind == refHairpin {
@@ -92,18 +100,22 @@ func (r ref) element() (s setID, key []byte, chain string) {
 	return clusterIPs, key, ""
 }
 
-// refOfChain returns the policy or pick that an element of policies or of one of the picks' maps
-// stands for. ok is false if the key is not that of a valid policy or pick, or if the element does
-// not lead to its chain.
+// refOfChain returns the part of the table that an element of a set that leads to chains stands
+// for. ok is false if there can be no such part, or if the element does not lead to its chain.
 func refOfChain(k elementKey, chain string) (r ref, ok bool) {
 	number := integerOf([]byte(k.key))
-	if k.set == policies {
-		r = ref{kind: refPolicy, number: number}
-		ok = policy(number).valid()
-	} else {
-		nth := k.set - firstPick
-		r = ref{kind: refPick, pick: pick{nth % backendSets, via(nth / backendSets), class(number)}}
-		ok = class(number).valid()
+	pickOf := func(nth setID) pick { return pick{nth % backendSets, via(nth / backendSets), class(number)} }
+	switch {
+	case k.set == policies:
+		r, ok = ref{kind: refPolicy, number: number}, policy(number).valid()
+	case k.set >= timeouts:
+		seconds := class(number).timeout()
+		r = ref{kind: refTimeout, number: seconds, pick: pick{via: via(k.set - timeouts)}}
+		ok = seconds > 0 && seconds == roundTimeout(seconds) && number == seconds<<12
+	case k.set >= firstDraw:
+		r, ok = ref{kind: refDraw, pick: pickOf(k.set - firstDraw)}, class(number).valid() && class(number).part() == 0
+	default:
+		r, ok = ref{kind: refPick, pick: pickOf(k.set - firstPick)}, class(number).valid()
 	}
 	if !ok {
 		return ref{}, false
@@ -113,10 +125,15 @@ func refOfChain(k elementKey, chain string) (r ref, ok bool) {
 }
 
 func (f *family) rules(r ref) []nft.Rule {
-	if r.kind == refPolicy {
+	switch r.kind {
+	case refPolicy:
 		return f.policyChain(policy(r.number), f.node.Pods)
+	case refTimeout:
+		return f.timeoutRules(r.number, r.pick.via)
+	case refDraw:
+		return f.drawRules(r.pick)
 	}
-	return f.pickChain(r.pick)
+	return f.pickRules(r.pick)
 }
 
 // classes returns the class of each of a Service port's sets of backends.
@@ -127,7 +144,7 @@ func classes(port *view.ServicePort, part uint8) [backendSets]class {
 
 // timeout returns the timeout of affinity in whole seconds, rounded up. 0 means no affinity.
 func timeout(port *view.ServicePort) uint32 {
-	return uint32(min((port.Affinity+time.Second-1)/time.Second, maxTimeout))
+	return roundTimeout(uint32(min((port.Affinity+time.Second-1)/time.Second, maxTimeout)))
 }
 
 func backendsOf(port *view.ServicePort, set backendSet) view.Backends {
@@ -161,15 +178,19 @@ func refsOf(port *view.ServicePort, part uint8, each func(ref)) {
 		if c == 0 {
 			continue
 		}
-		if c.timeout() > 0 {
-			each(ref{kind: refAffinity})
-		}
 		if c.part() > 0 {
 			each(ref{kind: refPart, number: uint32(endpoints(backendSet(set), part))})
 		}
 		for v := range vias {
-			if by[v] {
-				each(ref{kind: refPick, pick: pick{backendSet(set), v, c}})
+			p := pick{backendSet(set), v, c &^ timeoutBits}
+			switch {
+			case !by[v]:
+			case c.timeout() == 0:
+				each(ref{kind: refPick, pick: p})
+			default:
+				each(ref{kind: refAffinity})
+				each(ref{kind: refTimeout, number: c.timeout(), pick: pick{via: v}})
+				each(ref{kind: refDraw, pick: p})
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -94,8 +95,8 @@ var hooks = map[string]nft.Hook{
 
 // fixedChains returns the chains that do not depend on any Service. The nat chains see only the
 // first packet of a connection. Other packets pass only the forward chain, the output filter and,
-// if it exists, the guard.
-func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
+// if it exists, the guard. sticky means that the table has affinity.
+func (d *dialect) fixedChains(node view.Node, sticky bool) map[string][]nft.Rule {
 	// If a transaction is committed between two lookups of a packet, the packet may find something
 	// gone. In the second pass, all lookups see the state after the transaction.
 	dispatch := []nft.Rule{
@@ -120,9 +121,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]nft.Rule {
 		},
 		rejectChain: d.Refuse(""),
 	}
-	for i := range setChains {
-		chains[setChains[i]] = d.setChain(backendSet(i))
-	}
+	maps.Copy(chains, d.targets(sticky))
 	d.addFilters(chains, node)
 	return chains
 }

@@ -33,7 +33,9 @@ const (
 	// id . number : address . port, with affinity.
 	backends  = numbers + backendSets
 	firstPick = backends + backendSets              // class : chain, see picks
-	otherSets = firstPick + setID(vias)*backendSets // from here on there is one of each
+	firstDraw = firstPick + setID(vias)*backendSets // size : chain, with affinity, see draws
+	timeouts  = firstDraw + setID(vias)*backendSets // timeout : chain, see refTimeout
+	otherSets = timeouts + setID(vias)              // from here on there is one of each
 )
 
 const (
@@ -79,6 +81,12 @@ const (
 // picks returns the map that leads to the chains which choose a backend of a set.
 func picks(set backendSet, v via) setID { return firstPick + setID(v)*backendSets + set }
 
+// draws returns the map that leads to the chains which draw a backend of a set for affinity.
+func draws(set backendSet, v via) setID { return firstDraw + setID(v)*backendSets + set }
+
+// leads reports whether the set's elements lead to chains that are parts of the table.
+func (s setID) leads() bool { return s == policies || s >= firstPick && s < otherSets }
+
 var setNames = nameSets()
 
 func nameSets() map[setID]string {
@@ -89,6 +97,9 @@ func nameSets() map[setID]string {
 		sizes + local: "local-sizes", numbers + local: "local-numbers", backends + local: "local-backends",
 		picks(cluster, viaAddress): "cluster-picks", picks(cluster, viaNodePort): "cluster-nodeport-picks",
 		picks(local, viaAddress): "local-picks", picks(local, viaNodePort): "local-nodeport-picks",
+		draws(cluster, viaAddress): "cluster-draws", draws(cluster, viaNodePort): "cluster-nodeport-draws",
+		draws(local, viaAddress): "local-draws", draws(local, viaNodePort): "local-nodeport-draws",
+		timeouts + setID(viaAddress): "timeouts", timeouts + setID(viaNodePort): "nodeport-timeouts",
 	}
 	for part := range uint8(parts) {
 		for set, name := range setChains {
@@ -171,8 +182,6 @@ func (d *dialect) define(s setID) nft.Definition {
 		return nft.Definition{Key: frontend[:1]}
 	case hairpins:
 		return nft.Definition{Key: []nft.Field{d.Address, d.Address}}
-	case policies:
-		return nft.Definition{Key: number, Verdicts: true}
 	case affinity:
 		return nft.Definition{
 			Key: []nft.Field{nft.IntegerType, d.Address}, Data: number,
@@ -182,7 +191,8 @@ func (d *dialect) define(s setID) nft.Definition {
 		return nft.Definition{Key: number, Data: number}
 	case numbers + cluster, numbers + local:
 		return nft.Definition{Key: []nft.Field{nft.IntegerType, nft.IntegerType}, Data: number}
-	case firstPick, firstPick + 1, firstPick + 2, firstPick + 3:
+	}
+	if s.leads() {
 		return nft.Definition{Key: number, Verdicts: true}
 	}
 	if s >= sources {

@@ -79,10 +79,13 @@ func TestEdits(t *testing.T) {
 // and that every index of the last draw has one.
 func TestSizes(t *testing.T) {
 	t.Parallel()
+	sizes := map[class]bool{}
 	for n := 1; n <= maxBackends; n++ {
-		c := classOf(n, 10800, 0)
+		c := classOf(n, 0, 0)
 		require.True(t, c.valid())
-		require.EqualValues(t, 10800, c.timeout())
+		require.EqualValues(t, 10800, classOf(n, 10800, 0).timeout())
+		require.Equal(t, c, classOf(n, 10800, 0)&^timeoutBits)
+		sizes[c] = true
 		draws := c.draws()
 		first, last := int(draws[0]), int(draws[len(draws)-1])
 		require.LessOrEqual(t, n, first)
@@ -94,7 +97,8 @@ func TestSizes(t *testing.T) {
 		require.LessOrEqual(t, last, n)
 		require.Len(t, draws, tries+1)
 	}
-	require.Equal(t, "local-10-affinity-10800-nodeport", pick{local, viaNodePort, classOf(9, 10800, 1)}.chain())
+	require.Len(t, sizes, 68, "docs/security.md names this number")
+	require.Equal(t, "local-10-affinity-nodeport", pick{local, viaNodePort, classOf(9, 0, 0)}.drawChain())
 	require.Equal(t, "cluster-56-part-2", pick{cluster, viaAddress, classOf(50, 0, 1)}.chain())
 	names := map[string]class{}
 	for part := range uint8(parts) {
@@ -105,6 +109,26 @@ func TestSizes(t *testing.T) {
 		names[pick{class: c}.chain()] = c
 	}
 	require.Zero(t, classOf(0, 10800, 0))
+}
+
+// TestTimeouts asserts that there are few timeouts, however often somebody changes one: none is
+// shorter than wanted, and none is longer by a tenth.
+func TestTimeouts(t *testing.T) {
+	t.Parallel()
+	seen := map[uint32]bool{}
+	for seconds := uint32(1); seconds <= model.MaxAffinitySeconds; seconds++ {
+		rounded := roundTimeout(seconds)
+		require.GreaterOrEqual(t, rounded, seconds)
+		require.Less(t, 10*rounded, 11*seconds+1, seconds)
+		require.Equal(t, rounded, roundTimeout(rounded))
+		seen[rounded] = true
+	}
+	require.Len(t, seen, 144, "docs/security.md names this number")
+	for _, usual := range []uint32{1, 5, 10, 15, 30, 60, 90, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400} {
+		require.True(t, seen[usual], usual)
+	}
+	require.Zero(t, roundTimeout(0))
+	require.EqualValues(t, model.MaxAffinitySeconds, roundTimeout(1<<32-1))
 }
 
 // TestPolicies asserts that a policy's number determines its routes, and that no two policies have

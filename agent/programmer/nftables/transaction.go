@@ -3,6 +3,7 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -322,7 +323,16 @@ func (x *transaction) finish() {
 
 func (x *transaction) create(r ref) {
 	if s, ok := r.set(); ok {
-		x.addSet(&x.sets, s)
+		if x.addSet(&x.sets, s); s == affinity {
+			chains := x.targets(true)
+			names := slices.SortedFunc(maps.Keys(chains), compareChains)
+			for _, name := range names {
+				x.define.AddChain(name, nft.Hook{})
+			}
+			for _, name := range names {
+				x.define.SetRules(name, chains[name])
+			}
+		}
 		return
 	}
 	s, key, chain := r.element()
@@ -337,6 +347,14 @@ func (x *transaction) create(r ref) {
 
 func (x *transaction) discard(r ref) {
 	if s, ok := r.set(); ok {
+		if s == affinity {
+			remaining := x.targets(false)
+			for name := range x.targets(true) {
+				if x.define.SetRules(name, remaining[name]); remaining[name] == nil {
+					x.undefine.RemoveChain(name)
+				}
+			}
+		}
 		x.undefine.RemoveSet(s.String())
 		// Its elements go with the set, which is removed before late is written.
 		x.late.forget(s)
