@@ -81,10 +81,10 @@ func (a *agent) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
 	if o.MetricsCertFile == "" {
 		self := &selfSigned{name: o.NodeName}
-		return &tls.Config{
-			MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"},
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return self.certificate() },
-		}, nil
+		config := tlsfiles.Config()
+		config.NextProtos = []string{"http/1.1"}
+		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return self.certificate() }
+		return config, nil
 	}
 	files, err := tlsfiles.Follow(tlsfiles.Files{
 		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
@@ -92,7 +92,7 @@ func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
 	}
-	return files.Server(tls.VerifyClientCertIfGiven, "http/1.1"), nil
+	return files.Server(true, "http/1.1"), nil
 }
 
 // reuseVerdicts is how long the API server's verdict on a token for metrics is reused. With 10,000

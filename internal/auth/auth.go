@@ -35,7 +35,8 @@ import (
 type Options struct {
 	// Program is the part of the names of metrics that says whose they are: server or agent.
 	Program string
-	// ClientCAFlag and TokenFlags are the flags for client certificates and for tokens, for messages.
+	// ClientCAFlag and TokenFlags are the flags for client certificates and for tokens, for
+	// messages.
 	ClientCAFlag, TokenFlags string
 	// Diagnosis is the command that shows whether the API server answers, for messages. Empty means
 	// that there is none.
@@ -84,24 +85,25 @@ func Operator(user string) Authenticator {
 // Credentials is the Authenticator for gRPC requests over TLS. It uses the client certificate if
 // there is one, and the bearer token otherwise.
 func (a *Auth) Credentials(ctx context.Context, method string) (Identity, error) {
-	var chains [][]*x509.Certificate
+	var certificates []*x509.Certificate
 	if p, ok := peer.FromContext(ctx); ok {
 		if tls, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			chains = tls.State.VerifiedChains
+			certificates = tls.State.PeerCertificates
 		}
 	}
 	// A call of gRPC is a POST request for the method's path.
 	post := access{verb: "post", path: method}
-	return a.identify(ctx, post, chains, metadata.ValueFromIncomingContext(ctx, "authorization"))
+	return a.identify(ctx, post, certificates, metadata.ValueFromIncomingContext(ctx, "authorization"))
 }
 
-// identify returns the identity behind a request with these verified certificate chains and
-// authorization headers.
+// identify returns the identity behind a request with these certificates of a client and
+// authorization headers. The certificates are verified: TLS with an unverified one is only possible
+// in internal/tlsfiles, which completes no handshake with it.
 func (a *Auth) identify(
-	ctx context.Context, request access, chains [][]*x509.Certificate, authorization []string,
+	ctx context.Context, request access, certificates []*x509.Certificate, authorization []string,
 ) (Identity, error) {
-	if len(chains) > 0 {
-		certificate := chains[0][0]
+	if len(certificates) > 0 {
+		certificate := certificates[0]
 		i, ok := certificateIdentity(certificate)
 		if !ok {
 			return Identity{}, a.refuse(ctx, reasonCertificate, codes.PermissionDenied,
@@ -287,12 +289,12 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 			ctx = peer.NewContext(ctx, &peer.Peer{Addr: net.TCPAddrFromAddrPort(from)})
 		}
-		var chains [][]*x509.Certificate
+		var certificates []*x509.Certificate
 		if r.TLS != nil {
-			chains = r.TLS.VerifiedChains
+			certificates = r.TLS.PeerCertificates
 		}
 		request := access{verb: strings.ToLower(r.Method), path: r.URL.Path}
-		i, err := a.identify(ctx, request, chains, r.Header.Values("Authorization"))
+		i, err := a.identify(ctx, request, certificates, r.Header.Values("Authorization"))
 		if err == nil {
 			err = a.observe(ctx, i, "read this page", "")
 		}

@@ -57,7 +57,7 @@ func newFixture(t *testing.T, tokens *tokenReviewer) *fixture {
 	certificates, err := tlsfiles.Follow(f.files, logger)
 	require.NoError(t, err)
 
-	creds := credentials.NewTLS(certificates.Server(tls.VerifyClientCertIfGiven, "h2"))
+	creds := credentials.NewTLS(certificates.Server(true, "h2"))
 	options := append(f.auth.ServerOptions(f.auth.Credentials), grpc.Creds(creds))
 	server := grpc.NewServer(options...)
 	pb.RegisterDistributionServiceServer(server, &distribution{auth: f.auth})
@@ -323,7 +323,7 @@ func TestObserversOverHTTP(t *testing.T) {
 	require.NoError(t, err)
 	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "page") })
 	server := httptest.NewUnstartedServer(f.auth.Observers(page))
-	server.Listener = tls.NewListener(server.Listener, certificates.Server(tls.VerifyClientCertIfGiven, "http/1.1"))
+	server.Listener = tls.NewListener(server.Listener, certificates.Server(true, "http/1.1"))
 	server.Start()
 	defer server.Close()
 	get := func(certificates ...tls.Certificate) int {

@@ -31,6 +31,13 @@ import (
 	"golang.org/x/time/rate"
 )
 
+// MaxHandshake bounds the bytes of a client's part of a TLS handshake. It is above the largest
+// record, which may be read with it.
+const MaxHandshake = 32 << 10
+
+// unbounded is the number of bytes that may be read of what is no handshake.
+const unbounded = -1
+
 // maxHeaderBytes bounds a request's headers, in bytes. It leaves room for a ServiceAccount token.
 const maxHeaderBytes = 16 << 10
 
@@ -97,9 +104,9 @@ type Port struct {
 	clock atomic.Uint64 // counts the reads and writes of all connections
 
 	handshakes *rate.Limiter
-	// turn has an element while a handshake waits for handshakes. Only one does, so that those which
-	// are closed meanwhile leave no reservations.
-	turn chan struct{}
+	// turn has one place, for the handshake that waits for handshakes. Only one does, so that those
+	// which are closed meanwhile leave no reservations. Addresses take turns.
+	turn *Turns
 
 	mu        sync.Mutex // guards the fields below
 	conns     []*conn    // in no order; each has its index
@@ -118,14 +125,14 @@ func NewPort(name string, limits Limits, logger *slog.Logger, displaced *prometh
 		pace = rate.Inf
 	}
 	return &Port{
-		handshakes: rate.NewLimiter(pace, limits.Total), turn: make(chan struct{}, 1),
+		handshakes: rate.NewLimiter(pace, limits.Total), turn: NewTurns(1),
 		name: name, limits: limits, logger: logger, displaced: displaced.WithLabelValues(name),
 		warn: rate.Sometimes{Interval: logInterval}, addresses: make(map[netip.Prefix]*address),
 	}
 }
 
 // Listener returns a listener that accepts the connections of l within the limits.
-func (p *Port) Listener(l net.Listener) net.Listener { return &listener{l, p} }
+func (p *Port) Listener(l net.Listener) net.Listener { return &listener{l, p, unbounded} }
 
 // Server returns an HTTP server with the limits' timeouts, for one of the port's listeners.
 func (p *Port) Server(handler http.Handler) *http.Server {
@@ -141,7 +148,7 @@ func (p *Port) Server(handler http.Handler) *http.Server {
 func (p *Port) Serve(ctx context.Context, l net.Listener, config *tls.Config, handler http.Handler) error {
 	within := p.Listener(l)
 	if config != nil {
-		within = tls.NewListener(within, p.paced(config))
+		within = tls.NewListener(&listener{l, p, MaxHandshake}, p.paced(config))
 	}
 	server := p.Server(handler)
 	ended := make(chan error, 1)
@@ -162,33 +169,56 @@ func (p *Port) Serve(ctx context.Context, l net.Listener, config *tls.Config, ha
 	return nil
 }
 
-// paced returns the configuration of a listener of the port with paced handshakes.
+// paced returns the configuration of a listener of the port with paced and bounded handshakes.
 func (p *Port) paced(config *tls.Config) *tls.Config {
+	return Handshakes(config, func(hello *tls.ClientHelloInfo, _ *tls.Config) error {
+		return p.awaitTurn(hello.Context(), hello.Conn.(*conn))
+	}, func(under net.Conn, _ tls.ConnectionState) error {
+		under.(*conn).left = unbounded
+		return nil
+	})
+}
+
+// Handshakes returns a server's configuration that calls functions in each handshake. It calls
+// begin once the client's first message is there, before anything is computed, with a copy of the
+// configuration that the handshake will use. It calls shown once the client's certificates are
+// there, or it has sent none. If VerifyConnection verifies the certificates, that comes next.
+func Handshakes(
+	config *tls.Config, begin func(*tls.ClientHelloInfo, *tls.Config) error, shown func(net.Conn, tls.ConnectionState) error,
+) *tls.Config {
 	choose := config.GetConfigForClient
-	config = config.Clone()
-	// It is called once the client's first message is there, and before anything is computed.
-	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		if err := p.awaitTurn(hello.Context(), hello.Conn.(*conn)); err != nil || choose == nil {
-			return nil, err
+	out := config.Clone()
+	out.GetConfigForClient = func(hello *tls.ClientHelloInfo) (chosen *tls.Config, err error) {
+		if choose != nil {
+			if chosen, err = choose(hello); err != nil {
+				return nil, err
+			}
 		}
-		return choose(hello)
+		if chosen == nil {
+			chosen = config
+		}
+		chosen = chosen.Clone()
+		verify := chosen.VerifyConnection
+		chosen.VerifyConnection = func(state tls.ConnectionState) error {
+			if err := shown(hello.Conn, state); err != nil || verify == nil {
+				return err
+			}
+			return verify(state)
+		}
+		return chosen, begin(hello, chosen)
 	}
-	return config
+	return out
 }
 
 // awaitTurn waits until a connection's handshake may be computed. It returns an error if ctx ends
 // or the connection is closed, or if the handshake would take too long.
 func (p *Port) awaitTurn(ctx context.Context, c *conn) error {
-	ctx, cancel := context.WithTimeout(ctx, p.limits.Read)
-	defer cancel()
-	select {
-	case p.turn <- struct{}{}:
-		defer func() { <-p.turn }()
-	case <-c.gone:
+	late := time.AfterFunc(p.limits.Read, func() { _ = c.close() })
+	defer late.Stop()
+	if !p.turn.Take(c.prefix, false, c.gone) {
 		return net.ErrClosed
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	defer p.turn.Leave()
 	reserved := p.handshakes.Reserve()
 	wait := time.NewTimer(reserved.Delay())
 	defer wait.Stop()
@@ -207,6 +237,7 @@ func (p *Port) awaitTurn(ctx context.Context, c *conn) error {
 type listener struct {
 	net.Listener
 	port *Port
+	left int // see conn
 }
 
 // Accept implements net.Listener.
@@ -215,12 +246,12 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.port.admit(raw), nil
+	return l.port.admit(raw, l.left), nil
 }
 
-func (p *Port) admit(raw net.Conn) *conn {
+func (p *Port) admit(raw net.Conn, left int) *conn {
 	gone := make(chan struct{})
-	c := &conn{Conn: raw, port: p, gone: gone, close: sync.OnceValue(func() error {
+	c := &conn{Conn: raw, port: p, left: left, gone: gone, close: sync.OnceValue(func() error {
 		close(gone)
 		return raw.Close()
 	})}
@@ -294,6 +325,9 @@ func (p *Port) displace(c *conn) {
 type conn struct {
 	net.Conn
 	port *Port
+	// left is how many bytes of a TLS handshake may still be read; unbounded after it, and without
+	// TLS. Only the reading goroutine uses it.
+	left int
 	// close closes Conn. When it returns, the socket is closed, even if another caller was first.
 	close func() error
 	gone  <-chan struct{} // closed when close is called
@@ -308,7 +342,16 @@ func (c *conn) active() { c.last.Store(c.port.clock.Add(1)) }
 
 // Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
+	if c.left != unbounded {
+		if c.left == 0 {
+			return 0, errors.New("the TLS handshake is too long")
+		}
+		b = b[:min(len(b), c.left)]
+	}
 	n, err := c.Conn.Read(b)
+	if c.left != unbounded {
+		c.left -= n
+	}
 	if n > 0 {
 		c.active()
 	}

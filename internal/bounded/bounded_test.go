@@ -355,12 +355,12 @@ func (c *slowConn) Close() error {
 func TestConnectionCountsUntilItIsClosed(t *testing.T) {
 	p := newPort(Limits{Total: 1, PerAddress: 1})
 	slow := &slowConn{closing: make(chan struct{}), closed: make(chan struct{})}
-	first := p.admit(slow)
+	first := p.admit(slow, unbounded)
 	ended, admitted := make(chan error, 1), make(chan *conn, 1)
 	go func() { ended <- first.Close() }()
 	<-slow.closing
 	require.Equal(t, 1, held(p, "127.0.0.1"))
-	go func() { admitted <- p.admit(&slowConn{}) }()
+	go func() { admitted <- p.admit(&slowConn{}, unbounded) }()
 	require.Eventually(t, func() bool { return testutil.ToFloat64(p.displaced) == 1 }, 30*time.Second, time.Millisecond)
 	require.Empty(t, admitted)
 	close(slow.closed)

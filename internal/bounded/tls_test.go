@@ -5,12 +5,14 @@ package bounded
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -146,7 +148,7 @@ func TestHandshakesArePaced(t *testing.T) {
 	}
 	// Each connection has a goroutine, and net/http may have another one for it.
 	bounded := func() bool {
-		return len(p.turn) == 1 && runtime.NumGoroutine() <= before+3*limits.Total && waiting.Held() <= limits.Total
+		return p.turn.waiting() > 0 && runtime.NumGoroutine() <= before+3*limits.Total && waiting.Held() <= limits.Total
 	}
 	require.Eventually(t, bounded, 30*time.Second, time.Millisecond)
 	require.Less(t, p.handshakes.Tokens(), 1.0)
@@ -162,4 +164,32 @@ func TestPacedHandshakesTakeTurns(t *testing.T) {
 		probeTLS(t, "127.0.0.1", address)
 	}
 	require.GreaterOrEqual(t, time.Since(begin), 4*time.Duration(limits.Total)*time.Second/200)
+}
+
+// TestHandshakesOfAPortAreBounded checks that a handshake which goes on for too long ends, and that
+// requests after a handshake may be larger.
+func TestHandshakesOfAPortAreBounded(t *testing.T) {
+	address := serveTLS(t, newPort(Metrics))
+	raw, err := net.Dial("tcp", address)
+	require.NoError(t, err)
+	defer func() { _ = raw.Close() }()
+	record := make([]byte, 5+16<<10) // the first quarter of a ClientHello of 64 KiB
+	copy(record, []byte{22, 3, 1, 0x40, 0, 1, 0, 0xff, 0})
+	for range 3 {
+		if _, err = raw.Write(record); err != nil {
+			break // the server has closed the connection
+		}
+		copy(record[5:], make([]byte, 4))
+	}
+	require.NoError(t, raw.SetReadDeadline(time.Now().Add(30*time.Second)))
+	_, err = io.Copy(io.Discard, raw)
+	var timeout net.Error
+	require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "the server does not end the handshake")
+
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	response, err := client.Post("https://"+address, "text/plain", strings.NewReader(strings.Repeat("x", 4*MaxHandshake)))
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusOK, response.StatusCode)
 }

@@ -171,3 +171,26 @@ func goList(t *testing.T, args ...string) string {
 	require.NoError(t, err, "%s", out)
 	return string(out)
 }
+
+// ownTLS are folders that may have configurations of TLS of their own. All others take those of
+// internal/tlsfiles, whose handshakes are bounded and whose peers' certificates are verified.
+var ownTLS = []string{"internal/tlsfiles/", "internal/auth/authtest/", "loadtest/", "examples/"}
+
+// TestTLSIsBounded requires that no other package configures TLS itself.
+func TestTLSIsBounded(t *testing.T) {
+	own := regexp.MustCompile(`tls\.Config\{|\btls\.Request\w+|\btls\.Require\w+|InsecureSkipVerify`)
+	files := strings.Fields(goList(t, "-f", `{{$d := .Dir}}{{range .GoFiles}}{{$d}}/{{.}} {{end}}`, module+"..."))
+	require.NotEmpty(t, files)
+	top, err := filepath.Abs(root)
+	require.NoError(t, err)
+	for _, file := range files {
+		name, err := filepath.Rel(top, file)
+		require.NoError(t, err)
+		if slices.ContainsFunc(ownTLS, func(folder string) bool { return strings.HasPrefix(name, folder) }) {
+			continue
+		}
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		assert.Empty(t, own.FindAllString(string(content), -1), "%s configures TLS: use internal/tlsfiles", name)
+	}
+}

@@ -4,6 +4,7 @@ package hostile
 
 import (
 	"bytes"
+	"crypto/elliptic"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -53,7 +55,13 @@ var attacks = []attack{
 	{phase: beforeTLS, name: "a ClientHello without end", on: onEither, does: endlessHello, counted: handshakeErrors},
 	{phase: beforeTLS, name: "handshakes that are given up", on: onEither, does: halfHandshakes, counted: handshakeErrors},
 	{phase: beforeTLS, name: "a certificate of another CA", on: both, does: foreignCertificate, counted: ofConnections("certificate")},
-
+	{phase: beforeTLS, name: "certificates that are expensive to verify", on: both, bounds: "maxChain",
+		does: expensiveChains(50, false), counted: ofConnections("certificate")},
+	{phase: beforeTLS, name: "as many certificates as are admitted", on: both, bounds: "maxChain",
+		does: expensiveChains(5, false), counted: ofConnections("certificate")},
+	{phase: beforeTLS, name: "expensive certificates after a node's", on: both, bounds: "maxChain",
+		does: expensiveChains(50, true), counted: ofConnections("certificate")},
+	{phase: beforeTLS, name: "an expensive agreement on a key", on: both, bounds: "curves", does: expensiveKeys, counted: handshakeErrors},
 	{phase: beforeTLS, name: "long certificates that are held back", on: both, bounds: "maxUndelivered",
 		does: heldCertificates, counted: handshakeErrors},
 
@@ -194,6 +202,8 @@ var attacks = []attack{
 
 	{phase: otherPorts, name: "silent connections to health checks", on: onEither, bounds: "bounded.Health",
 		does: crowdOf(64+32, func(s *server) net.Addr { return s.Addresses().Healthz }), counted: ofPorts("health")},
+	{phase: otherPorts, name: "certificates that are expensive to verify, to metrics", on: onEither, bounds: "maxChain",
+		does: expensiveChainsTo(func(s *server) net.Addr { return s.Addresses().Metrics })},
 	{phase: otherPorts, name: "silent connections to metrics", on: onEither, bounds: "bounded.Metrics",
 		does: crowdOf(16+8, func(s *server) net.Addr { return s.Addresses().Metrics }), counted: ofPorts("metrics")},
 }
@@ -344,6 +354,62 @@ func foreignCertificate(a *attacker) error {
 		return err // the client's handshake is done before the server has checked the certificate
 	}
 	return a.closes(c)
+}
+
+// expensiveChains repeats handshakes with long chains of certificates of P-521. The first
+// certificate is a node's, or forged as the others are.
+func expensiveChains(length int, node bool) func(*attacker) error {
+	return func(a *attacker) error {
+		var by *testca.CA
+		if node {
+			by = identities.ca
+		}
+		chain := must(testca.Forged(length, elliptic.P521(), a.node, by))
+		config := tlsConfig(a.protocol)
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
+		return onMany(a, func() (net.Conn, error) {
+			c, err := a.dial(a.server.address(), a.from)
+			if err == nil {
+				// The client's part is done before the server has checked the certificates.
+				_ = tls.Client(c, config).HandshakeContext(a.ctx)
+			}
+			return c, err
+		}, a.closes)
+	}
+}
+
+// expensiveChainsTo makes such handshakes with another port.
+func expensiveChainsTo(port func(*server) net.Addr) func(*attacker) error {
+	return func(a *attacker) error {
+		chain := must(testca.Forged(50, elliptic.P521(), a.node, nil))
+		config := tlsConfig(neither)
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
+		for range 32 {
+			c, err := a.dial(port(a.server).String(), a.from)
+			if err != nil {
+				return err
+			}
+			// As above.
+			_ = tls.Client(c, config).HandshakeContext(a.ctx)
+			if err := a.closes(c); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// expensiveKeys offers no key share but one of the curve P-521.
+func expensiveKeys(a *attacker) error {
+	config := tlsConfig(a.protocol)
+	config.CurvePreferences = []tls.CurveID{tls.CurveP521}
+	return onMany(a, func() (net.Conn, error) {
+		c, err := a.dial(a.server.address(), a.from)
+		if err == nil && tls.Client(c, config).HandshakeContext(a.ctx) == nil {
+			err = errors.New("the server agrees on a key of P-521")
+		}
+		return c, err
+	}, a.closes)
 }
 
 func silentAfterTLS(a *attacker) error {

@@ -26,12 +26,15 @@ func fromNow() ca.Validity {
 	return ca.Validity{NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity)}
 }
 
+// commonName is the name of each CA of New.
+const commonName = "slicecast test CA"
+
 // CA issues certificates.
 type CA struct{ ca *ca.CA }
 
 // New returns a CA with a new key.
 func New() (*CA, error) {
-	c, err := ca.New("slicecast test CA", fromNow())
+	c, err := ca.New(commonName, fromNow())
 	if err != nil {
 		return nil, err
 	}

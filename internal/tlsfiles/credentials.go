@@ -2,7 +2,7 @@ package tlsfiles
 
 import (
 	"context"
-	"crypto/tls"
+	"errors"
 	"net"
 
 	"google.golang.org/grpc/credentials"
@@ -12,14 +12,11 @@ import (
 // the name of the channel's authority: the host of its address, or the value of grpc.WithAuthority.
 // The client offers protocols (ALPN) before h2.
 func (f *Follower) ClientCredentials(protocols ...string) credentials.TransportCredentials {
-	return clientCredentials{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), f, protocols}
+	return clientCredentials{credentials.NewTLS(Config()), f, protocols}
 }
 
-// clientCredentials create a new configuration for each handshake. A client's tls.Config can follow
-// its own certificate, but it can follow the CA only with InsecureSkipVerify and its own check in
-// VerifyConnection. That check is easy to get wrong: a server dialed by IP address has no server
-// name there, and a check that ignores this accepts any certificate of the CA. With a new
-// configuration crypto/tls verifies chain and name itself.
+// clientCredentials create a new configuration for each handshake, which has the current files and
+// the name of the server that is dialed.
 type clientCredentials struct {
 	// TransportCredentials provides the protocol information for gRPC.
 	credentials.TransportCredentials
@@ -35,13 +32,37 @@ func (c clientCredentials) ClientHandshake(
 	if err != nil {
 		return nil, nil, err
 	}
-	config := &tls.Config{
-		// gRPC appends "h2"
-		RootCAs: now.ca, Certificates: now.certificates, MinVersion: tls.VersionTLS13, NextProtos: c.protocols,
-		Time: c.follower.Now,
+	name, _, err := net.SplitHostPort(authority)
+	if err != nil {
+		name = authority // it has no port
 	}
-	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+	config := ClientConfig(now.ca, name, c.follower.Now, nil)
+	config.Certificates, config.NextProtos = now.certificates, c.protocols // gRPC appends "h2"
+	under := &handshaking{Conn: conn, left: maxHandshake}
+	secure, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, under)
+	under.done = true
+	return secure, info, err
 }
 
 // Clone implements credentials.TransportCredentials.
 func (c clientCredentials) Clone() credentials.TransportCredentials { return c }
+
+// handshaking is the connection under TLS. Until done is set, at most left bytes can be read.
+type handshaking struct {
+	net.Conn
+	left int
+	done bool
+}
+
+// Read implements net.Conn.
+func (h *handshaking) Read(b []byte) (int, error) {
+	if h.done {
+		return h.Conn.Read(b)
+	}
+	if h.left == 0 {
+		return 0, errors.New("the server's part of the TLS handshake is too long")
+	}
+	n, err := h.Conn.Read(b[:min(len(b), h.left)])
+	h.left -= n
+	return n, err
+}

@@ -86,34 +86,33 @@ func follow(names Files, read func() (PEM, error), log *slog.Logger) *Follower {
 }
 
 // Server returns the configuration for a listener. clients says whether the server asks for client
-// certificates, protocols are those that it accepts (ALPN). Client certificates are verified
-// against the CA; without a CA no client certificate is valid.
-func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13,
-		NextProtos: protocols,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			now, err := f.refresh()
-			if err != nil {
-				return nil, err
-			}
+// certificates, protocols are those that it accepts (ALPN). A handshake is only completed with a
+// client certificate that descends from the CA, or without one. So the peer certificates of its
+// state are verified, although crypto/tls reports no verified chains. Without a CA no client
+// certificate is valid.
+func (f *Follower) Server(clients bool, protocols ...string) *tls.Config {
+	config := Config()
+	config.NextProtos = protocols
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now, err := f.refresh()
+		if err != nil {
+			return nil, err
+		}
+		config := Config()
+		config.NextProtos, config.Certificates, config.Time = protocols, now.certificates, f.Now
+		// A resumed session would not be verified again, but a withdrawn CA must not be trusted
+		// from the next handshake on.
+		config.SessionTicketsDisabled = true
+		if clients {
 			clientCAs := now.ca
 			if clientCAs == nil {
 				clientCAs = x509.NewCertPool() // nil would mean the system's CAs
 			}
-			return &tls.Config{
-				MinVersion:   tls.VersionTLS13,
-				NextProtos:   protocols,
-				Certificates: now.certificates,
-				ClientCAs:    clientCAs,
-				ClientAuth:   clients,
-				Time:         f.Now,
-				// A resumed session would not be verified again, but a withdrawn CA must not be
-				// trusted from the next handshake on.
-				SessionTicketsDisabled: true,
-			}, nil
-		},
+			requestFrom(config, clientCAs)
+		}
+		return config, nil
 	}
+	return config
 }
 
 // Ends returns when the certificate ends, and when the CA that lasts longest does. They are zero if

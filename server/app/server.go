@@ -154,8 +154,8 @@ func (s *Server) listen(authentication *auth.Auth) error {
 			return err
 		}
 	}
-	// Only requests of pages that exist are reviewed. A review costs the API server two requests, and
-	// a verdict is about one path.
+	// Only requests of pages that exist are reviewed. A review costs the API server two requests,
+	// and a verdict is about one path.
 	guard, metricsTLS := authentication.Observers, (*tls.Config)(nil)
 	if serverTLS != nil {
 		s.addresses.GRPC = s.addTLS(l, serverTLS(), authentication)
@@ -218,10 +218,7 @@ func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
 		return nil, nil
 	}
 	registerExpiry(c.Registry, follower)
-	clients := tls.VerifyClientCertIfGiven // clients without a certificate may have a token
-	if c.TLS != nil && c.TLS.CA == "" {
-		clients = tls.NoClientCert
-	}
+	clients := c.TLS == nil || c.TLS.CA != "" // clients without a certificate may have a token
 	return func(protocols ...string) *tls.Config { return follower.Server(clients, protocols...) }, nil
 }
 

@@ -158,7 +158,9 @@ func BenchmarkFanout(b *testing.B) {
 		for range benchmarkConns {
 			c, err := l.Accept()
 			require.NoError(b, err)
-			secure := tls.Server(c, withProtocols(f.inner))
+			config := f.inner.Clone()
+			config.NextProtos, config.DynamicRecordSizingDisabled = []string{Protocol}, true
+			secure := tls.Server(c, config)
 			require.NoError(b, secure.Handshake())
 			conns = append(conns, secure)
 		}

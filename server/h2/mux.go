@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
@@ -60,17 +61,20 @@ type MuxOptions struct {
 //
 // Handshakes run concurrently, but only a few compute at a time. So a thousand clients that connect
 // at once do not delay those that are connected, and a client that answers slowly delays no other.
+// Addresses take turns, so that a client is not delayed by how many others one address has. A
+// handshake with a client certificate goes on in places of its own, so that it delays none without.
 //
 // Invariants:
 //
 //  1. Once ctx has ended, no handshake starts.
-//  2. slots has a token for each handshake that computes, and none for those that wait for a
-//     client.
+//  2. Each handshake that computes has a place, and those that wait for a client have none.
 type Mux struct {
 	options MuxOptions
 	tls     credentials.TransportCredentials
-	// slots holds a token for each handshake that may compute; see socket.slots.
-	slots  chan struct{}
+	// anonymous has the places of handshakes, and certified those of handshakes whose client has
+	// sent a certificate; see socket.turn.
+	anonymous, certified *bounded.Turns
+
 	grpc   handover
 	ctx    context.Context // of all handshakes; ends with Close
 	cancel context.CancelFunc
@@ -84,37 +88,34 @@ type Mux struct {
 // NewMux returns a Mux. It accepts connections while Serve runs.
 func NewMux(o MuxOptions) *Mux {
 	m := &Mux{
-		options: o,
-		tls:     credentials.NewTLS(withProtocols(o.TLS)),
-		slots:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
-		grpc:    handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
-		warn:    rate.Sometimes{Interval: logInterval},
+		options:   o,
+		anonymous: bounded.NewTurns(runtime.GOMAXPROCS(0)), certified: bounded.NewTurns(runtime.GOMAXPROCS(0)),
+		grpc: handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
+		warn: rate.Sometimes{Interval: logInterval},
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
 			Help: "Number of connections that ended before the TLS handshake did.",
 		}),
 	}
+	m.tls = credentials.NewTLS(m.config(o.TLS))
 	m.conns = newConnections(&m.options)
 	o.Registerer.MustRegister(m.errors)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
 
-// withProtocols returns the configuration with the protocols that a Mux serves.
-func withProtocols(c *tls.Config) *tls.Config {
-	c = c.Clone()
-	c.NextProtos = []string{Protocol, http2Protocol}
-	c.DynamicRecordSizingDisabled = true // one write is one record and one system call
-	if choose := c.GetConfigForClient; choose != nil {
-		c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			chosen, err := choose(hello)
-			if err != nil || chosen == nil {
-				return nil, err
-			}
-			return withProtocols(chosen), nil
+// config returns the configuration of TLS with the protocols that a Mux serves.
+func (m *Mux) config(c *tls.Config) *tls.Config {
+	return bounded.Handshakes(c, func(_ *tls.ClientHelloInfo, c *tls.Config) error {
+		c.NextProtos = []string{Protocol, http2Protocol}
+		c.DynamicRecordSizingDisabled = true // one write is one record and one system call
+		return nil
+	}, func(under net.Conn, state tls.ConnectionState) error {
+		if len(state.PeerCertificates) == 0 {
+			return nil
 		}
-	}
-	return c
+		return under.(*socket).turn.move(m.certified)
+	})
 }
 
 // Serve accepts connections until the listener is closed. It then returns nil.
@@ -158,11 +159,10 @@ func (m *Mux) start(conn net.Conn) {
 
 func (m *Mux) handshake(c *Connection) {
 	// the handshake then fails, and its error is counted
-	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close() })
+	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close(); c.end() })
 	defer stop()
-	s := &socket{Conn: c.raw, slots: m.slots}
+	s := &socket{Conn: c.raw, turn: &turn{places: m.anonymous, of: c}}
 	conn, info, err := m.secure(s)
-	s.slots = nil
 	if err != nil {
 		m.errors.Inc()
 		var certificate *tls.CertificateVerificationError
@@ -192,10 +192,13 @@ func (m *Mux) handshake(c *Connection) {
 	}
 }
 
-// secure does the TLS handshake. It holds a slot except while it waits for the client.
+// secure does the TLS handshake. It holds a place from the client's first bytes on, except while it
+// waits for the client.
 func (m *Mux) secure(s *socket) (net.Conn, credentials.TLSInfo, error) {
-	m.slots <- struct{}{}
-	defer func() { <-m.slots }()
+	defer func() {
+		s.turn.leave()
+		s.turn = nil
+	}()
 	conn, info, err := m.tls.ServerHandshake(s)
 	if err != nil {
 		return nil, credentials.TLSInfo{}, err

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/bounded"
 )
 
 const (
@@ -18,8 +20,8 @@ const (
 	lingerTime = 5 * time.Second
 	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any. These
 	// are the bytes of a handshake, and later those of a record or a handshake message. The bound
-	// is above the largest record, and has room for a chain of about fifteen certificates.
-	maxUndelivered = 32 << 10
+	// is above the largest record.
+	maxUndelivered = bounded.MaxHandshake
 )
 
 // socket is the connection under TLS. At first, it behaves like the net.Conn that it wraps. After
@@ -34,15 +36,15 @@ const (
 //  3. Once err is set, every Write returns it.
 type socket struct {
 	net.Conn
-	// slots, if not nil, has one token for each goroutine that may compute a handshake. The
-	// goroutine that uses the socket holds one, except while it waits for the client.
-	slots chan struct{}
+	// turn is the handshake's place among those that compute. It is nil after the handshake. The
+	// goroutine that uses the socket holds the place, except while it waits for the client.
+	turn *turn
 	// undelivered counts the bytes that TLS has read since it last delivered any. Only the reading
 	// goroutine uses it.
 	undelivered int
 
-	// try writes what is accepted at once, and returns the number of bytes. It is nil before noWait,
-	// while Write blocks.
+	// try writes what is accepted at once, and returns the number of bytes. It is nil before
+	// noWait, while Write blocks.
 	try      func(b []byte) (int, error)
 	wait     *sync.WaitGroup // counts the flush goroutines
 	onFlush  func()          // called without locks once nothing is pending any more
@@ -114,13 +116,45 @@ func (s *socket) Read(b []byte) (n int, err error) {
 	if s.undelivered == maxUndelivered {
 		return 0, errUndelivered
 	}
-	if s.slots != nil {
-		<-s.slots
-		defer func() { s.slots <- struct{}{} }()
-	}
+	s.turn.leave()
 	n, err = s.Conn.Read(b[:min(len(b), maxUndelivered-s.undelivered)])
 	s.undelivered += n
+	if err == nil {
+		err = s.turn.take()
+	}
 	return n, err
+}
+
+// turn is a place among the handshakes that compute. A nil turn needs no place.
+type turn struct {
+	places *bounded.Turns
+	of     *Connection
+	held   bool
+}
+
+// take waits for the place. It returns an error if the connection ends before.
+func (t *turn) take() error {
+	if t == nil || t.held {
+		return nil
+	}
+	if t.held = t.places.Take(t.of.source, t.of.ofNode, t.of.gone); !t.held {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+func (t *turn) leave() {
+	if t != nil && t.held {
+		t.places.Leave()
+		t.held = false
+	}
+}
+
+// move goes on in a place among others.
+func (t *turn) move(to *bounded.Turns) error {
+	t.leave()
+	t.places = to
+	return t.take()
 }
 
 // delivery reads what TLS delivers from a socket, and resets the socket's count of undelivered

@@ -107,7 +107,8 @@ type Connection struct {
 	source netip.Prefix
 	ofNode bool
 	timer  *time.Timer
-	known  atomic.Bool // set once a call has been admitted
+	known  atomic.Bool   // set once a call has been admitted
+	gone   chan struct{} // closed once the connection no longer counts
 
 	// all.mu guards the fields below.
 	places [2]*list.Element // in the two lists of strangers; nil if it is none
@@ -138,7 +139,7 @@ func (a *connections) source(of net.Addr) (source netip.Prefix, ofNode bool) {
 
 // enter adds a connection as a stranger. It may close another stranger to make room.
 func (a *connections) enter(raw net.Conn) *Connection {
-	c := &Connection{all: a, raw: raw, until: time.Now().Add(a.options.StrangerTimeout)}
+	c := &Connection{all: a, raw: raw, until: time.Now().Add(a.options.StrangerTimeout), gone: make(chan struct{})}
 	c.source, c.ofNode = a.source(raw.RemoteAddr())
 
 	a.mu.Lock()
@@ -205,6 +206,9 @@ func (c *Connection) knownLocked() {
 }
 
 func (c *Connection) overLocked() {
+	if !c.over {
+		close(c.gone)
+	}
 	c.over = true
 	c.timer.Stop()
 	c.knownLocked()

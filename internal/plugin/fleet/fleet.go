@@ -14,7 +14,6 @@ package fleet
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -42,6 +41,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/plugin/redact"
 	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
@@ -206,7 +206,8 @@ type Answer[T any] struct {
 	Value T
 	// Err is why there is no answer.
 	Err error
-	// Sent and Received say when the server was asked and when it answered, by this machine's clock.
+	// Sent and Received say when the server was asked and when it answered, by this machine's
+	// clock.
 	Sent, Received time.Time
 }
 
@@ -343,9 +344,7 @@ func (f *Fleet) connect(ctx context.Context, s *Server) (*grpc.ClientConn, error
 			return nil, err
 		}
 		options = append(options,
-			grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-				RootCAs: pool, ServerName: s.serverName, MinVersion: tls.VersionTLS13, VerifyConnection: c.keepChain,
-			})))
+			grpc.WithTransportCredentials(credentials.NewTLS(tlsfiles.ClientConfig(pool, s.serverName, nil, c.keepChain))))
 	}
 	var err error
 	if c.ClientConn, err = grpc.NewClient("passthrough:///"+s.String(), options...); err != nil {
@@ -364,11 +363,10 @@ func (f *Fleet) authenticate(ctx context.Context, s *Server) (context.Context, e
 }
 
 // keepChain keeps the certificates of a server that has been verified.
-func (c *connection) keepChain(state tls.ConnectionState) error {
+func (c *connection) keepChain(chain []*x509.Certificate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.chain = state.VerifiedChains[0]
-	return nil
+	c.chain = chain
 }
 
 // Chain returns the certificates with which a server was verified, its own first, or nil if there

@@ -2,13 +2,14 @@ package fleet
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
 // errNoPages is why a server without a port for metrics has no page.
@@ -53,7 +54,7 @@ func (f *Fleet) Pages(ctx context.Context, s *Server) (*Pages, error) {
 		return nil, err
 	}
 	p.Base.Scheme = "https"
-	p.transport.TLSClientConfig = &tls.Config{RootCAs: pool, ServerName: s.serverName, MinVersion: tls.VersionTLS13}
+	p.transport.TLSClientConfig = tlsfiles.ClientConfig(pool, s.serverName, nil, nil)
 	return p, nil
 }
 
