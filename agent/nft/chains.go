@@ -27,7 +27,7 @@ func (c *Conn) FindChains(t Table, own func(chain string) bool) (names []string,
 	if _, exists = tables[t.Name]; !exists {
 		return nil, nil, false, nil
 	}
-	err = c.eachChain(t, func(name string, _ []byte) {
+	err = c.eachChain(t, func() { names = nil }, func(name string, _ []byte) {
 		if own(name) {
 			names = append(names, name)
 		}
