@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrBase is returned by Apply if the delta was not made from this slice, so that the result would
-// not be the promised one. The receiver must ask for the whole slice.
+// ErrBase is returned by Apply if the delta was not made from this slice. The receiver must ask for
+// the whole slice.
 var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 
 // SliceDelta turns one version of a Slice into another one that differs in endpoints only. Its
@@ -117,7 +117,8 @@ func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 // Apply returns the slice that results from applying the delta to s, or ErrBase. It does not change
 // s. If the delta and s are canonical, so is the result.
 //
-// Apply checks the result against the version that the delta promises, unless s is not Exact.
+// The caller must compare the result's version with the one that the delta promises. If they
+// differ, the delta was made from another slice, or from one with content that s lacks.
 func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	if s.Key() != d.Key() {
 		return nil, fmt.Errorf("%w: the delta is for %s, the slice is %s", ErrBase, d.Key(), s.Key())
@@ -158,11 +159,7 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 		return nil, fmt.Errorf("%w: %s would have %d endpoints, more than the maximum of %d", ErrBase, s.Key(), len(n.Endpoints), MaxEndpoints)
 	}
 	n.leaves = hashLeaves(n.Endpoints, s)
-	own := n.hash()
-	if s.exact && own != d.Version {
-		return nil, fmt.Errorf("%w: %s would become %v, the delta promises %v", ErrBase, s.Key(), own, d.Version)
-	}
-	n.version, n.exact = d.Version, own == d.Version
+	n.version = n.hash()
 	return &n, nil
 }
 
@@ -185,6 +182,10 @@ type Update struct {
 	// Unreadable lists the objects of the update that its receiver could not decode. Applying the
 	// update neither changes nor, if the update is full, removes them.
 	Unreadable []Unreadable
+	// Unverified lists the objects of the update that have fields which its receiver does not know.
+	// The hash of the content that the receiver knows is not the sender's version, and nothing shows
+	// whether the sender's version is right.
+	Unverified []Unverified
 	// ResourceVersions are the source's versions that the update reflects, for the kinds that it
 	// changes; 0 for other kinds.
 	ResourceVersions ResourceVersions
@@ -204,6 +205,12 @@ type Unreadable struct {
 	// Delta means that the object was sent as a delta that did not decode. The whole object may
 	// still decode.
 	Delta bool
+}
+
+// Unverified is an object of an update of whose fields its receiver knows only some.
+type Unverified struct {
+	Key     Key
+	Version Version // the object's version at the sender
 }
 
 // Len returns the number of objects that the update names.

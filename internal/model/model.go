@@ -115,6 +115,9 @@ type Keyed interface {
 // Version is a hash of an object's content, including its key. The same content has the same
 // version everywhere, and different contents have different versions (see HashSize). The zero value
 // means that there is no object.
+//
+// An object in memory has no other version than the hash of its own content. What a server claims
+// the version to be is at most an Update's Unverified.
 type Version hash
 
 // Object is an object that shards hold: a *Service or a *Slice.
@@ -122,7 +125,7 @@ type Object interface {
 	Keyed
 	// ServiceKey returns the key of the Service whose shard the object is in.
 	ServiceKey() ServiceKey
-	// ContentVersion returns the version that the constructor, a delta or a decoder set.
+	// ContentVersion returns the hash of the content.
 	ContentVersion() Version
 }
 
@@ -219,8 +222,6 @@ type Service struct {
 	IPVSScheduler string
 
 	version Version
-	exact   bool // see Slice.exact
-	newer   bool // see Slice.newer
 }
 
 // LoadBalancerIngress is an ingress point of a Service's load balancer.
@@ -244,7 +245,7 @@ func (s *Service) Key() Key { return Key{KindService, s.Namespace, s.Name} }
 // ServiceKey returns the name of the Service.
 func (s *Service) ServiceKey() ServiceKey { return ServiceKey{s.Namespace, s.Name} }
 
-// ContentVersion returns the version that NewService or a decoder set.
+// ContentVersion returns the hash of the content.
 func (s *Service) ContentVersion() Version { return s.version }
 
 // Slice is what a node needs of a Kubernetes EndpointSlice.
@@ -261,10 +262,6 @@ type Slice struct {
 
 	version Version
 	leaves  []hash // hashes of groups of endpoints; see hashLeaves
-	exact   bool   // version is the hash of the content
-	// newer means that version is not the hash of the content, because the encoded slice had fields
-	// that this software does not know.
-	newer bool
 }
 
 // SlicePort is a port of a Slice's endpoints.
@@ -298,7 +295,7 @@ func (s *Slice) Key() Key { return Key{KindSlice, s.Namespace, s.Name} }
 // ServiceKey returns the name of the Service that the Slice belongs to.
 func (s *Slice) ServiceKey() ServiceKey { return ServiceKey{s.Namespace, s.Service} }
 
-// ContentVersion returns the version that NewSlice, a delta or a decoder set.
+// ContentVersion returns the hash of the content.
 func (s *Slice) ContentVersion() Version { return s.version }
 
 // Key returns the key of the Node.

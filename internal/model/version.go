@@ -80,32 +80,8 @@ func NewService(s Service) *Service {
 	s.ClusterIPs, s.ExternalIPs = slices.Compact(s.ClusterIPs), slices.Compact(s.ExternalIPs)
 	s.LoadBalancerIngress, s.LoadBalancerSourceRanges = slices.Compact(s.LoadBalancerIngress), slices.Compact(s.LoadBalancerSourceRanges)
 	s.Ports = slices.Compact(s.Ports)
-	s.version, s.exact = s.hash(), true
+	s.version = s.hash()
 	return &s
-}
-
-// WithVersion sets the version that the object had on the wire instead of the hash of its content.
-// The version may cover more fields than this software knows. If the two differ, unknown reports
-// whether the encoded object had fields that this software does not know; a nil unknown means that
-// it had none. WithVersion is for decoders, before the object is shared.
-func (s *Service) WithVersion(v Version, unknown func() bool) *Service {
-	s.exact = s.version == v
-	s.newer = !s.exact && unknown != nil && unknown()
-	s.version = v
-	return s
-}
-
-// WithOwnVersion returns the Service with the hash of its content as its version. It returns s if s
-// has that version already, or if s came from newer software. In any other case the Service passed
-// through software that is older than its source and may have dropped fields that this software
-// knows.
-func (s *Service) WithOwnVersion() *Service {
-	if s.exact || s.newer {
-		return s
-	}
-	own := *s
-	own.version, own.exact = s.hash(), true
-	return &own
 }
 
 func (s *Service) hash() Version {
@@ -165,34 +141,9 @@ func NewSlice(s Slice) *Slice {
 	})
 	s.Endpoints = slices.CompactFunc(s.Endpoints, func(a, b Endpoint) bool { return a.Address == b.Address })
 	s.leaves = hashLeaves(s.Endpoints, nil)
-	s.version, s.exact = s.hash(), true
+	s.version = s.hash()
 	return &s
 }
-
-// WithVersion sets the version that the slice had on the wire instead of the hash of its content;
-// see Service.WithVersion.
-func (s *Slice) WithVersion(v Version, unknown func() bool) *Slice {
-	s.exact = s.version == v
-	s.newer = !s.exact && unknown != nil && unknown()
-	s.version = v
-	return s
-}
-
-// WithOwnVersion returns the slice with the hash of its content as its version; see
-// Service.WithOwnVersion.
-func (s *Slice) WithOwnVersion() *Slice {
-	if s.exact || s.newer {
-		return s
-	}
-	own := *s
-	own.version, own.exact = s.hash(), true
-	return &own
-}
-
-// Exact reports whether the version is the hash of the content. It is false if the slice came from
-// newer software, with fields that this software does not know. It is also false if the slice
-// passed through older software that dropped fields.
-func (s *Slice) Exact() bool { return s.exact }
 
 // Compare orders the conditions of endpoints that share an address; the endpoint to use comes
 // first. Endpoints that do not terminate come before those that do, as in kube-proxy. Among the

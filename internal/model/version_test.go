@@ -207,45 +207,6 @@ func TestVersionsOfAllReleases(t *testing.T) {
 	require.Equal(t, "105d8f307d45cd4ec927402b687b50e4e0fd82f3b7ece6da2e", model.NodesDigest([]*model.Node{node}).String())
 }
 
-// TestVersionsOnTheWire checks which objects count with the version that came over the wire. They
-// do if nothing of them is known to be lost: if the version is the hash of the content, or if newer
-// software has sent fields that this software cannot hash.
-func TestVersionsOnTheWire(t *testing.T) {
-	foreign := model.Version{7}
-	service, slice := modeltest.Web().ContentVersion(), model.NewSlice(modeltest.WebSlice(3)).ContentVersion()
-	for name, c := range map[string]struct {
-		own     bool // whether the version on the wire is the hash of the content
-		unknown func() bool
-		stays   bool // whether it stays if own versions are to be used
-	}{
-		"its own":                 {true, nil, true},
-		"its own, unknown fields": {true, func() bool { return true }, true},
-		"another":                 {false, nil, false},
-		"another, no more fields": {false, func() bool { return false }, false},
-		"another, unknown fields": {false, func() bool { return true }, true},
-	} {
-		version := func(own model.Version) model.Version {
-			if c.own {
-				return own
-			}
-			return foreign
-		}
-		s := modeltest.Web().WithVersion(version(service), c.unknown)
-		require.Equal(t, version(service), s.ContentVersion(), name)
-		require.Equal(t, c.stays, s.WithOwnVersion() == s, name)
-		e := model.NewSlice(modeltest.WebSlice(3)).WithVersion(version(slice), c.unknown)
-		require.Equal(t, version(slice), e.ContentVersion(), name)
-		require.Equal(t, c.own, e.Exact(), name)
-		require.Equal(t, c.stays, e.WithOwnVersion() == e, name)
-		if !c.stays {
-			require.Equal(t, service, s.WithOwnVersion().ContentVersion(), name)
-			require.Equal(t, slice, e.WithOwnVersion().ContentVersion(), name)
-			require.True(t, e.WithOwnVersion().Exact(), name)
-			require.Equal(t, foreign, e.ContentVersion(), "an object is immutable once it is shared")
-		}
-	}
-}
-
 // TestListsHaveNoDuplicates checks that an object that names something twice is the same as one
 // that names it once.
 func TestListsHaveNoDuplicates(t *testing.T) {

@@ -195,7 +195,10 @@ func (f form) decode() func(wire.Frame) (*wire.Response, error) {
 		}
 		if r.Update != nil {
 			for i, s := range r.Update.Services {
-				r.Update.Services[i] = f.known(s).WithVersion(s.ContentVersion(), nil)
+				r.Update.Services[i] = f.known(s)
+				if version := s.ContentVersion(); version != r.Update.Services[i].ContentVersion() {
+					r.Update.Unverified = append(r.Update.Unverified, model.Unverified{Key: s.Key(), Version: version})
+				}
 			}
 		}
 		return r, nil

@@ -107,9 +107,9 @@ func (d *updateDecoder) field(field wireField, v wireValue) error {
 			b = b[n:]
 		}
 	case serviceField:
-		return object(d, v.bytes, &u.Services, model.KindService, 0, &pb.Service{}, serviceFromProto)
+		return object(d, v.bytes, &u.Services, model.KindService, 0, &pb.Service{}, d.service)
 	case sliceField:
-		return object(d, v.bytes, &u.Slices, model.KindSlice, sliceEndpoints, &pb.Slice{}, sliceFromProto)
+		return object(d, v.bytes, &u.Slices, model.KindSlice, sliceEndpoints, &pb.Slice{}, d.slice)
 	case deltasField:
 		return object(d, v.bytes, &u.Deltas, model.KindSlice, deltaEndpoints, &pb.SliceDelta{}, deltaFromProto)
 	case keyField:

@@ -217,6 +217,7 @@ func (c *copyOf) take(t require.TestingT, responses []*wire.Response) {
 			}
 			s, err := d.Apply(old)
 			require.NoError(t, err)
+			require.Equal(t, d.Version, s.ContentVersion())
 			c.objects[placed{u.Shard, d.Key()}] = s
 		}
 	}

@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -19,9 +22,36 @@ type hasty struct{ *cluster }
 
 func (hasty) behindWait() time.Duration { return 10 * time.Millisecond }
 
+// forgeries returns the state of a cluster with one endpoint fewer in each slice, under the
+// versions of the true slices. change, if any, changes each slice further.
+func forgeries(shards uint32, change func(*pb.Slice)) []*pb.StreamResponse {
+	updates := make([]*model.Update, shards)
+	for i := range updates {
+		updates[i] = &model.Update{Shard: uint32(i), Full: true, To: 1}
+	}
+	for i := range 20 {
+		s := sliceOf(i, 2)
+		u := updates[s.ServiceKey().Shard(shards)]
+		u.Slices = append(u.Slices, s)
+		u.Services = append(u.Services, model.NewService(model.Service{Namespace: "default", Name: s.Service, Type: model.ClusterIP}))
+	}
+	script := []*pb.StreamResponse{{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{Epoch: 7, ShardCount: shards, Path: []uint64{7}}}}}
+	for _, u := range updates {
+		p := wire.UpdateToProto(u)
+		for _, s := range p.GetSlices() {
+			s.Endpoints = s.GetEndpoints()[:1]
+			if change != nil {
+				change(s)
+			}
+		}
+		script = append(script, &pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
+	}
+	return script
+}
+
 // TestExtremesOfUpstreams checks that a relay follows the next server and serves that server's
 // state, whatever the previous server has sent. The messages have the highest resource versions and
-// sequences, endless paths, and invalid Node names.
+// sequences, endless paths, invalid Node names, and false content under true versions.
 func TestExtremesOfUpstreams(t *testing.T) {
 	const shards, most, long = 64, math.MaxUint64, 1 << 20
 	versions := &pb.ResourceVersions{Services: most, Slices: most}
@@ -49,7 +79,11 @@ func TestExtremesOfUpstreams(t *testing.T) {
 		"node":             {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: text}}), inSync},
 		"labels":           {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: "n", Labels: map[string]string{text: "x"}}}), inSync},
 		"drain":            {welcome(7), {Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: math.MaxUint32}}}},
-		"drain at once":    {{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: math.MaxUint32}}}},
+		"forgeries":        append(forgeries(shards, nil), inSync),
+		"forgeries with unknown fields": append(forgeries(shards, func(s *pb.Slice) {
+			s.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
+		}), inSync),
+		"drain at once": {{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: math.MaxUint32}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := hasty{newCluster()}

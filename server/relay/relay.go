@@ -4,8 +4,8 @@
 //
 // # Guarantees
 //
-//   - Objects keep the versions of the upstream server. A relay therefore has the same digests as
-//     its root, and agents move freely between both.
+//   - A relay has the same digests as its root, and agents move freely between both. Only objects
+//     with fields that the relay does not know have another version there: that of what it knows.
 //   - The relay's store is synced once it holds everything that the upstream server has. When the
 //     stream breaks, the store keeps its content, and the next stream brings the differences.
 //   - The relay acks a position upstream only once all nodes behind it have programmed it. Each

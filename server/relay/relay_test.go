@@ -49,6 +49,14 @@ type server struct {
 // serve runs a server whose state comes from a source or from other servers.
 func serve(t *testing.T, address string, from source.Source, upstreams ...string) *server {
 	t.Helper()
+	return serveDecoding(t, address, wire.Decode, from, upstreams...)
+}
+
+// serveDecoding runs a server. A relay decodes frames with decode.
+func serveDecoding(
+	t *testing.T, address string, decode func(wire.Frame) (*wire.Response, error), from source.Source, upstreams ...string,
+) *server {
+	t.Helper()
 	s := &server{t: t, log: &logtest.Buffer{}, registry: prometheus.NewRegistry(), debug: filepath.Join(t.TempDir(), "debug.sock")}
 	c := serverapp.Config{
 		Source: from, BindAddress: address, DebugSocket: s.debug, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
@@ -63,7 +71,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	if len(upstreams) > 0 {
 		c.Upstream = &client.Options{
 			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Registerer: s.registry,
-			MaxBackoff: 100 * time.Millisecond,
+			MaxBackoff: 100 * time.Millisecond, Decode: decode,
 		}
 	}
 	app, err := serverapp.New(c)
@@ -138,14 +146,20 @@ func (c *cluster) fill(from, to, endpoints int) {
 		name := fmt.Sprint("service-", i)
 		c.version += 2
 		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), c.version-1)
-		s := model.Slice{Namespace: "default", Name: name, Service: name, Family: model.IPv4}
-		for e := range endpoints {
-			s.Endpoints = append(s.Endpoints, model.Endpoint{
-				Address: netip.AddrFrom4([4]byte{10, byte(i), 0, byte(e)}), Conditions: model.Conditions{Ready: true, Serving: true},
-			})
-		}
-		c.sink.Upsert(model.NewSlice(s), c.version)
+		c.sink.Upsert(sliceOf(i, endpoints), c.version)
 	}
+}
+
+// sliceOf returns the slice that fill writes for a Service.
+func sliceOf(service, endpoints int) *model.Slice {
+	name := fmt.Sprint("service-", service)
+	s := model.Slice{Namespace: "default", Name: name, Service: name, Family: model.IPv4}
+	for e := range endpoints {
+		s.Endpoints = append(s.Endpoints, model.Endpoint{
+			Address: netip.AddrFrom4([4]byte{10, byte(service), 0, byte(e)}), Conditions: model.Conditions{Ready: true, Serving: true},
+		})
+	}
+	return model.NewSlice(s)
 }
 
 // agent is a running agent of a node.

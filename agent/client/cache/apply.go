@@ -61,6 +61,9 @@ func (w *Writer) Apply(u *model.Update) (out Outcome, err error) {
 	for _, slice := range u.Slices {
 		w.changeSliceLocked(s, slice)
 	}
+	for _, o := range u.Unverified {
+		s.setUnverified(o.Key, o.Version)
+	}
 	out.Missing = w.applyDeltasLocked(s, u)
 	out.Undecoded = s.noteUnreadable(u.Unreadable)
 	w.missing += len(s.missing) - missing
@@ -184,8 +187,8 @@ func (w *Writer) setSliceLocked(s *cacheShard, slice *model.Slice) {
 //
 // A delta starts from the state at u.From. The shard may already be past u.From, and a missing or
 // unreadable slice may be behind its shard. The version of the result shows whether the delta
-// fitted, but only if the slice is exact. A slice that is not exact therefore gets a delta only if
-// it is certainly in the state at u.From.
+// fitted, unless the slice is unverified. An unverified slice therefore gets a delta only if it is
+// certainly in the state at u.From, and the result is unverified, too.
 func (w *Writer) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []model.Key) {
 	apply := w.ApplyDelta
 	if apply == nil {
@@ -193,15 +196,21 @@ func (w *Writer) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []mo
 	}
 	for _, d := range u.Deltas {
 		have := s.slices[d.Key()]
-		if have != nil && have.ContentVersion() == d.Version {
-			s.setSlice(have) // it may have been unreadable until now
+		if have != nil && s.versionOf(have) == d.Version {
+			s.arrived(d.Key()) // it may have been unreadable until now
 			continue
 		}
+		_, unverified := s.unverified[d.Key()]
 		_, unreadable := s.unreadable[d.Key()]
 		_, waits := s.missing[d.Key()]
-		if have != nil && (have.Exact() || s.sequence == u.From && !unreadable && !waits) {
-			if slice, err := apply(d, have); err == nil {
+		if have != nil && (!unverified || s.sequence == u.From && !unreadable && !waits) {
+			slice, err := apply(d, have)
+			verified := err == nil && slice.ContentVersion() == d.Version
+			if verified || err == nil && unverified {
 				w.changeSliceLocked(s, slice)
+				if !verified {
+					s.setUnverified(d.Key(), d.Version)
+				}
 				continue
 			}
 		}

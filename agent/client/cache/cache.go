@@ -8,7 +8,10 @@
 //   - The cache never guesses the result of a delta that does not fit. It keeps the slice as it is,
 //     reports it, and has no position to acknowledge in this shard until the slice has arrived.
 //   - An object that does not decode leaves the cache as it was. It counts in digests as the server
-//     has it, so it hides no other difference.
+//     has it, so it hides no other difference. The same holds for an object with fields that this
+//     software does not know.
+//   - Apart from these, and from one stream to the next, an object counts in digests with the hash
+//     of its own content. No server can make other content pass for it.
 //
 // # Roles
 //
@@ -78,10 +81,7 @@ type Cache struct {
 	restored []*model.Service
 	// servers are the servers that the last stream named.
 	servers []Server
-	// software is the version of the server that last brought the cache in sync. Empty means that
-	// none has yet.
-	software string
-	pending  pending
+	pending pending
 	// counts are the numbers of changes since New.
 	counts Counts
 	dirty  chan struct{}

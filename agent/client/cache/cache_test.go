@@ -77,7 +77,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	require.Empty(t, changes.Positions)
 	require.Equal(t, "n", c.Node().Name)
 
-	h := c.Hello()
+	h := c.Begin("")
 	require.EqualValues(t, epoch, h.Epoch)
 	require.EqualValues(t, 8, h.ResourceVersions.Services)
 	require.Equal(t, []uint64{3}, h.Sequences)
@@ -296,9 +296,9 @@ func TestPositionsAreOfAnEpoch(t *testing.T) {
 	w := welcomed(t, 2)
 	apply(t, w, &model.Update{Shard: 1, From: 1, To: 4})
 	require.NoError(t, w.Welcome(epoch, 2))
-	require.Equal(t, []uint64{1, 4}, w.Hello().Sequences)
+	require.Equal(t, []uint64{1, 4}, w.Begin("").Sequences)
 	require.NoError(t, w.Welcome(epoch+1, 2))
-	require.Equal(t, []uint64{0, 0}, w.Hello().Sequences)
+	require.Equal(t, []uint64{0, 0}, w.Begin("").Sequences)
 	changes, ok := w.Take()
 	require.True(t, ok)
 	require.Empty(t, changes.Positions)
@@ -377,53 +377,6 @@ func TestTheNodeIsKept(t *testing.T) {
 	set(node("b", other, others), node("b", other, others), false)
 }
 
-// TestServersOfOtherSoftware checks that objects whose version promises more than the cache holds
-// are asked for again when a server of another version may have more, except those that are asked
-// for anyway.
-func TestServersOfOtherSoftware(t *testing.T) {
-	newer := func() bool { return true }
-	exact, less, missing, unreadable := named("exact", "a", 1), as(named("less", "a", 1), 9), as(named("missing", "b", 1), 9), as(named("unreadable", "b", 1), 9)
-	fromNewer := *named("newer", "a", 1)
-	more := fromNewer.WithVersion(model.Version{9}, newer)
-	w := welcomed(t, 1)
-	next(t, w, &model.Update{
-		Services: []*model.Service{service("exact"), svcAs(service("less"), 9), svcAs(service("unreadable"), 8)},
-		Slices:   []*model.Slice{exact, less, missing, unreadable, more},
-	})
-	next(t, w, &model.Update{
-		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "missing", Version: model.Version{10}, Removed: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
-		Unreadable: []model.Unreadable{
-			unreadableSlice("unreadable", 10, false), {Key: service("unreadable").Key(), Version: model.Version{10}},
-		},
-	})
-	asSent := []model.Object{
-		service("exact"), svcAs(service("less"), 9), svcAs(service("unreadable"), 10), exact, less, missing, as(unreadable, 10), more,
-	}
-	requireDigest(t, w, asSent...)
-	require.Empty(t, w.RecordSoftware("1.0"), "the first server")
-	require.Empty(t, w.RecordSoftware("1.0"))
-	requireDigest(t, w, asSent...)
-	require.Equal(t, []uint32{0}, w.RecordSoftware("1.1"))
-	requireDigest(t, w, service("exact"), service("less"), svcAs(service("unreadable"), 10), exact, named("less", "a", 1), missing, as(unreadable, 10), more)
-	require.Empty(t, w.RecordSoftware("1.2"), "they are known by now")
-
-	for _, u := range []*model.Update{{Services: []*model.Service{svcAs(service("less"), 9)}}, {Slices: []*model.Slice{less}}} {
-		w = welcomed(t, 2)
-		u.From, u.To, u.Shard = 1, 2, model.ServiceKey{Namespace: "default", Name: "less"}.Shard(2)
-		if u.Slices != nil {
-			u.Shard = less.ServiceKey().Shard(2)
-		}
-		apply(t, w, u)
-		w.RecordSoftware("1.0")
-		require.Equal(t, []uint32{u.Shard}, w.RecordSoftware("1.1"))
-		apply(t, w, &model.Update{Shard: u.Shard, To: 3, Full: true, Services: u.Services, Slices: u.Slices})
-		w.Relay = true
-		require.Empty(t, w.RecordSoftware("1.2"), "a relay's store would ignore what is sent again")
-		w.Relay = false
-		require.Empty(t, w.RecordSoftware("1.2"), "it is the same version")
-	}
-}
-
 // TestRelayHearsOfEverything checks that a relay is told what an Update named, as the cache now
 // holds it, and what is gone.
 func TestRelayHearsOfEverything(t *testing.T) {
@@ -487,13 +440,13 @@ func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 			require.True(t, ok)
 			require.Equal(t, []model.ServiceKey{webKey}, changes.Services, "the rest of the update counts")
 			require.Empty(t, changes.Positions)
-			require.Equal(t, []uint64{0}, c.Hello().Sequences)
+			require.Equal(t, []uint64{0}, c.Contents(everything).Sequences)
 
 			apply(t, c, answer)
 			changes, ok = c.Take()
 			require.True(t, ok)
 			require.Equal(t, map[uint32]uint64{0: answer.To}, changes.Positions)
-			require.Equal(t, []uint64{answer.To}, c.Hello().Sequences)
+			require.Equal(t, []uint64{answer.To}, c.Contents(everything).Sequences)
 		})
 	}
 }
@@ -513,7 +466,7 @@ func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 	changes, _ := c.Take()
 	require.Empty(t, changes.Positions, "the answer is still to come on this stream")
 
-	c.Subscribe("")
+	c.Begin("")
 	require.NoError(t, c.Welcome(epoch, 1))
 	require.NoError(t, c.InSync([]uint64{4}, model.ResourceVersions{}))
 	changes, _ = c.Take()
@@ -533,7 +486,7 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 		require.True(t, ok)
 		return changes.Positions
 	}
-	held := func() uint64 { return c.Hello().Sequences[0] }
+	held := func() uint64 { return c.Contents(everything).Sequences[0] }
 	require.Equal(t, map[uint32]uint64{0: 2}, positions())
 	require.NoError(t, c.Welcome(epoch, 1))
 	require.Len(t, apply(t, c, delta()), 1)
@@ -543,6 +496,7 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 
 	// The stream breaks before the answer arrives, and the next stream breaks before its first
 	// message.
+	c.Begin("")
 	require.NoError(t, c.Welcome(epoch, 1))
 	require.Empty(t, positions())
 	require.Zero(t, held())
@@ -615,15 +569,12 @@ func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
 }
 
-// TestDeltasOfContentThatIsNotExact checks that a delta whose result cannot be verified is applied
+// TestDeltasOfUnverifiedContent checks that a delta whose result cannot be verified is applied
 // only to the exact state that it starts from.
-func TestDeltasOfContentThatIsNotExact(t *testing.T) {
+func TestDeltasOfUnverifiedContent(t *testing.T) {
 	before := web(func(*model.Slice) {})
 	delta := model.Diff(before, web(unready(1)))
-	held := func() *model.Slice {
-		s := modeltest.WebSlice(100)
-		return model.NewSlice(s).WithVersion(model.Version{7}, nil)
-	}
+	claim := []model.Unverified{{Key: before.Key(), Version: model.Version{7}}}
 	for name, c := range map[string]struct {
 		prepare func(*Writer)
 		from    uint64
@@ -636,7 +587,7 @@ func TestDeltasOfContentThatIsNotExact(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cache := welcomed(t, 1)
-			apply(t, cache, &model.Update{From: 1, To: 2, Slices: []*model.Slice{held()}})
+			apply(t, cache, &model.Update{From: 1, To: 2, Slices: []*model.Slice{before}, Unverified: claim})
 			c.prepare(cache)
 			apply(t, cache, &model.Update{From: c.from, To: 3, Deltas: []*model.SliceDelta{delta}})
 			require.Equal(t, c.applied, !cache.Slice(0, before.Key()).Endpoints[1].Conditions.Ready)
@@ -648,7 +599,7 @@ func TestDeltasOfContentThatIsNotExact(t *testing.T) {
 // in sync, not the highest ones ever received.
 func TestVersionsSeen(t *testing.T) {
 	c := welcomed(t, 1)
-	seen := func() model.ResourceVersions { return c.Hello().ResourceVersions }
+	seen := func() model.ResourceVersions { return c.Begin("").ResourceVersions }
 	require.NoError(t, c.InSync([]uint64{1}, model.ResourceVersions{Services: 5, Slices: 1<<64 - 1}))
 	require.EqualValues(t, uint64(1<<64-1), seen().Slices)
 	require.NoError(t, c.Welcome(epoch+1, 1))
@@ -690,7 +641,7 @@ func TestPositionsAreOfASubscription(t *testing.T) {
 	c := &Writer{Cache: New()}
 	position := func() []uint64 { s, _ := c.Digests(); return s }
 	connect := func(s Subscription) {
-		c.Subscribe(s)
+		c.Begin(s)
 		require.NoError(t, c.Welcome(epoch, 1))
 	}
 	connect("a")

@@ -42,7 +42,7 @@ func (c *Cache) Contents(changed func(shard int, revision uint64) bool) *Content
 	for i := range c.shards {
 		s := &c.shards[i]
 		sequence := s.sequence
-		if len(s.missing) > 0 || len(s.unreadable) > 0 || c.resubscribing {
+		if s.unproved() || c.resubscribing {
 			sequence = 0 // the digest decides, as in a Hello
 		}
 		out.Sequences = append(out.Sequences, sequence)
@@ -75,10 +75,9 @@ func (c *Cache) Restore(from *Contents) error {
 		if err := shards[i].fill(u, uint32(len(shards))); err != nil {
 			return fmt.Errorf("shard %d: %w", i, err)
 		}
-		shards[i].sequence = from.Sequences[i]
-		// The writer may have been older software than the reader, so the digest decides.
-		if shards[i].useOwnVersions() {
-			shards[i].sequence = 0
+		// If the writer was newer software, the digest decides.
+		if len(u.Unverified) == 0 {
+			shards[i].sequence = from.Sequences[i]
 		}
 	}
 	c.mu.Lock()

@@ -98,7 +98,7 @@ func checkCache(t *testing.T, c *Cache) {
 func twice(t testing.TB, s *model.Slice) []byte {
 	e := modeltest.WebEndpoint(200)
 	shard := s.ServiceKey().Shard(2)
-	whole, err := wire.EncodeUpdate(&model.Update{Shard: shard, To: 2, Full: true, Slices: []*model.Slice{s.WithVersion(model.Version{1}, nil)}})
+	whole, err := wire.EncodeUpdate(&model.Update{Shard: shard, To: 2, Full: true, Slices: []*model.Slice{s}})
 	require.NoError(t, err)
 	delta, err := wire.EncodeUpdate(&model.Update{Shard: shard, From: 2, To: 3, Deltas: []*model.SliceDelta{{
 		Namespace: s.Namespace, Name: s.Name, Version: model.Version{2}, Endpoints: []model.Endpoint{e, e},

@@ -43,7 +43,7 @@ func (p *Parts) Join(u *model.Update, more bool, size int) (whole *model.Update,
 	if u.Shard >= p.shards {
 		return nil, fmt.Errorf("%w: update of shard %d of %d", ErrProtocol, u.Shard, p.shards)
 	}
-	if p.memory += size + objectMemory*(u.Len()+len(u.Unreadable)); p.memory > maxUnfinished {
+	if p.memory += size + objectMemory*(u.Len()+len(u.Unreadable)+len(u.Unverified)); p.memory > maxUnfinished {
 		return nil, fmt.Errorf("%w: unfinished updates of more than %d bytes", ErrProtocol, maxUnfinished)
 	}
 	if first := p.waiting[u.Shard]; first != nil {
@@ -78,6 +78,7 @@ func clipped(u *model.Update) *model.Update {
 	c.Deltas = slices.Clip(c.Deltas)
 	c.Removed = slices.Clip(c.Removed)
 	c.Unreadable = slices.Clip(c.Unreadable)
+	c.Unverified = slices.Clip(c.Unverified)
 	return &c
 }
 
@@ -92,5 +93,6 @@ func join(a, b *model.Update) *model.Update {
 	j.Deltas = append(j.Deltas, b.Deltas...)
 	j.Removed = append(j.Removed, b.Removed...)
 	j.Unreadable = append(j.Unreadable, b.Unreadable...)
+	j.Unverified = append(j.Unverified, b.Unverified...)
 	return &j
 }

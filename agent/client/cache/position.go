@@ -2,30 +2,17 @@ package cache
 
 import "github.com/slicecast/slicecast/internal/model"
 
-// Hello is what a Hello says of a cache, so that the server sends only what differs.
+// Hello is what the Hello of a stream says of a cache, so that the server sends only what differs.
 type Hello struct {
 	// Epoch is the epoch of the sequences. 0 means that there is none yet.
 	Epoch uint64
-	// Sequences is indexed by shard. A shard that lacks objects has 0, which makes the server
-	// compare digests.
+	// Sequences is indexed by shard. A shard without a position has 0, which makes the server compare
+	// digests.
 	Sequences []uint64
 	// Digest is the digest of the whole state.
 	Digest model.Digest
 	// ResourceVersions are the versions that the cache reflects.
 	ResourceVersions model.ResourceVersions
-}
-
-// Hello returns what the next Hello says of the cache.
-func (c *Cache) Hello() Hello {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	sequences, digests := c.digestsLocked()
-	for i := range c.shards {
-		if len(c.shards[i].missing) > 0 {
-			sequences[i] = 0
-		}
-	}
-	return Hello{Epoch: c.epoch, Sequences: sequences, Digest: model.StateDigest(digests), ResourceVersions: c.seen}
 }
 
 // Status summarizes the content of a cache.

@@ -12,9 +12,11 @@ import (
 // Invariants:
 //
 //  1. Each slice is in slices and in the cachedService of its Service. No cachedService is empty.
-//  2. revision grows with every change of the content or of unreadable.
+//  2. revision grows with every change of the content, of unreadable or of unverified.
 //  3. The keys of changed are also in unreadable.
 //  4. Objects are immutable, because readers of the cache share them.
+//  5. An object counts in digests with the hash of its own content, unless it is in unreadable or
+//     unverified. These hold claims of the present stream only; see Writer.Begin.
 type cacheShard struct {
 	sequence uint64
 	// moved reports that the sequence has changed since the cache's reader last saw it.
@@ -33,6 +35,10 @@ type cacheShard struct {
 	// them. An older object stays in the cache. In digests they count with the server's version, so
 	// that the rest of the shard can still be compared.
 	unreadable map[model.Key]model.Version
+	// unverified are the objects that came with fields which this software does not know, with the
+	// server's versions of them. In digests they count with these versions, so that the rest of the
+	// shard can still be compared.
+	unverified map[model.Key]model.Version
 	// changed are the unreadable objects that a delta has changed since. They may be readable now.
 	changed map[model.Key]struct{}
 }
@@ -83,7 +89,7 @@ func (s *cacheShard) object(key model.Key) model.Object {
 func (s *cacheShard) all(yield func(key model.Key, version model.Version) bool) {
 	held := func(o model.Object) bool {
 		_, unreadable := s.unreadable[o.Key()]
-		return unreadable || yield(o.Key(), o.ContentVersion())
+		return unreadable || yield(o.Key(), s.versionOf(o))
 	}
 	for _, h := range s.services {
 		if h.service != nil && !held(h.service) {
@@ -100,6 +106,17 @@ func (s *cacheShard) all(yield func(key model.Key, version model.Version) bool) 
 			return
 		}
 	}
+}
+
+// versionOf returns the version that an object of the shard has at the server: the hash of its
+// content, unless that is unverified.
+func (s *cacheShard) versionOf(o model.Object) model.Version {
+	if len(s.unverified) > 0 {
+		if version, ok := s.unverified[o.Key()]; ok {
+			return version
+		}
+	}
+	return o.ContentVersion()
 }
 
 // bucketDigests returns the digests of the shard's buckets, by number.
@@ -131,8 +148,8 @@ func (s *cacheShard) dropEmpty(key model.ServiceKey) {
 
 func (s *cacheShard) setService(service *model.Service) {
 	key := service.Key()
-	s.revision++
-	delete(s.unreadable, key)
+	s.arrived(key)
+	delete(s.unverified, key)
 	s.held(service.ServiceKey()).service = service
 }
 
@@ -140,10 +157,8 @@ func (s *cacheShard) setService(service *model.Service) {
 func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	key := slice.Key()
 	old = s.slices[key]
-	s.revision++
-	delete(s.unreadable, key)
-	delete(s.changed, key)
-	delete(s.missing, key)
+	s.arrived(key)
+	delete(s.unverified, key)
 	if old != nil && old.Service != slice.Service {
 		s.unlink(old)
 	}
@@ -157,6 +172,29 @@ func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	}
 	return old
 }
+
+// arrived notes that the shard holds what the server has under this key, or that the server has
+// nothing.
+func (s *cacheShard) arrived(key model.Key) {
+	s.revision++
+	delete(s.unreadable, key)
+	delete(s.changed, key)
+	delete(s.missing, key)
+}
+
+// setUnverified notes the server's version of an object that the shard holds, whose content does
+// not show whether the version is right.
+func (s *cacheShard) setUnverified(key model.Key, version model.Version) {
+	s.revision++
+	if s.unverified == nil {
+		s.unverified = make(map[model.Key]model.Version)
+	}
+	s.unverified[key] = version
+}
+
+// unproved reports whether the shard's content is not the server's for certain: it lacks objects,
+// or the server has claimed versions that the content does not prove.
+func (s *cacheShard) unproved() bool { return len(s.missing)+len(s.unreadable)+len(s.unverified) > 0 }
 
 // noteUnreadable notes the objects of an Update that did not decode. It returns the slices that
 // must be asked for, because their delta did not decode.
@@ -209,32 +247,6 @@ func (s *cacheShard) setMissing(key model.Key) bool {
 	return true
 }
 
-// useOwnVersions makes each object count with the version of the content that the cache holds,
-// where the object's stated version differs. It reports whether any did. Missing and unreadable
-// objects keep their versions.
-func (s *cacheShard) useOwnVersions() (differs bool) {
-	waits := func(key model.Key) bool {
-		_, unreadable := s.unreadable[key]
-		_, missing := s.missing[key]
-		return unreadable || missing
-	}
-	for _, h := range s.services {
-		if h.service != nil && !waits(h.service.Key()) {
-			if own := h.service.WithOwnVersion(); own != h.service {
-				s.setService(own)
-				differs = true
-			}
-		}
-	}
-	for key, slice := range s.slices {
-		if own := slice.WithOwnVersion(); own != slice && !waits(key) {
-			s.setSlice(own)
-			differs = true
-		}
-	}
-	return differs
-}
-
 // others returns the keys that no longer exist according to an Update. These are the keys that
 // the shard holds or misses in the part that the Update covers whole, and that the Update does not
 // name. That part is the whole shard or some of its buckets.
@@ -273,10 +285,8 @@ func (s *cacheShard) others(u *model.Update) []model.Key {
 
 // remove removes an object and returns what the shard held of it, if anything.
 func (s *cacheShard) remove(key model.Key) model.Object {
-	s.revision++
-	delete(s.unreadable, key)
-	delete(s.changed, key)
-	delete(s.missing, key)
+	s.arrived(key)
+	delete(s.unverified, key)
 	o := s.object(key)
 	switch o := o.(type) {
 	case *model.Service:

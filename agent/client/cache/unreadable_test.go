@@ -1,6 +1,7 @@
-// These tests prove what a cache does with objects that do not decode and with slices that are
-// missing. It keeps what it holds, compares digests as the server does, and says what to ask for.
-// It forgets them neither too early nor too late, and there is a bound for them.
+// These tests prove what a cache does with objects that do not decode, with objects that it cannot
+// verify, and with slices that are missing. It keeps what it holds, compares digests as the server
+// does, and says what to ask for. It forgets them neither too early nor too late, and there is a
+// bound for them.
 package cache
 
 import (
@@ -13,11 +14,16 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// as returns the object with the version that a server has of it.
-func as(s *model.Slice, version byte) *model.Slice {
-	out := *s
-	return out.WithVersion(model.Version{version}, nil)
+// claimed is an object that counts in digests with the version that a server claims.
+type claimed struct {
+	model.Object
+	version model.Version
 }
+
+func (c claimed) ContentVersion() model.Version { return c.version }
+
+// as returns the object with the version that a server claims.
+func as(o model.Object, version byte) model.Object { return claimed{o, model.Version{version}} }
 
 // unreadableSlice says that a slice has this version at the server and did not decode.
 func unreadableSlice(name string, version byte, delta bool) model.Unreadable {
@@ -56,15 +62,15 @@ func TestUnreadableObjects(t *testing.T) {
 		readable []model.Key
 		objects  []model.Object
 	}{
-		"the slices arrive":       {&model.Update{Slices: []*model.Slice{a, b}}, []model.Key{a.Key(), b.Key()}, []model.Object{a, b, svcAs(svc, 9)}},
+		"the slices arrive":       {&model.Update{Slices: []*model.Slice{a, b}}, []model.Key{a.Key(), b.Key()}, []model.Object{a, b, as(svc, 9)}},
 		"the Service arrives":     {&model.Update{Services: []*model.Service{svc}}, []model.Key{svc.Key()}, []model.Object{as(a, 9), as(b, 9), svc}},
-		"a slice is removed":      {&model.Update{Removed: []model.Key{a.Key()}}, []model.Key{a.Key()}, []model.Object{as(b, 9), svcAs(svc, 9)}},
+		"a slice is removed":      {&model.Update{Removed: []model.Key{a.Key()}}, []model.Key{a.Key()}, []model.Object{as(b, 9), as(svc, 9)}},
 		"the shard is whole":      {&model.Update{Full: true, Slices: []*model.Slice{a}}, []model.Key{a.Key(), b.Key(), svc.Key()}, []model.Object{a}},
-		"a whole bucket lacks it": {&model.Update{FullBuckets: []uint32{b.Key().Bucket()}}, []model.Key{b.Key()}, []model.Object{as(a, 9), svcAs(svc, 9)}},
+		"a whole bucket lacks it": {&model.Update{FullBuckets: []uint32{b.Key().Bucket()}}, []model.Key{b.Key()}, []model.Object{as(a, 9), as(svc, 9)}},
 		"a delta leads to what the cache holds": {
-			&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("a", "web", 4), a)}}, []model.Key{a.Key()}, []model.Object{a, as(b, 9), svcAs(svc, 9)},
+			&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("a", "web", 4), a)}}, []model.Key{a.Key()}, []model.Object{a, as(b, 9), as(svc, 9)},
 		},
-		"nothing of them": {&model.Update{}, nil, []model.Object{as(a, 9), as(b, 9), svcAs(svc, 9)}},
+		"nothing of them": {&model.Update{}, nil, []model.Object{as(a, 9), as(b, 9), as(svc, 9)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NotEqual(t, a.Key().Bucket(), b.Key().Bucket())
@@ -84,7 +90,7 @@ func TestUnreadableObjects(t *testing.T) {
 			require.False(t, w.IsUnreadable(0, named("c", "", 0).Key()))
 			require.False(t, w.IsUnreadable(1, a.Key()), "there is no such shard")
 			require.Empty(t, w.ChangedUnreadable())
-			requireDigest(t, w, as(a, 9), as(b, 9), svcAs(svc, 9))
+			requireDigest(t, w, as(a, 9), as(b, 9), as(svc, 9))
 			changes, _ := w.Take()
 			require.Equal(t, map[uint32]uint64{0: 3}, changes.Positions, "nothing is missing")
 
@@ -97,11 +103,6 @@ func TestUnreadableObjects(t *testing.T) {
 			}
 		})
 	}
-}
-
-func svcAs(s *model.Service, version byte) *model.Service {
-	out := *s
-	return out.WithVersion(model.Version{version}, nil)
 }
 
 // TestChangesOfUnreadableSlices checks that a delta of an unreadable slice is not asked for at
@@ -182,9 +183,10 @@ func TestUnfitIsBounded(t *testing.T) {
 	apply(t, w, unreadable(1, MaxUnfit, MaxUnfit+1))
 	_, err = w.Apply(unreadable(1, MaxUnfit+1, MaxUnfit+2))
 	require.ErrorIs(t, err, ErrProtocol)
+	w.Begin("")
 	require.NoError(t, w.Welcome(epoch, 1))
 	out, err := w.Apply(&model.Update{Full: true, To: 7, Unreadable: unreadable(0, 0, MaxUnfit).Unreadable})
-	require.NoError(t, err, "with other shards, nothing is known of them")
+	require.NoError(t, err, "on the next stream, nothing is known of them")
 	require.Empty(t, out.Readable)
 
 	deltas := func(from, to int) *model.Update {
@@ -199,11 +201,70 @@ func TestUnfitIsBounded(t *testing.T) {
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(MaxUnfit, MaxUnfit+1).Deltas}).Missing, 1)
 	_, err = w.Apply(&model.Update{Full: true, To: 9})
 	require.ErrorIs(t, err, ErrProtocol)
-	require.NoError(t, w.Welcome(epoch, 1), "the next server sends what differs")
+	w.Begin("") // the next server sends what differs
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, MaxUnfit+1).Deltas}).Missing, MaxUnfit+1)
-	require.NoError(t, w.Welcome(epoch, 1))
+	w.Begin("")
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, MaxUnfit).Deltas}).Missing, MaxUnfit)
 	require.Empty(t, next(t, w, &model.Update{Removed: []model.Key{key(0), key(1)}}).Missing)
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, 2).Deltas}).Missing, 2)
 	require.Empty(t, next(t, w, &model.Update{}).Missing)
+}
+
+// TestClaimsEndWithTheirStream checks that objects which a cache cannot verify count in digests as
+// the server has them, but on the next stream as what the cache holds. Their shard has no position
+// there, because the next server may claim the same epoch.
+func TestClaimsEndWithTheirStream(t *testing.T) {
+	proved, partly, svc, unreadable := named("proved", "web", 1), named("partly", "web", 2), service("web"), named("unreadable", "web", 3)
+	delta := func(endpoints int, version byte) *model.SliceDelta {
+		d := model.Diff(partly, named("partly", "web", endpoints))
+		d.Version = model.Version{version}
+		return d
+	}
+	for name, c := range map[string]struct {
+		update *model.Update
+		counts []model.Object // on this stream
+		holds  []model.Object
+	}{
+		"partly unknown": {
+			&model.Update{}, []model.Object{proved, as(partly, 8), as(svc, 8), unreadable}, []model.Object{proved, partly, svc, unreadable},
+		},
+		"unreadable": {
+			&model.Update{Unreadable: []model.Unreadable{unreadableSlice("unreadable", 9, false)}},
+			[]model.Object{proved, as(partly, 8), as(svc, 8), as(unreadable, 9)}, []model.Object{proved, partly, svc, unreadable},
+		},
+		"a delta of what is partly unknown": {
+			&model.Update{Deltas: []*model.SliceDelta{delta(3, 9)}},
+			[]model.Object{proved, as(partly, 9), as(svc, 8), unreadable}, []model.Object{proved, named("partly", "web", 3), svc, unreadable},
+		},
+		"a delta to what is known": {
+			&model.Update{Deltas: []*model.SliceDelta{model.Diff(partly, named("partly", "web", 3))}, Removed: []model.Key{svc.Key()}},
+			[]model.Object{proved, named("partly", "web", 3), unreadable}, nil,
+		},
+		"they come whole": {&model.Update{Services: []*model.Service{svc}, Slices: []*model.Slice{partly}}, []model.Object{proved, partly, svc, unreadable}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := welcomed(t, 1)
+			next(t, w, &model.Update{
+				Services: []*model.Service{svc}, Slices: []*model.Slice{proved, partly, unreadable},
+				Unverified: []model.Unverified{{Key: partly.Key(), Version: model.Version{8}}, {Key: svc.Key(), Version: model.Version{8}}},
+			})
+			w.Take()
+			require.Empty(t, next(t, w, c.update).Missing)
+			requireDigest(t, w, c.counts...)
+			position := w.Contents(func(int, uint64) bool { return false }).Sequences
+			require.Equal(t, position, w.Begin("").Sequences, "a checkpoint has the position of a Hello")
+			require.NoError(t, w.Welcome(epoch, 1))
+			if c.holds == nil { // nothing rests on a claim
+				requireDigest(t, w, c.counts...)
+				require.Equal(t, []uint64{3}, position)
+				return
+			}
+			requireDigest(t, w, c.holds...)
+			require.Equal(t, []uint64{0}, position)
+			require.False(t, w.IsUnreadable(0, unreadable.Key()))
+			changes, ok := w.Take()
+			require.True(t, ok)
+			require.Empty(t, changes.Positions, "the next server may have sent something else at this position")
+		})
+	}
 }

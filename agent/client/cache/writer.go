@@ -20,15 +20,33 @@ type Writer struct {
 	Relay bool
 }
 
-// Subscribe sets the subscription of the next stream. If it differs from the present one, the
-// positions become invalid.
-func (w *Writer) Subscribe(s Subscription) {
+// Begin prepares the cache for another stream, with this subscription, and returns what its Hello
+// says. The content stays. What rests on the word of the last server ends:
+//
+//   - If the subscription is another one, the positions become invalid.
+//   - Objects that were unreadable or unverified count with the hash of what the cache holds.
+//     Otherwise, a server that claims a true version for content of its own would keep the client
+//     from ever getting the true content.
+//   - A shard with such objects, or with missing slices, has no position. So the next server
+//     compares digests and sends what differs, whatever epoch it has. The epoch, too, is only a
+//     server's claim.
+func (w *Writer) Begin(s Subscription) Hello {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.resubscribing || w.subscription != s {
 		w.forgetPositionsLocked()
 	}
 	w.subscription, w.resubscribing = s, false
+	w.missing, w.unreadable = 0, 0
+	for i := range w.shards {
+		if s := &w.shards[i]; s.unproved() {
+			s.missing, s.unreadable, s.changed, s.unverified = nil, nil, nil, nil
+			s.revision++
+			w.forgetPositionLocked(uint32(i))
+		}
+	}
+	sequences, digests := w.digestsLocked()
+	return Hello{Epoch: w.epoch, Sequences: sequences, Digest: model.StateDigest(digests), ResourceVersions: w.seen}
 }
 
 // Resubscribe notes that the server changes the subscription to s, until the stream is in sync
@@ -39,27 +57,15 @@ func (w *Writer) Resubscribe(s Subscription) {
 	w.subscription, w.resubscribing = s, true
 }
 
-// Welcome prepares the cache for a server's epoch and number of shards. The content stays. Slices
-// that were missing no longer count as missing: the Hello had no position for their shards, so this
-// stream brings whatever differs.
+// Welcome prepares the cache for a server's epoch and number of shards. The content stays.
 func (w *Writer) Welcome(epoch uint64, shards uint32) error {
 	if err := CheckWelcome(epoch, shards); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.missing = 0
 	if uint32(len(w.shards)) != shards {
 		w.reshardLocked(shards)
-	}
-	for i := range w.shards {
-		if s := &w.shards[i]; len(s.missing) > 0 {
-			s.sequence, s.missing = 0, nil
-			if s.moved {
-				s.moved = false
-				w.pending.shards = slices.DeleteFunc(w.pending.shards, func(shard uint32) bool { return shard == uint32(i) })
-			}
-		}
 	}
 	if w.epoch != epoch {
 		w.epoch = epoch
@@ -86,11 +92,20 @@ func (w *Writer) forgetPositionsLocked() {
 	w.pending.shards = w.pending.shards[:0]
 }
 
-// reshardLocked distributes the content over another number of shards. It drops positions and what
-// is known of unreadable objects.
+// forgetPositionLocked drops the position of one shard.
+func (w *Writer) forgetPositionLocked(shard uint32) {
+	s := &w.shards[shard]
+	s.sequence = 0
+	if s.moved {
+		s.moved = false
+		w.pending.shards = slices.DeleteFunc(w.pending.shards, func(o uint32) bool { return o == shard })
+	}
+}
+
+// reshardLocked distributes the content over another number of shards. It drops the positions.
 func (w *Writer) reshardLocked(shards uint32) {
 	old := w.shards
-	w.shards, w.unreadable, w.pending.shards = newShards(int(shards)), 0, w.pending.shards[:0]
+	w.shards, w.pending.shards = newShards(int(shards)), w.pending.shards[:0]
 	for i := range old {
 		for key, held := range old[i].services {
 			if held.service != nil {
@@ -130,28 +145,6 @@ func (w *Writer) movedLocked(shard uint32) {
 		s.moved = true
 		w.pending.shards = append(w.pending.shards, shard)
 	}
-}
-
-// RecordSoftware records the version of the server that has just brought the cache in sync. A
-// server of another version may have left out fields of objects without changing the objects'
-// versions. If the version has changed, each object counts in digests as what the cache holds of
-// it. RecordSoftware returns the shards with objects for which that makes a difference. The caller
-// must ask for the differences in these shards.
-func (w *Writer) RecordSoftware(version string) (differ []uint32) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	before := w.software
-	w.software = version
-	// A relay's store ignores an object whose version it already has.
-	if before == "" || before == version || w.Relay {
-		return nil
-	}
-	for i := range w.shards {
-		if w.shards[i].useOwnVersions() {
-			differ = append(differ, uint32(i))
-		}
-	}
-	return differ
 }
 
 // SetServers sets the servers that the stream names.

@@ -175,7 +175,7 @@ func TestCheckpointWithAGap(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Missing, 1)
 	again := restart(t, c.Cache)
-	h := again.Hello()
+	h := again.Begin("")
 	require.Zero(t, h.Sequences[shard])
 	require.NotZero(t, h.Sequences[1-shard])
 	_, digests := again.Digests()
@@ -594,7 +594,7 @@ func TestCheckpointOfASubscription(t *testing.T) {
 	sequences := func(c *cache.Writer, s *pb.Subscription) []uint64 {
 		t.Helper()
 		again := restart(t, c.Cache)
-		again.Subscribe(key(s))
+		again.Begin(key(s))
 		sequences, digests := again.Digests()
 		_, want := c.Digests()
 		require.Equal(t, want, digests, "it does hold something")
@@ -615,26 +615,6 @@ func TestCheckpointOfASubscription(t *testing.T) {
 	require.Equal(t, nothing, sequences(narrowed, nil))
 	narrowed.Resubscribe(key(only("other")))
 	require.Equal(t, nothing, sequences(narrowed, only("other")), "the change was not complete")
-}
-
-// TestContentOfTheSameVersion checks that a checkpoint has the present content of an object whose
-// content changed without a change of its version.
-func TestContentOfTheSameVersion(t *testing.T) {
-	full := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP, IPVSScheduler: "sh"})
-	less := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP}).WithVersion(full.ContentVersion(), nil)
-	path := filepath.Join(t.TempDir(), "checkpoint")
-	k := open(t, path, cache.New())
-	c := bringInSync(t, k.cache, 7, 1, &model.Node{Name: "node-1"}, less)
-	require.Empty(t, c.RecordSoftware("older"))
-	k.save()
-	require.Equal(t, []uint32{0}, c.RecordSoftware("newer"))
-	apply(t, c, &model.Update{To: 100, Full: true, Services: []*model.Service{full}})
-	apply(t, c, &model.Update{From: 100, To: 101})
-	k.save()
-	contents, _, err := readFile(system{}, path, "node-1")
-	require.NoError(t, err)
-	s, _ := restored(t, contents).Service(full.ServiceKey())
-	require.Equal(t, "sh", s.IPVSScheduler)
 }
 
 // largeSlices returns slices of one shard that need several frames.

@@ -186,8 +186,7 @@ func (c *Connection) dial(server discovery.Server) (*grpc.ClientConn, error) {
 // hello begins a stream: it drops what was meant for the previous one and returns the Hello.
 func (c *Connection) hello() *pb.Hello {
 	subscription := c.Outbox.newStream()
-	c.cache.Subscribe(cache.Subscription(wire.SubscriptionKey(subscription)))
-	held := c.cache.Hello()
+	held := c.cache.Begin(cache.Subscription(wire.SubscriptionKey(subscription)))
 	h := &pb.Hello{
 		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: subscription,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,

@@ -31,6 +31,8 @@ type questions struct {
 //
 //  1. The client asks once for a digest. If that did not help, repeating it would not help either.
 //  2. Only digests of the same position are compared.
+//  3. While the limit has kept the client from asking for some diverged shard, state is zero, so
+//     that the next heartbeat leads to that shard even if the server's state stays the same.
 type comparison struct {
 	// allowed limits the requests of all streams.
 	allowed *rate.Limiter
@@ -47,7 +49,8 @@ func (c *comparison) asks(m *pb.Heartbeat, held *cache.Cache) bool {
 	if err != nil || len(digests) != 1 || digests[0] == c.state {
 		return false
 	}
-	if !held.Differs(m.GetSequenceSum(), digests[0]) || !c.allowed.Allow() {
+	// One request is for the digests, and at least one must be left for a shard.
+	if !held.Differs(m.GetSequenceSum(), digests[0]) || c.allowed.Tokens() < 2 || !c.allowed.Allow() {
 		return false
 	}
 	c.state = digests[0]
@@ -71,7 +74,11 @@ func (c *comparison) diverged(m *pb.Digests, held *cache.Cache) (shards []uint32
 			delete(c.shards, shard) // if the shard diverges again, asking may help again
 			continue
 		}
-		if asked, ok := c.shards[shard]; ok && asked == digest || !c.allowed.Allow() {
+		if asked, ok := c.shards[shard]; ok && asked == digest {
+			continue
+		}
+		if !c.allowed.Allow() {
+			c.state = model.Digest{} // invariant 3
 			continue
 		}
 		c.shards[shard] = digest

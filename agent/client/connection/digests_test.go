@@ -3,6 +3,8 @@ package connection
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/time/rate"
@@ -13,7 +15,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-var always = rate.NewLimiter(rate.Inf, 1)
+var always = rate.NewLimiter(rate.Inf, 2)
 
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	held := &cache.Writer{Cache: cache.New()}
@@ -39,6 +41,38 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{0}, c.diverged(both, held.Cache))
 	c.allowed = always
 	require.Equal(t, []uint32{1}, c.diverged(both, held.Cache), "it was not asked for")
+}
+
+// TestAllDivergedShardsAreMended checks that a client asks for each of many diverged shards while
+// the server's state stays the same, whatever the interval between heartbeats.
+func TestAllDivergedShardsAreMended(t *testing.T) {
+	const shards = 16
+	for _, interval := range []time.Duration{time.Second, repairInterval / 2, repairInterval, 3 * repairInterval} {
+		synctest.Test(t, func(t *testing.T) {
+			held := &cache.Writer{Cache: cache.New()}
+			require.NoError(t, held.Welcome(epoch, shards))
+			sequences, digests := make([]uint64, shards), make([]model.Digest, shards)
+			for i := range sequences {
+				sequences[i], digests[i] = 1, model.Digest{byte(i + 1)}
+			}
+			require.NoError(t, held.InSync(sequences, model.ResourceVersions{}))
+			c := newComparison(rate.NewLimiter(rate.Every(repairInterval), repairBurst))
+			state := model.StateDigest(digests)
+			asked := make(map[uint32]int)
+			for range 2 * shards * repairInterval / min(interval, repairInterval) {
+				if c.asks(&pb.Heartbeat{SequenceSum: shards, Digest: state[:]}, held.Cache) {
+					for _, shard := range c.diverged(&pb.Digests{Sequences: sequences, Digests: model.JoinDigests(digests)}, held.Cache) {
+						asked[shard]++
+					}
+				}
+				<-time.After(interval)
+			}
+			require.Len(t, asked, shards, interval)
+			for shard, times := range asked {
+				require.Equal(t, 1, times, "shard %d, although the server's answer did not help", shard)
+			}
+		})
+	}
 }
 
 // TestHeartbeatsTellOfDivergence checks that a heartbeat makes the client ask only at the same

@@ -43,7 +43,6 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 			"Number of requests for state to be sent again, by reason: base (a delta did not fit), "+
 				"digest (a heartbeat's digest differed), "+
 				"unreadable (an object that did not decode has changed), delta (a change did not decode), "+
-				"software (the previous server had another version), "+
 				"resume (the server asked for the digests of a shard's buckets).")), []string{"reason"}),
 		server: f.NewGaugeVec(prometheus.GaugeOpts(opts("server_info",
 			"Always 1, with the server of the last stream as labels.")), []string{"address", "name", "version"}),
@@ -56,7 +55,7 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 	for _, result := range []string{probeFresh, probeStale, probeFailed} {
 		m.probes.WithLabelValues(result)
 	}
-	for _, reason := range []string{"base", "digest", "unreadable", "delta", "software", "resume"} {
+	for _, reason := range []string{"base", "digest", "unreadable", "delta", "resume"} {
 		m.resyncs.WithLabelValues(reason) // rates need the series before its first increment
 	}
 	return m

@@ -236,7 +236,7 @@ func (o *Outbox) inSync() {
 	o.synced = true
 	for s, f := range o.nacks.failing {
 		if f.unreadable && !o.cache.IsUnreadable(f.shard, s.key) {
-			delete(o.nacks.failing, s) // it was unreadable under another number of shards
+			delete(o.nacks.failing, s) // it was unreadable on an earlier stream
 			continue
 		}
 		o.tellLocked(s, f)

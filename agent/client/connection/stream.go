@@ -403,11 +403,6 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.recordSync()
 		s.metrics.connected.Set(1)
 		s.planMove()
-		for _, shard := range s.cache.RecordSoftware(s.software) {
-			if err := s.repair(shard, "software", "another version of the server may have known less"); err != nil {
-				return err
-			}
-		}
 	}
 	s.Outbox.inSync()
 	if s.options.Relay != nil {

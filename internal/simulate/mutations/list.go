@@ -76,7 +76,7 @@ var mutations = []mutation{
 	},
 	{
 		"the cache's digest does not change with a slice", "agent/client/cache/shard.go",
-		"\told = s.slices[key]\n\ts.revision++\n", "\told = s.slices[key]\n",
+		"\told = s.slices[key]\n\ts.arrived(key)\n", "\told = s.slices[key]\n\ts.arrived(key)\n\ts.revision--\n",
 		[]string{"./agent/client/cache", "./agent/client/checkpoint"},
 	},
 	{
@@ -113,6 +113,11 @@ var mutations = []mutation{
 		[]string{"./agent/client/cache", "./agent/client", "./internal/fabric"},
 	},
 	// The checkpoint and the stream.
+	{
+		"what a server claims counts on later streams", "agent/client/cache/writer.go",
+		"\t\tif s := &w.shards[i]; s.unproved() {\n", "\t\tif s := &w.shards[i]; len(s.missing) > 0 {\n",
+		[]string{"./agent/client/cache", "./agent/client"},
+	},
 	{
 		"a checkpoint of another node is accepted", "agent/client/checkpoint/format.go",
 		"\tcase h.GetNodeName() != node:\n", "\tcase h.GetNodeName() == \"\":\n",

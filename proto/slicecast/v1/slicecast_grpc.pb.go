@@ -96,13 +96,12 @@
 //
 // # Compatibility
 //
-//   - A client ignores fields that it does not know. It takes versions from the wire, so that the
-//     content of a newer server still has the right digest.
-//   - Older software may have left something out of an object. The hash of the content that a
-//     client holds then differs from the object's version. When the client comes to a server of
-//     another software version, or reads what it has kept in a file, such an object counts by that
-//     hash. The client then asks for what differs. It need not do so for an object that came with
-//     fields that the client does not know.
+//   - A client ignores fields that it does not know. An object that came with such fields counts in
+//     digests with the version on the wire, but only on the stream that it came on. In any other
+//     case, an object counts with the hash of the content that the client holds, whatever version
+//     was sent with it.
+//   - A relay sends the content that it holds, with the hash of that content as the version. The
+//     version may be another one than upstream's if the relay is older.
 //   - A client could misunderstand some content, such as a new form of a delta or a new message. A
 //     server sends such content only to clients that declare the Capability for it.
 
