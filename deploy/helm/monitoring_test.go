@@ -243,11 +243,10 @@ func TestCertificateOfAgents(t *testing.T) {
 	require.NoError(t, err)
 	key, err := authority.KeyPEM()
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.key"), key, 0o600))
 	commands, err := repository.Commands("deploy/README.md", "agents")
 	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), "bash", "-euc", commands)
-	cmd.Dir = dir
+	cmd := exec.CommandContext(t.Context(), "bash", "-euc", "ca_key() { echo \"$CA_KEY\"; }\n"+commands)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CA_KEY="+string(key))
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "agents.crt"), filepath.Join(dir, "agents.key"))

@@ -179,10 +179,9 @@ func requireMetrics(t *testing.T) {
 	certificates := t.TempDir()
 	secret, err := cluster.Client().CoreV1().Secrets(serverNamespace).Get(t.Context(), "slicecast-server-tls", metav1.GetOptions{})
 	require.NoError(t, err)
-	for _, name := range []string{"ca.crt", "ca.key"} {
-		require.NoError(t, os.WriteFile(filepath.Join(certificates, name), secret.Data[name], 0o600))
-	}
-	shell(t, certificates, snippet(t, "observer"))
+	require.NoError(t, os.WriteFile(filepath.Join(certificates, "ca.crt"), secret.Data["ca.crt"], 0o600))
+	t.Setenv("CA_KEY", string(secret.Data["ca.key"]))
+	shell(t, certificates, "ca_key() { echo \"$CA_KEY\"; }\n"+snippet(t, "observer"))
 	observer, err := tls.LoadX509KeyPair(filepath.Join(certificates, "observer.crt"), filepath.Join(certificates, "observer.key"))
 	require.NoError(t, err)
 	ca, err := os.ReadFile(filepath.Join(certificates, "ca.crt"))

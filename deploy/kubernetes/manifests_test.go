@@ -183,6 +183,7 @@ func TestRBACIsMinimal(t *testing.T) {
 	accounts := map[string]string{
 		"slicecast-server": "system:serviceaccount:" + serverNamespace + ":slicecast-server",
 		"slicecast-agent":  "system:serviceaccount:" + agentNamespace + ":slicecast-agent",
+		"slicecast-viewer": "system:serviceaccount:" + serverNamespace + ":slicecast-viewer",
 	}
 	may := func(account, verb, group, resource, in string, name ...string) bool {
 		review, err := cluster.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
@@ -212,7 +213,8 @@ func TestRBACIsMinimal(t *testing.T) {
 			may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
 			may("slicecast-server", "update", "", "secrets", serverNamespace, "slicecast-server-tls") &&
 			may("slicecast-server", "update", "", "configmaps", agentNamespace, "slicecast-ca") &&
-			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", serverNamespace)
+			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", serverNamespace) &&
+			mayGet("slicecast-viewer", "/page/metrics")
 	}, deadline, pollInterval)
 	for _, resource := range []string{"secrets", "pods", "configmaps"} {
 		require.False(t, may("slicecast-server", "list", "", resource, ""), resource)
@@ -223,7 +225,9 @@ func TestRBACIsMinimal(t *testing.T) {
 		require.False(t, may("slicecast-server", verb, "", "configmaps", agentNamespace, "slicecast-config"), verb)
 	}
 	require.False(t, may("slicecast-server", "update", "", "services", ""))
-	require.False(t, mayGet("slicecast-server", "/metrics"))
+	for _, account := range []string{"slicecast-server", "slicecast-agent", "slicecast-viewer"} {
+		require.False(t, mayGet(account, "/metrics"), "the API server's metrics are there, too")
+	}
 	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
 	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", serverNamespace))

@@ -46,9 +46,7 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// MetricsHandler answers /metrics with the metrics of g.
+// MetricsHandler answers all requests with the metrics of g.
 func MetricsHandler(g prometheus.Gatherer) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
-	return mux
+	return promhttp.HandlerFor(g, promhttp.HandlerOpts{})
 }

@@ -94,6 +94,9 @@ func (b *bugreport) validate() error {
 	case b.since <= 0:
 		return fmt.Errorf("--since is %v: use a positive duration", b.since)
 	}
+	if target, err := os.Stat(b.output); err == nil && target.IsDir() {
+		return fmt.Errorf("--output is the folder %s: name a file in it", b.output)
+	}
 	return nil
 }
 
@@ -384,13 +387,13 @@ func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, n
 	}
 }
 
-// path returns the part's path below the node's folder.
+// path returns the part's path below the node's folder. The node chooses the part's name, which
+// must not be that of a file that the API server has said.
 func (p inspected) path() string {
-	folder, file, ok := strings.Cut(p.Name, "/")
-	if !ok {
-		return fileName(p.Name)
+	if folder, file, _ := strings.Cut(p.Name, "/"); slices.Contains([]string{"agent", "kernel", "rules"}, folder) {
+		return folder + "/" + fileName(file)
 	}
-	return fileName(folder) + "/" + fileName(file)
+	return "other/" + fileName(p.Name)
 }
 
 // maxInspectedParts bounds how many parts are accepted.

@@ -194,7 +194,7 @@ func TestBugreport(t *testing.T) {
 		"nodes/node-0/status.json":                        `"nodeName"`,
 		"nodes/node-0/rules/nftables.txt":                 "table ip slicecast",
 		"nodes/node-0/kernel/version.txt":                 "Linux 6.12.1",
-		"nodes/node-0/~2e./~2e.~2f..~2foutside":           "x",
+		"nodes/node-0/other/~2e.~2f..~2f..~2foutside":     "x",
 		"nodes/node-0/log.txt":                            "msg=Started",
 		"cluster/nodes.yaml":                              "kernelVersion",
 		"cluster/slicecast-agents/config.yaml":            "programmer: auto",
@@ -356,7 +356,8 @@ func TestBugreportInterrupted(t *testing.T) {
 		require.Contains(t, files["index.html"], "This report is incomplete, because it was interrupted.")
 	}
 	for args, says := range map[string]string{
-		"--sample=-1": "--sample is -1", "--since=0s": "--since is 0s", "--output=/nowhere/x": "choose a folder", "--nodes=a --sample=1": "none of the others can be",
+		"--sample=-1": "--sample is -1", "--since=0s": "--since is 0s", "--output=/nowhere/x": "choose a folder",
+		"--output=/tmp": "--output is the folder /tmp: name a file in it", "--nodes=a --sample=1": "none of the others can be",
 	} {
 		r := e.run(append([]string{"bugreport"}, strings.Fields(args)...)...)
 		require.Equal(t, incomplete, r.code)
@@ -457,6 +458,14 @@ func TestReadInspected(t *testing.T) {
 	}
 	_, err = readInspected([]byte(many.String()))
 	require.ErrorContains(t, err, "more than 100 parts")
+
+	// A node cannot give its parts the names of what the API server has said of it.
+	for name, want := range map[string]string{
+		"rules/nftables.txt": "rules/nftables.txt", "agent/../../pod.yaml": "agent/~2e.~2f..~2fpod.yaml", "pod.yaml": "other/pod.yaml",
+		"log.txt/x": "other/log.txt~2fx", "/pod.yaml": "other/~2fpod.yaml", "": "other/", "other/x": "other/other~2fx",
+	} {
+		require.Equal(t, want, inspected{Name: name}.path())
+	}
 }
 
 // TestEvents checks that Events are in the order of their times.

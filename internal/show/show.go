@@ -17,6 +17,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
@@ -120,7 +122,6 @@ func (m Message) MarshalJSON() ([]byte, error) {
 // returns nil. If the first request fails, Run returns the error. Later errors are printed instead
 // of the report, because the process that is asked may come back.
 func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Context) (Report, error)) error {
-	screen := terminal(out)
 	for first := true; ; first = false {
 		text, err := o.Render(ctx, ask)
 		switch {
@@ -129,10 +130,11 @@ func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Conte
 		case err != nil && first:
 			return err
 		case err != nil:
-			text = fmt.Appendf(nil, "%s: %v\n", time.Now().Format(time.TimeOnly), err)
+			text = fmt.Appendf(nil, "%s: %s\n", time.Now().Format(time.TimeOnly), Printable(err.Error()))
 		}
 		if o.Watch {
-			text = frame(text, screen, first)
+			columns, lines := terminal(out) // may have another size than before
+			text = frame(text, columns, lines, first)
 		}
 		if _, err := out.Write(text); err != nil {
 			return fmt.Errorf("print: %w", err)
@@ -158,11 +160,14 @@ func (o *Options) Render(ctx context.Context, ask func(context.Context) (Report,
 	}
 	switch o.Output {
 	case jsonFormat:
-		return encode(r.Fields())
+		return JSON(r)
 	case yamlFormat:
 		text, err := encode(r.Fields())
 		if err != nil {
 			return nil, err
+		}
+		if hides(text) { // JSON is YAML, too, and a YAML encoder would not escape all of these characters
+			return escaped(text, true), nil
 		}
 		return yaml.JSONToYAML(text)
 	}
@@ -180,22 +185,22 @@ func plain(err error) error {
 	return err
 }
 
-// terminal returns the number of lines of the terminal that out is, or 0 if it is not one.
-func terminal(out io.Writer) int {
+// terminal returns the size of the terminal that out is, or 0 if it is not one.
+func terminal(out io.Writer) (columns, lines int) {
 	f, ok := out.(*os.File)
 	if !ok {
-		return 0
+		return 0, 0
 	}
-	_, rows, err := term.GetSize(int(f.Fd()))
+	columns, lines, err := term.GetSize(int(f.Fd()))
 	if err != nil {
-		return 0
+		return 0, 0
 	}
-	return max(rows, 1)
+	return max(columns, 1), max(lines, 1)
 }
 
-// frame returns one frame of --watch. On a terminal it replaces the previous frame, and lines that
-// do not fit are cut off.
-func frame(text []byte, lines int, first bool) []byte {
+// frame returns one frame of --watch. On a terminal it replaces the previous frame, and what does
+// not fit is cut off: lines, and ends of lines.
+func frame(text []byte, columns, lines int, first bool) []byte {
 	if lines == 0 {
 		if !first {
 			text = append([]byte("\n"), text...)
@@ -208,11 +213,32 @@ func frame(text []byte, lines int, first bool) []byte {
 		keep := max(lines-2, 0)
 		all = append(slices.Clip(all[:keep]), fmt.Sprintf("… and %d more lines", len(all)-keep))
 	}
+	for i, line := range all {
+		all[i] = cut(line, columns)
+	}
 	return []byte(home + strings.Join(all, "\n") + "\n")
 }
 
+// cut returns as much of a line as fits into so many columns. A character that is not ASCII may
+// have two.
+func cut(line string, columns int) string {
+	used := 0
+	for i, r := range line {
+		if used++; r >= utf8.RuneSelf {
+			used++
+		}
+		if used > columns {
+			return line[:i]
+		}
+	}
+	return line
+}
+
 // JSON returns a report as one JSON object.
-func JSON(r Report) ([]byte, error) { return encode(r.Fields()) }
+func JSON(r Report) ([]byte, error) {
+	text, err := encode(r.Fields())
+	return escaped(text, false), err
+}
 
 // encode returns one JSON object. It contains fields that are zero, so that programs need not know
 // which fields are omitted.
@@ -242,6 +268,33 @@ func encode(fields []Field) ([]byte, error) {
 	}
 	out.WriteByte('\n')
 	return out.Bytes(), nil
+}
+
+// hides reports whether JSON has characters that Printable replaces. They can only be in strings.
+func hides(text []byte) bool {
+	return bytes.ContainsFunc(text, func(r rune) bool { return isHidden(r) && r != '\n' })
+}
+
+// escaped returns JSON in which these characters are escaped, in the way of JSON or YAML.
+func escaped(text []byte, yaml bool) []byte {
+	if !hides(text) {
+		return text
+	}
+	var out []byte
+	for _, r := range string(text) {
+		switch {
+		case !isHidden(r) || r == '\n':
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff && yaml:
+			out = fmt.Appendf(out, `\U%08x`, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
 }
 
 // Page is a text that consists of tables.
@@ -277,16 +330,19 @@ func (p *Page) Row(cells ...string) {
 	p.err = errors.Join(p.err, err)
 }
 
-// Printable replaces control characters by blanks. Names that clients choose must not break a table
-// or a terminal.
+// Printable replaces by blanks the characters that control a terminal, change the direction of what
+// follows, or are invisible. Names that clients choose must not break or rearrange a table.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if isHidden(r) {
 			return ' '
 		}
 		return r
 	}, s)
 }
+
+// isHidden reports whether a character is not shown, but may change what is.
+func isHidden(r rune) bool { return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) }
 
 func (p *Page) end() {
 	if p.tabs != nil {

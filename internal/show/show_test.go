@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
 
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -184,9 +185,64 @@ func TestPrintErrors(t *testing.T) {
 
 func TestFramesFitTheTerminal(t *testing.T) {
 	text := []byte("1\n2\n3\n4\n")
-	require.Equal(t, "\x1b[H\x1b[J1\n2\n3\n4\n", string(frame(text, 5, false)))
-	require.Equal(t, "\x1b[H\x1b[J1\n2\n… and 2 more lines\n", string(frame(text, 4, false)))
-	require.Equal(t, "\x1b[H\x1b[J… and 4 more lines\n", string(frame(text, 1, true)))
+	require.Equal(t, "\x1b[H\x1b[J1\n2\n3\n4\n", string(frame(text, 80, 5, false)))
+	require.Equal(t, "\x1b[H\x1b[J1\n2\n… and 2 more lines\n", string(frame(text, 80, 4, false)))
+	require.Equal(t, "\x1b[H\x1b[J… and 4 more lines\n", string(frame(text, 80, 1, true)))
+	require.Equal(t, "\x1b[H\x1b[J12345\n123\n", string(frame([]byte("1234567\n123\n"), 5, 9, true)))
+	require.Equal(t, "\x1b[H\x1b[J日本\n", string(frame([]byte("日本語\n"), 5, 9, true)))
+}
+
+// hidden are characters that nobody sees, and that change what a terminal shows.
+const hidden = "\x1b[2J\u009b2J\u202e\u2066\u200f\u061c\u200b\ufeff\u2028\U000e0041"
+
+// TestNothingHidden checks that no format prints a character that could rearrange the output, and
+// that JSON and YAML keep the text.
+func TestNothingHidden(t *testing.T) {
+	report := list{&pb.ObjectKey{Name: "a" + hidden + "z"}}
+	for _, output := range []string{"table", "json", "yaml"} {
+		o := Options{Output: output}
+		text, err := o.Render(t.Context(), func(context.Context) (Report, error) { return report, nil })
+		require.NoError(t, err)
+		require.False(t, bytes.ContainsFunc(text, func(r rune) bool { return r != '\n' && isHidden(r) }), "%s: %q", output, text)
+		if output != "table" {
+			var back struct{ Keys []struct{ Name string } }
+			decode := map[string]func([]byte) error{
+				"json": func(text []byte) error { return json.Unmarshal(text, &back) },
+				"yaml": func(text []byte) error { return yaml.Unmarshal(text, &back) },
+			}[output]
+			require.NoError(t, decode(text))
+			require.Equal(t, "a"+hidden+"z", back.Keys[0].Name)
+		}
+	}
+	// Later errors of --watch are printed instead of the report.
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var out bytes.Buffer
+		asked := 0
+		require.NoError(t, (&Options{Output: "table", Watch: true}).Run(ctx, &out, func(context.Context) (Report, error) {
+			switch asked++; asked {
+			case 1:
+				return report, nil
+			case 3:
+				cancel()
+			}
+			return nil, errors.New("a" + hidden + "z")
+		}))
+		require.False(t, bytes.ContainsFunc(out.Bytes(), func(r rune) bool { return r != '\n' && isHidden(r) }), "%q", out.String())
+		require.Contains(t, out.String(), ": a [2J")
+	})
+}
+
+// list is a report of keys.
+type list []proto.Message
+
+func (l list) Fields() []Field { return []Field{{Name: "keys", List: l}} }
+
+func (l list) Print(p *Page) {
+	for _, m := range l {
+		p.Title("%s", m.(*pb.ObjectKey).GetName())
+		p.Row(m.(*pb.ObjectKey).GetName())
+	}
 }
 
 func TestAge(t *testing.T) {

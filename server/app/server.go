@@ -185,7 +185,10 @@ func (s *Server) listen(authentication *auth.Auth) error {
 // pages returns the handler of the port of metrics. guard refuses those who may not see a page.
 func (s *Server) pages(guard func(http.Handler) http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", guard(daemon.MetricsHandler(s.config.Registry)))
+	metrics := guard(daemon.MetricsHandler(s.config.Registry))
+	mux.Handle("GET /metrics", metrics)
+	// The API server has metrics at /metrics, too. A right to this path is one to Slicecast's only.
+	mux.Handle("GET /page/metrics", metrics)
 	if s.config.Page && s.config.MetricsBindAddress != "" {
 		page.New(page.Options{
 			Server: struct {

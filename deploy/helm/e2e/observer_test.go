@@ -31,9 +31,8 @@ func (i install) requireObserver() {
 		{{"deploy/README.md", "ca"}, {"deploy/README.md", "observer"}},
 	} {
 		dir := i.TempDir()
-		for _, block := range blocks {
-			i.run(dir, block[0], block[1])
-		}
+		i.run(dir, blocks...)
+		require.NoFileExists(i, filepath.Join(dir, "ca.key"))
 		for _, address := range i.serverAddresses() {
 			metrics, err := i.metrics(dir, "observer", address)
 			require.NoError(i, err)
@@ -44,16 +43,20 @@ func (i install) requireObserver() {
 	}
 }
 
-// run runs a block of commands of a page, as administrator of the cluster, in a folder.
-func (i install) run(dir, page, name string) {
+// run runs blocks of commands of pages, as administrator of the cluster, in a folder.
+func (i install) run(dir string, blocks ...[2]string) {
 	i.Helper()
-	block, err := repository.Commands(page, name)
-	require.NoError(i, err)
-	cmd := exec.CommandContext(i.Context(), "bash", "-euo", "pipefail", "-c", block)
+	var all string
+	for _, block := range blocks {
+		commands, err := repository.Commands(block[0], block[1])
+		require.NoError(i, err)
+		all += commands + "\n"
+	}
+	cmd := exec.CommandContext(i.Context(), "bash", "-euo", "pipefail", "-c", all)
 	cmd.Dir = dir
 	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + i.Kubeconfig, "PATH=" + filepath.Dir(i.KubectlPath) + ":" + os.Getenv("PATH")}
 	out, err := cmd.CombinedOutput()
-	require.NoError(i, err, "%s, %s: %s", page, name, out)
+	require.NoError(i, err, "%v: %s", blocks, out)
 }
 
 // serverAddresses returns the addresses of the servers' pods.

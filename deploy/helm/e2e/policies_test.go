@@ -159,7 +159,7 @@ func (i install) requireReach(from, to []pod, port int, want bool) {
 func (i install) scrape(from, to []pod) {
 	i.Helper()
 	dir := i.TempDir()
-	i.run(dir, "docs/configuration.md", "client-certificate")
+	i.run(dir, [2]string{"docs/configuration.md", "client-certificate"})
 	for _, f := range from {
 		for _, file := range []string{"ca.crt", "observer.crt", "observer.key"} {
 			content, err := os.ReadFile(filepath.Join(dir, file))

@@ -55,7 +55,7 @@ func (f *Fleet) Metrics(ctx context.Context, s *Server, limit int) ([]byte, erro
 	client := &http.Client{Transport: pages, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return Within(ctx, f, func(ctx context.Context) (metrics []byte, err error) {
 		err = insist(ctx, func() error {
-			request, err := http.NewRequestWithContext(ctx, http.MethodGet, pages.Base.JoinPath("metrics").String(), http.NoBody)
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, pages.Base.JoinPath("page", "metrics").String(), http.NoBody)
 			if err != nil {
 				return err
 			}
