@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/kubeproxy"
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -97,68 +97,60 @@ func (r routes) isPod(a netip.Addr) bool {
 
 // readRoutes reads the routes of this machine. The Node says which interface is not for pods.
 func readRoutes(n *model.Node) (routes, error) {
-	list, err := netlink.RouteList(nil, netlink.FAMILY_ALL) // of the main table
+	s, err := netlink.Open(unix.NETLINK_ROUTE)
 	if err != nil {
-		return routes{}, fmt.Errorf("list this machine's routes: %w", err)
+		return routes{}, err
 	}
-	held, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	defer s.Close()
+	held, err := s.Addresses(unix.AF_UNSPEC)
 	if err != nil {
 		return routes{}, fmt.Errorf("list this machine's addresses: %w", err)
 	}
-	return newRoutes(list, held, n), nil
+	var all []netlink.Route
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		list, err := s.Routes(family)
+		if err != nil {
+			return routes{}, fmt.Errorf("list this machine's routes: %w", err)
+		}
+		all = append(all, list...)
+	}
+	return newRoutes(all, held, n), nil
 }
 
-// newRoutes returns the routes in list, of a machine that has the addresses held. A route leads to
-// pods if it has no gateway, or one of the machine's own addresses as the gateway, and if its
-// interface is neither that of a default route nor one with an address of the Node.
-func newRoutes(list []netlink.Route, held []netlink.Addr, n *model.Node) routes {
+// newRoutes returns those routes of the main table that list has, of a machine that has the addresses
+// held. A route leads to pods if it has no gateway, or one of the machine's own addresses as the
+// gateway, and if its interface is neither that of a default route nor one with an address of the
+// Node.
+func newRoutes(list []netlink.Route, held []netlink.Address, n *model.Node) routes {
 	out := routes{pods: make(map[netip.Prefix]bool)}
 	own, uplinks := make(map[netip.Addr]bool), make(map[int]bool)
 	for _, a := range held {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		ip = ip.Unmap()
-		own[ip] = ok
-		if n != nil && slices.Contains(n.InternalIPs, ip) {
-			uplinks[a.LinkIndex] = true
+		own[a.Addr()] = true
+		if n != nil && slices.Contains(n.InternalIPs, a.Addr()) {
+			uplinks[a.Link] = true
 		}
 	}
 	for i := range list {
-		if p, ok := destination(&list[i]); ok && p.Bits() == 0 {
-			uplinks[list[i].LinkIndex] = true
-			for _, hop := range list[i].MultiPath {
-				uplinks[hop.LinkIndex] = true
+		if r := &list[i]; r.Table == unix.RT_TABLE_MAIN && !r.Destination.IsValid() {
+			for _, link := range append(r.Hops, r.Link) {
+				uplinks[link] = true
 			}
 		}
 	}
 	for i := range list {
 		r := &list[i]
-		p, ok := destination(r)
-		if !ok {
+		if r.Table != unix.RT_TABLE_MAIN || !r.Destination.IsValid() {
 			continue
 		}
-		gateway, far := netip.AddrFromSlice(r.Gw)
-		direct := r.Type == unix.RTN_UNICAST && len(r.MultiPath) == 0 && r.Via == nil && (!far || own[gateway.Unmap()])
+		p := r.Destination.Masked()
+		direct := r.Type == unix.RTN_UNICAST && r.Link != 0 && !r.Via && (!r.Gateway.IsValid() || own[r.Gateway])
 		// Of several routes to one destination, any could be used.
 		before, again := out.pods[p]
-		out.pods[p] = direct && !uplinks[r.LinkIndex] && (before || !again)
+		out.pods[p] = direct && !uplinks[r.Link] && (before || !again)
 		if !slices.Contains(out.bits, p.Bits()) {
 			out.bits = append(out.bits, p.Bits())
 		}
 	}
 	slices.SortFunc(out.bits, func(a, b int) int { return b - a })
 	return out
-}
-
-// destination returns the prefix that a route leads to.
-func destination(r *netlink.Route) (netip.Prefix, bool) {
-	if r.Dst == nil { // a default route
-		if r.Family == netlink.FAMILY_V6 {
-			return netip.PrefixFrom(netip.IPv6Unspecified(), 0), true
-		}
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0), true
-	}
-	a, ok := netip.AddrFromSlice(r.Dst.IP)
-	ones, bits := r.Dst.Mask.Size()
-	a = a.Unmap()
-	return netip.PrefixFrom(a, ones), ok && bits == a.BitLen()
 }

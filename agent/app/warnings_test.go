@@ -4,15 +4,14 @@ package app
 
 import (
 	"log/slog"
-	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
@@ -26,37 +25,36 @@ const (
 )
 
 func route(to string, over int, gateway string) netlink.Route {
-	r := netlink.Route{LinkIndex: over, Type: unix.RTN_UNICAST, Gw: net.ParseIP(gateway), Family: netlink.FAMILY_V4}
-	if _, dst, err := net.ParseCIDR(to); err == nil {
-		r.Dst = dst
-	} else if to == "::/0" {
-		r.Family = netlink.FAMILY_V6
-	}
+	r := netlink.Route{Link: over, Type: unix.RTN_UNICAST, Table: unix.RT_TABLE_MAIN}
+	r.Destination, _ = netip.ParsePrefix(to) // not valid for a default route
+	r.Gateway, _ = netip.ParseAddr(gateway)
 	return r
 }
 
 // TestRoutesToPods checks which addresses are those of pods, in the routes that networks make.
 func TestRoutesToPods(t *testing.T) {
-	addr := func(s string, on int) netlink.Addr {
-		return netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(s)}, LinkIndex: on}
+	addr := func(s string, on int) netlink.Address {
+		return netlink.Address{Prefix: netip.MustParsePrefix(s), Link: on}
 	}
-	held := []netlink.Addr{addr("192.168.0.2", uplink), addr("2001:db8::2", uplink), addr("10.1.1.1", bridge), addr("10.0.0.2", second)}
+	held := []netlink.Address{addr("192.168.0.2/24", uplink), addr("2001:db8::2/64", uplink), addr("10.1.1.1/24", bridge), addr("10.0.0.2/24", second)}
 	blackhole := route("10.2.0.0/26", 0, "")
 	blackhole.Type = unix.RTN_BLACKHOLE
 	several := route("10.8.0.0/16", 0, "")
-	several.MultiPath = []*netlink.NexthopInfo{{LinkIndex: bridge}}
+	several.Hops = []int{bridge, second}
+	elsewhere := route("10.9.0.0/16", bridge, "") // in another table
+	elsewhere.Table = 100
 	table := newRoutes([]netlink.Route{
 		route("", uplink, "192.168.0.1"), route("192.168.0.0/24", uplink, ""), route("10.0.0.0/24", second, ""),
 		route("10.1.1.0/24", bridge, ""), route("10.1.2.0/24", uplink, "192.168.0.3"),
 		blackhole, route("10.2.0.7/32", bridge, ""), // addresses one by one
 		route("10.3.1.0/24", bridge, "10.1.1.1"), route("10.3.2.0/24", second, "10.0.0.3"), // by gateways
 		route("10.4.0.0/16", bridge, ""), route("10.4.0.0/16", uplink, ""), // in two ways
-		several, route("fd00:1::/64", bridge, ""), route("2001:db8::/64", uplink, ""), route("::/0", uplink, "fe80::1"),
+		several, elsewhere, route("fd00:1::/64", bridge, ""), route("2001:db8::/64", uplink, ""), route("", uplink, "fe80::1"),
 	}, held, &model.Node{InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::2")}})
 	for a, want := range map[string]bool{
 		"10.1.1.9": true, "10.2.0.7": true, "10.3.1.9": true, "fd00:1::9": true,
 		"203.0.113.9": false, "192.168.0.9": false, "10.1.2.9": false, "10.2.0.8": false, "10.3.2.9": false, "10.4.0.9": false,
-		"10.8.0.9": false, "2001:db8::9": false, "fd00:2::9": false,
+		"10.8.0.9": false, "10.9.0.9": false, "2001:db8::9": false, "fd00:2::9": false,
 	} {
 		require.Equal(t, want, table.isPod(netip.MustParseAddr(a)), a)
 	}

@@ -1,6 +1,7 @@
 package netlink
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 
@@ -32,8 +33,13 @@ type Route struct {
 	Destination netip.Prefix
 	// Source is the address that the route prefers as a packet's source. It may be invalid.
 	Source netip.Addr
-	// Link is the index of the interface. It is 0 if the route has several.
-	Link                  int
+	// Link is the index of the interface. It is 0 if the route has several, which are Hops then.
+	Link int
+	Hops []int
+	// Gateway is that of the route's IP family. It may be invalid. Via means that there is one of the
+	// other family.
+	Gateway               netip.Addr
+	Via                   bool
 	Table, Protocol, Type byte
 }
 
@@ -142,7 +148,26 @@ func routeOf(m Message) (r Route, ok bool) {
 			r.Source, _ = netip.AddrFromSlice(value)
 		case unix.RTA_OIF:
 			r.Link = int(Uint32(value))
+		case unix.RTA_GATEWAY:
+			r.Gateway, _ = netip.AddrFromSlice(value)
+		case unix.RTA_VIA:
+			r.Via = true
+		case unix.RTA_MULTIPATH:
+			r.Hops = hopsOf(value)
 		}
 	}
 	return r, true
+}
+
+// hopsOf returns the indexes of the interfaces in the attribute of a route that has several.
+func hopsOf(value []byte) (links []int) {
+	for len(value) >= unix.SizeofRtNexthop {
+		links = append(links, int(Uint32(value[4:8])))
+		size := (int(binary.NativeEndian.Uint16(value[:2])) + 3) &^ 3
+		if size < unix.SizeofRtNexthop || size > len(value) {
+			break
+		}
+		value = value[size:]
+	}
+	return links
 }

@@ -26,6 +26,9 @@ func TestLists(t *testing.T) {
 		{"-6", "address", "add", "2001:db8::1/64", "dev", "veth1", "nodad"},
 		{"route", "add", "198.51.100.0/24", "dev", "veth1", "src", "192.0.2.1", "proto", "static"},
 		{"-6", "route", "add", "2001:db8:1::/48", "dev", "veth1", "proto", "static"},
+		{"route", "add", "203.0.113.0/28", "via", "192.0.2.2"},
+		{"route", "add", "203.0.113.16/28", "via", "inet6", "2001:db8::2", "dev", "veth1"},
+		{"route", "add", "203.0.113.32/28", "nexthop", "via", "192.0.2.2", "nexthop", "dev", "lo"},
 	} {
 		_, err := host.Run(t.Context(), "ip", args...)
 		require.NoError(t, err)
@@ -61,11 +64,25 @@ func TestLists(t *testing.T) {
 	routes, err := s.Routes(model.IPv4)
 	require.NoError(t, err)
 	source := netip.MustParseAddr("192.0.2.1")
-	require.Contains(t, routes, Route{netip.MustParsePrefix("198.51.100.0/24"), source, index, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST})
-	require.Contains(t, routes, Route{netip.MustParsePrefix("192.0.2.1/32"), source, index, unix.RT_TABLE_LOCAL, unix.RTPROT_KERNEL, unix.RTN_LOCAL})
+	for _, want := range []Route{
+		{Destination: netip.MustParsePrefix("198.51.100.0/24"), Source: source, Link: index, Protocol: unix.RTPROT_STATIC},
+		{Destination: netip.MustParsePrefix("203.0.113.0/28"), Gateway: netip.MustParseAddr("192.0.2.2"), Link: index, Protocol: unix.RTPROT_BOOT},
+		{Destination: netip.MustParsePrefix("203.0.113.16/28"), Via: true, Link: index, Protocol: unix.RTPROT_BOOT},
+		{Destination: netip.MustParsePrefix("203.0.113.32/28"), Hops: []int{index, 1}, Protocol: unix.RTPROT_BOOT},
+	} {
+		want.Table, want.Type = unix.RT_TABLE_MAIN, unix.RTN_UNICAST
+		require.Contains(t, routes, want)
+	}
+	require.Contains(t, routes, Route{
+		Destination: netip.MustParsePrefix("192.0.2.1/32"), Source: source, Link: index,
+		Table: unix.RT_TABLE_LOCAL, Protocol: unix.RTPROT_KERNEL, Type: unix.RTN_LOCAL,
+	})
 	routes, err = s.Routes(model.IPv6)
 	require.NoError(t, err)
-	require.Contains(t, routes, Route{netip.MustParsePrefix("2001:db8:1::/48"), netip.Addr{}, index, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST})
+	require.Contains(t, routes, Route{
+		Destination: netip.MustParsePrefix("2001:db8:1::/48"), Link: index,
+		Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC, Type: unix.RTN_UNICAST,
+	})
 }
 
 // TestInterruptedLists asserts that what an interrupted attempt returned does not remain, and that
