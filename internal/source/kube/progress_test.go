@@ -218,10 +218,17 @@ func TestBookmarksAreProgress(t *testing.T) {
 }
 
 // TestStateThatGoesBackForSeconds checks that an old state is followed only if it is still there
-// some seconds later, and that the source says meanwhile that it is stale.
+// some seconds later, and that the source says meanwhile that it is stale. It is so, too, if the
+// restored API server streams lists without an end.
 func TestStateThatGoesBackForSeconds(t *testing.T) {
-	for _, back := range []time.Duration{time.Second, confirmations * productionConfirmPause / 2, time.Hour} {
-		t.Run(back.String(), func(t *testing.T) {
+	for _, c := range []struct {
+		back    time.Duration
+		endless bool
+	}{
+		{time.Second, false}, {confirmations * productionConfirmPause / 2, false}, {time.Hour, false}, {time.Hour, true},
+	} {
+		back := c.back
+		t.Run(fmt.Sprintf("%v, streams without an end: %v", back, c.endless), func(t *testing.T) {
 			inVirtualTime(t, func(t *testing.T) {
 				now, then := virtualAPI(), virtualAPI()
 				for i := range 10 {
@@ -230,9 +237,14 @@ func TestStateThatGoesBackForSeconds(t *testing.T) {
 				then.put(service("s0"))
 				var old atomic.Bool
 				handler := http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-					if old.Load() {
+					_ = q.ParseForm()
+					switch {
+					case old.Load() && isStream(q) && c.endless:
+						w.(http.Flusher).Flush()
+						<-q.Context().Done()
+					case old.Load():
 						then.ServeHTTP(w, q)
-					} else {
+					default:
 						now.ServeHTTP(w, q)
 					}
 				})
@@ -244,9 +256,9 @@ func TestStateThatGoesBackForSeconds(t *testing.T) {
 				now.expire()
 				services := &r.source.resources[0].contact
 				begin := time.Now()
-				await(t, "staleness", time.Second, func() bool { since, _ := services.stale(time.Now()); return !since.IsZero() })
+				await(t, "staleness", askOnce+2*time.Second, func() bool { since, _ := services.stale(time.Now()); return !since.IsZero() })
 				if back == time.Hour {
-					followed := await(t, "the restored state", 15*time.Second, func() bool { return len(r.Keys(model.KindService)) == 1 })
+					followed := await(t, "the restored state", streamPause+15*time.Second, func() bool { return len(r.Keys(model.KindService)) == 1 })
 					require.GreaterOrEqual(t, followed, confirmations*productionConfirmPause-2*time.Second)
 					require.Contains(t, r.log.String(), "Cluster state went back in time")
 				} else {
