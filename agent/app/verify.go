@@ -91,18 +91,17 @@ func (o *verifyOptions) run(ctx context.Context, flags []string, in io.Reader, o
 	if err := o.show.Validate(); err != nil {
 		return err
 	}
-	options, proxyName, scheduler, err := settings(flags, o.proxyName)
+	options, proxyName, what, err := settings(flags, o.proxyName)
 	if err != nil {
 		return err
 	}
-	state, err := o.read(in, proxyName, options)
-	if err != nil {
+	if what.State, err = o.read(in, proxyName, options); err != nil {
 		return err
 	}
 	o.show.AskTimeout = verifyTimeout + o.settle
 	var result verify.Result
 	err = o.show.Run(ctx, out, func(ctx context.Context) (show.Report, error) {
-		if result, err = verify.Settled(ctx, verify.Options{State: state, Beside: proxyName != "", Scheduler: scheduler}, o.settle); err != nil {
+		if result, err = verify.Settled(ctx, what, o.settle); err != nil {
 			return nil, err
 		}
 		return &verify.Report{Result: result, Node: options.NodeName}, nil
@@ -190,30 +189,31 @@ func parseFlags(flags []string) (*Options, error) {
 
 // settings returns the settings that flags of the agent stand for. Without flags, they are those of
 // the agent that runs on this node. The name is that of the Services that servers serve. An agent
-// with a source of its own knows it better.
-func settings(flags []string, name string) (options view.Options, proxyName, scheduler string, err error) {
+// with a source of its own knows it better. what lacks the state.
+func settings(flags []string, name string) (options view.Options, proxyName string, what verify.Options, err error) {
 	if len(flags) == 0 {
 		if flags, err = runningFlags(); err != nil {
-			return options, "", "", fmt.Errorf("%w: add its flags after --, such as -- --node-name=node-1 --cluster-cidr=10.244.0.0/16", err)
+			return options, "", what, fmt.Errorf("%w: add its flags after --, such as -- --node-name=node-1 --cluster-cidr=10.244.0.0/16", err)
 		}
 	}
 	o, err := parseFlags(flags)
 	if err != nil {
-		return options, "", "", err
+		return options, "", what, err
 	}
 	if err := o.Node.validate(); err != nil {
-		return options, "", "", o.file.Named(err)
+		return options, "", what, o.file.Named(err)
 	}
 	if proxyName = name; o.Source != "" {
 		proxyName = o.ProxyName
 	}
 	if o.BesideKubeProxy && proxyName == "" {
-		return options, "", "", errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
+		return options, "", what, errors.New("the agent has --beside-kube-proxy, so servers choose its Services: set " +
 			"--service-proxy-name to the servers' value or, if they have none, give them one")
 	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {
-		options.Schedulers, scheduler = ipvs.Schedulers(), o.IPVS.Scheduler
+		options.Schedulers, what.Scheduler = ipvs.Schedulers(), o.IPVS.Scheduler
 	}
-	return options, proxyName, scheduler, err
+	what.Beside, what.MasqueradeMark = proxyName != "", 1<<o.Node.MasqueradeBit
+	return options, proxyName, what, err
 }

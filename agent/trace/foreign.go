@@ -24,21 +24,29 @@ type Source struct {
 	IsPrefix  bool
 }
 
-// Intruders returns the rules in chains of proxies that packets came by and did not match, that ask
-// for a source, a mark, a state of the connection or an interface, and that no proxy writes. What
-// they do to others' packets has not been seen. With own, only Slicecast's chains count. ofPods
-// reports whether a source is by what the proxy tells pods from others. Intruders knows which
-// packets there were, so it is called after all of them.
-func (r *Rules) Intruders(own bool, ofPods func(Source) bool) (rules []*Rule) {
-	if r.facts.IPVS {
-		return nil // rules beside IPVS ask for what it has done to packets
-	}
+// Intruders returns the rules in kube-proxy's chains that packets came by and did not match, that
+// ask for a source, a mark, a state of the connection or an interface, and that kube-proxy does not
+// write. What they do to others' packets has not been seen. ofPods reports whether a source is by
+// what the proxy tells pods from others. Intruders knows which packets there were, so it is called
+// after all of them.
+func (r *Rules) Intruders(ofPods func(Source) bool) []*Rule {
+	return r.selected(func(c *chain, rule *Rule) bool {
+		// Rules beside IPVS ask for what it has done to packets.
+		return !r.facts.IPVS && !c.slicecasts && rule.asksMore && rule.visited && !rule.matched && !c.writes(rule, ofPods)
+	})
+}
+
+// Insertions returns the rules in Slicecast's tables of nf_tables that others have made or changed.
+func (r *Rules) Insertions() []*Rule {
+	return r.selected(func(_ *chain, rule *Rule) bool { return rule.inserted })
+}
+
+// selected returns the rules in proxies' chains that chosen returns true for, and that do something
+// to packets.
+func (r *Rules) selected(chosen func(*chain, *Rule) bool) (rules []*Rule) {
 	for _, c := range r.chains {
-		if !c.proxys || own && !c.slicecasts || !c.reached {
-			continue
-		}
 		for _, rule := range c.rules {
-			if rule.asksMore && rule.visited && !rule.matched && rule.why() == "" && rule.acts() && !c.writes(rule, ofPods) {
+			if c.proxys && c.reached && rule.why() == "" && rule.acts() && chosen(c, rule) {
 				rules = append(rules, rule)
 			}
 		}
@@ -116,32 +124,20 @@ const comment = `(-m comment --comment( [^-\s]\S*)+ )?`
 // network is how rules of nf_tables ask for a network.
 const network = `(& (?P<mask>\S+) )?== (?P<source>\S+)`
 
-// forms are those of Slicecast, and of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
+// forms are those of kube-proxy 1.32 to 1.37 in its modes nftables and iptables
 // (proxier.go in pkg/proxy/nftables and pkg/proxy/iptables).
 var forms = []form{
-	of(`postrouting|masquerading`, `mark & \S+ != 0x0 mark & \S+ (\^ \S+ )?set mark masq`),
+	of(`masquerading`, `mark & \S+ != 0x0 mark & \S+ (\^ \S+ )?set mark masq`),
 	of(`firewall-.*`, `source address lookup != @__set\d+ drop`),
-	of(`guard-loopback`, `input interface != "lo" (source|destination) address & 255\.0\.0\.0 == 127\.0\.0\.0 drop`),
-	of(`SLICECAST-LOCALNET`, `-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`),
-	of(`SLICECAST-DISPATCH`, `-d 127\.0\.0\.0/8 -o lo -j SLICECAST-NODE`),
-	of(`SLICECAST-R-.*`, `(-m addrtype --src-type LOCAL|-s (?P<source>\S+)|-i (?P<link>\S+)) (-j MARK --set-xmark \S+|-g SLICECAST-P-\S+)`),
 	of(`KUBE-EXT-(?P<service>.*)`, `(-s (?P<source>\S+) |-i (?P<link>\S+) )?`+comment+`(-m addrtype --src-type LOCAL )?-j KUBE-SVC-(?P<service>\S+)`),
 	of(`KUBE-EXT-.*`, comment+`-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ`),
 	of(`external-(?P<service>.*)`, `(source address `+network+`|input interface == "(?P<link>\S+)"|type of the source == local) goto service-(?P<service>\S+)( ".*")?`),
 	of(`external-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark|jump mark-for-masquerade)\b.*`),
 	of(`KUBE-FW-(?P<service>.*)`, `-s \S+ `+comment+`-j KUBE-(EXT|SVC)-(?P<service>\S+)`),
-	of(`SLICECAST-INPUT`, `-d 127\.0\.0\.0/8 -i lo -j SLICECAST-NODE`),
-	of(`SLICECAST-POSTROUTING`, `-m mark ! --mark \S+ -m conntrack --ctstate DNAT -j SLICECAST-HAIRPIN`),
-	of(`forward`, `ct state & invalid != 0 source address source address lookup @hairpins drop .*`),
-	of(`forward|output-filter`, `ct state & new != 0 destination address (& \S+ )?== \S+ drop .*`),
-	of(`pods-.*`, `source address `+network+` (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
-	of(`pods-.*`, `input interface == "(?P<link>\S+)" (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
-	of(`pods-.*`, `type of the source == local (mark & \S+ \^ \S+ set mark )?goto (cluster|local)`),
-	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),
-	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`),
-	of(`(SLICECAST|KUBE)-FORWARD`, comment+`-m mark --mark (0x[0-9a-f]+)/(0x[0-9a-f]+) -j ACCEPT`),
-	of(`SLICECAST-SERVICES`, `-m mark --mark \S+ -g SLICECAST-DISPATCH`),
-	of(`(SLICECAST|KUBE)-POSTROUTING`, `-m mark ! --mark \S+ -j RETURN`),
+	of(`KUBE-FORWARD`, comment+`-m conntrack --ctstate INVALID (-m nfacct --nfacct-name \S+ )?-j DROP`),
+	of(`KUBE-FORWARD`, comment+`-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`),
+	of(`KUBE-FORWARD`, comment+`-m mark --mark (0x[0-9a-f]+)/(0x[0-9a-f]+) -j ACCEPT`),
+	of(`KUBE-POSTROUTING`, `-m mark ! --mark \S+ -j RETURN`),
 }
 
 // of returns the form of rules in chains, both by expressions for all of the text.

@@ -1,4 +1,4 @@
-// This test proves which rules count as written by a proxy, by the texts of real rules and of
+// This test proves which rules count as written by kube-proxy, by the texts of real rules and of
 // others that resemble them.
 package trace
 
@@ -20,14 +20,6 @@ func TestForms(t *testing.T) {
 		chain, rule string
 		written     bool
 	}{
-		{"SLICECAST-DISPATCH", "-d 127.0.0.0/8 -o lo -j SLICECAST-NODE", true},
-		{"SLICECAST-R-X", "-s 10.180.0.0/16 -g SLICECAST-P-X", true},
-		{"SLICECAST-R-X", "-i veth+ -g SLICECAST-P-X", true},
-		{"SLICECAST-R-X", "-m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000", true},
-		{"SLICECAST-R-X", "-s 10.9.9.9/32 -j ACCEPT", false},
-		{"pods-cluster.node-cluster.others-local", "source address & 255.255.0.0 == 10.180.0.0 goto cluster", true},
-		{"pods-cluster.node-cluster.others-local", `input interface == "veth*" goto cluster`, true},
-		{"pods-cluster.node-cluster.others-local", "source address == 10.9.9.9 drop", false},
 		{"KUBE-EXT-X", "-s 10.180.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-X", true},
 		{"KUBE-EXT-X", "-m comment --comment masquerade LOCAL traffic for shop/edge:http external destinations -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ", true},
 		{"KUBE-EXT-X", "-m comment --comment route LOCAL traffic for shop/edge:http external destinations -m addrtype --src-type LOCAL -j KUBE-SVC-X", true},
@@ -40,13 +32,12 @@ func TestForms(t *testing.T) {
 		{"external-X-shop/edge/tcp/http", `source address == 10.180.0.0/16 goto service-X-shop/edge/tcp/http "short-circuit pod traffic"`, true},
 		{"external-X-shop/edge/tcp/http", "type of the source == local mark & 0xffffbfff ^ 0x4000 set mark", true},
 		{"external-X-shop/edge/tcp/http", "source address == 10.9.9.9 drop", false},
-		{"SLICECAST-R-X", "-s 10.9.9.9/32 -g SLICECAST-P-X", false},
-		{"SLICECAST-R-X", "-i eth0 -g SLICECAST-P-X", false},
-		{"SLICECAST-R-X", "-i veth -g SLICECAST-P-X", false},
-		{"pods-cluster.node-cluster.others-local", "source address & 255.0.0.0 == 10.0.0.0 goto cluster", false},
-		{"pods-cluster.node-cluster.others-local", "source address & fd00:: == fd00:10:180:: goto cluster", false},
-		{"pods-cluster.node-cluster.others-local", "source address & ffff:ffff:ffff:: == fd00:10:180:: goto cluster", true},
-		{"pods-cluster.node-cluster.others-local", `input interface == "eth0" goto cluster`, false},
+		{"external-X-shop/edge/tcp/http", "source address & 255.255.0.0 == 10.180.0.0 goto service-X-shop/edge/tcp/http", true},
+		{"external-X-shop/edge/tcp/http", "source address & 255.0.0.0 == 10.0.0.0 goto service-X-shop/edge/tcp/http", false},
+		{"external-X-shop/edge/tcp/http", "source address & ffff:ffff:ffff:: == fd00:10:180:: goto service-X-shop/edge/tcp/http", true},
+		{"external-X-shop/edge/tcp/http", "source address & fd00:: == fd00:10:180:: goto service-X-shop/edge/tcp/http", false},
+		{"external-X-shop/edge/tcp/http", `input interface == "veth*" goto service-X-shop/edge/tcp/http`, true},
+		{"external-X-shop/edge/tcp/http", `input interface == "eth0" goto service-X-shop/edge/tcp/http`, false},
 		{"KUBE-EXT-X", "-s 10.180.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-Y", false},
 		{"KUBE-EXT-X", "-s 10.9.0.0/16 -m comment --comment pod traffic for shop/edge:http external destinations -j KUBE-SVC-X", false},
 		{"KUBE-FW-X", "-s 10.97.0.4/32 -m comment --comment shop/edge:http loadbalancer IP -j KUBE-EXT-Y", false},

@@ -139,8 +139,10 @@ func (r *Rules) addSaved(text, variant string) {
 			}
 			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES" && !r.facts.IPVS
 			r.kubeProxys = r.kubeProxys || name == "KUBE-SERVICES"
-			r.slicecasts = r.slicecasts || name == "SLICECAST-SERVICES"
-			r.otherProgrammers = r.otherProgrammers || name == "SLICECAST-SERVICES"
+			if name == "SLICECAST-SERVICES" {
+				r.slicecasts, r.otherProgrammers = true, true
+				r.IPTables = append(r.IPTables, variant)
+			}
 			s.chains[name] = c
 			r.chains = append(r.chains, c)
 			s.addBase(c, strings.HasPrefix(rest, "DROP"))

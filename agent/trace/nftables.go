@@ -71,6 +71,7 @@ func (r *Rules) addTable(h *nft.Held) {
 	}
 	r.slicecasts = r.slicecasts || t.slicecasts
 	r.ipvsTable = r.ipvsTable || h.Name == ipvsTable
+	r.NFTables = r.NFTables || h.Name == "slicecast"
 	r.otherProgrammers = r.otherProgrammers || t.slicecasts && h.Name != ipvsTable
 	if t.proxys && !t.slicecasts {
 		r.kubeProxys, r.KubeProxyNFTables = true, true
@@ -180,8 +181,12 @@ func (t *table) compileSet(name string, h *nft.HeldElements) *set {
 	}
 	simple := s.isRange && len(s.fields) < 2
 	var ends []string
+	kind := "set"
+	if h.Flags&unix.NFT_SET_MAP != 0 {
+		kind = "map"
+	}
 	for _, e := range h.Elements {
-		one := &element{data: e.Data, place: fmt.Sprintf("map %s of %s", name, t.name)}
+		one := &element{data: e.Data, place: fmt.Sprintf("%s %s of %s", kind, name, t.name)}
 		if e.Verdict.Valid {
 			one.verdict, one.valid = t.verdict(e.Verdict)
 		}
@@ -269,15 +274,17 @@ func (s *set) inside(r interval, key string) bool {
 	return true
 }
 
-// Types of keys; see nft.Field. All but the first are frontends.
+// Types of keys; see nft.Field. The last three are frontends.
 const (
 	keyInteger   = 19
+	keyAddress4  = 7
+	keyAddress6  = 8
 	keyNodePort  = 12<<6 | 13
 	keyFrontend4 = 7<<12 | keyNodePort
 	keyFrontend6 = 8<<12 | keyNodePort
 )
 
-// addElement records the key of an element that is a frontend.
+// addElement records the key of an element that is a frontend, or an address in a set of Slicecast.
 func (t *table) addElement(kind uint32, key, place string) {
 	length := 0
 	switch {
@@ -285,6 +292,11 @@ func (t *table) addElement(kind uint32, key, place string) {
 		length = 4
 	case kind == keyFrontend6:
 		length = 16
+	case t.slicecasts && (kind == keyAddress4 || kind == keyAddress6):
+		if a, ok := netip.AddrFromSlice([]byte(key)); ok {
+			t.addresses[a] = place
+		}
+		return
 	case kind != keyNodePort:
 		return
 	}

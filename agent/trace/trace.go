@@ -184,6 +184,8 @@ type Rule struct {
 	asksMark uint32
 	// firewalls is as in chain.
 	firewalls bool
+	// inserted means that others have made or changed the rule in a table of Slicecast.
+	inserted bool
 	// scheduling is that of a virtual service, which stands for a rule.
 	scheduling Scheduling
 
@@ -308,10 +310,16 @@ type Rules struct {
 	frontends map[Frontend]string
 	// own are those of frontends that Slicecast's rules and maps mention.
 	own map[Frontend]string
+	// addresses are those in Slicecast's sets of addresses, each with the place.
+	addresses map[netip.Addr]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
 	// other proxy has written any. KubeProxyNFTables and KubeProxyIPVS mean the same of its other
 	// modes, and SlicecastIPVS of Slicecast's programmer for IPVS, whatever kube-proxy has written.
 	KubeProxyIPTables, KubeProxyNFTables, KubeProxyIPVS, SlicecastIPVS bool
+	// NFTables means that Slicecast's programmer for nftables has written rules, and IPTables are the
+	// variants in which that for iptables has.
+	NFTables bool
+	IPTables []string
 	// slicecasts means that Slicecast has written rules, and kubeProxys that kube-proxy has.
 	// ipvsTable means that the table of Slicecast's programmer for IPVS is among the rules, and
 	// otherProgrammers that rules of its other programmers are.
@@ -353,6 +361,10 @@ func (r *Rules) ServiceAddresses() (out []netip.Addr) {
 	}
 	return out
 }
+
+// OwnAddresses returns the addresses that Slicecast's sets of addresses hold, each with the place.
+// The rules refuse what comes to their other ports.
+func (r *Rules) OwnAddresses() map[netip.Addr]string { return r.addresses }
 
 // OwnFrontends returns those of Frontends that Slicecast's own rules and maps mention.
 func (r *Rules) OwnFrontends() map[Frontend]string { return r.own }
@@ -407,7 +419,7 @@ func newRules(family model.Family, facts Facts) *Rules {
 	}
 	return &Rules{
 		Family: family, facts: facts, forwarding: forwarding{setting(facts.NotForwarding[family]), setting(facts.PartlyForwarding[family])},
-		frontends: map[Frontend]string{}, own: map[Frontend]string{}, unjudged: map[*Rule]struct{}{}, marks: map[uint32]struct{}{},
+		frontends: map[Frontend]string{}, own: map[Frontend]string{}, addresses: map[netip.Addr]string{}, unjudged: map[*Rule]struct{}{}, marks: map[uint32]struct{}{},
 	}
 }
 

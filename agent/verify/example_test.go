@@ -18,6 +18,7 @@ var (
 	toCluster     = view.Route{To: view.Cluster}
 	toClusterMasq = view.Route{To: view.Cluster, Masquerade: true}
 	toLocal       = view.Route{To: view.Local}
+	toLocalMasq   = view.Route{To: view.Local, Masquerade: true}
 )
 
 // address returns an address in a network of the family.
@@ -91,6 +92,10 @@ func exampleState(*testenv.Node) view.State {
 			Frontends: []view.Frontend{
 				clusterIP(f, 4), ranges, frontend(view.NodePort, netip.Addr{}, 30004, toCluster, toClusterMasq, toLocal),
 			},
+		})
+		add(view.ServicePort{
+			ID: id("inner", model.TCP, f), Local: pods(f, 61, 1),
+			Frontends: []view.Frontend{frontend(view.ClusterIP, address(f, "96", 6), 80, toLocal, toLocalMasq, toLocalMasq)},
 		})
 		add(view.ServicePort{
 			ID: id("none", model.TCP, f),

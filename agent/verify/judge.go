@@ -275,13 +275,20 @@ func remembers(d time.Duration) string {
 
 // hairpins compares that a local backend's connection to itself, by its Service, is masqueraded.
 func (c *comparison) hairpins(p *view.ServicePort) {
-	if len(p.Frontends) == 0 || p.Frontends[0].Kind == view.NodePort {
-		return
+	// The same backends are led to by all frontends with the same set. One of each is followed.
+	followed := map[view.Target]bool{}
+	for _, f := range p.Frontends {
+		if to := f.Pods.To; f.Kind != view.NodePort && to.Leads() && !followed[to] {
+			followed[to] = true
+			c.hairpinsAt(question{p, f, Source{}, netip.AddrPortFrom(f.Address, f.Port)})
+		}
 	}
-	f := p.Frontends[0]
-	q := question{p, f, Source{}, netip.AddrPortFrom(f.Address, f.Port)}
+}
+
+// hairpinsAt is hairpins at one frontend.
+func (c *comparison) hairpinsAt(q question) {
 	seen := map[netip.Addr]struct{}{}
-	for b := range p.Cluster.All() {
+	for b := range q.port.Backends(q.frontend.Pods.To).All() {
 		a := b.Address.Addr()
 		if _, again := seen[a]; again || !b.Local {
 			continue
@@ -334,6 +341,14 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	for f := range wanted {
 		addresses[f.Address] = true
 	}
+	own := c.rules.OwnAddresses()
+	for _, a := range slices.SortedFunc(maps.Keys(own), netip.Addr.Compare) {
+		if !addresses[a] {
+			c.Differences = append(c.Differences, Difference{
+				Wanted: "be no rules for other ports of " + a.String() + ", which no Service has", Found: "there are some", Rule: own[a],
+			})
+		}
+	}
 	for _, a := range c.rules.ServiceAddresses() {
 		if !addresses[a] && !c.Beside {
 			c.Differences = append(c.Differences, Difference{
@@ -343,8 +358,8 @@ func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
 	}
 	// Where a packet differs or cannot be judged, those that would have come by later rules were not
 	// followed.
-	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 {
-		for _, r := range c.rules.Intruders(c.Beside, c.ofPods) {
+	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 && !c.Beside {
+		for _, r := range c.rules.Intruders(c.ofPods) {
 			c.Differences = append(c.Differences, Difference{
 				Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " for some sources, marks, connections or interfaces that no proxy writes",
 				Found:  "there is one", Rule: r.String(),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -23,10 +24,15 @@ func newNode(t *testing.T) *testenv.Node {
 }
 
 // compare compares the kernel of a node with a state.
-func compare(t *testing.T, node *testenv.Node, state view.State) (r Result) {
+func compare(t *testing.T, node *testenv.Node, state view.State) Result {
+	t.Helper()
+	return compareWith(t, node, Options{State: state, MasqueradeMark: programmer.DefaultMasqueradeMark})
+}
+
+func compareWith(t *testing.T, node *testenv.Node, o Options) (r Result) {
 	t.Helper()
 	require.NoError(t, node.Do(func() (err error) {
-		r, err = Kernel(t.Context(), Options{State: state})
+		r, err = Kernel(t.Context(), o)
 		return err
 	}))
 	return r
@@ -129,11 +135,24 @@ var nftBreakages = []breakage{
 	{"the table is gone", "delete table T ", []string{"shop/web", "shop/dns", "shop/edge", "shop/sticky"}},
 	{"another table is faster", "add table ip other\nadd chain ip other pre { type nat hook prerouting priority -110; }\n" +
 		"add rule ip other pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.9.9:99", []string{"10.9.9.9:99", "chain pre in table ip other"}},
-	{"a rule for one source", "insert rule T cluster ip saddr 10.9.9.9 drop", []string{"no proxy writes", "rule 1 of chain cluster in table ip slicecast (source address == 10.9.9.9 drop)"}},
-	{"a rule for one interface", "insert rule T services iifname eth7 accept", []string{"no proxy writes", `(input interface == "eth7" accept)`}},
-	{"a rule for a mark", "insert rule T cluster-3 meta mark & 0xf0 == 0x10 drop", []string{"no proxy writes", "(mark & 0xf0 == 0x10 drop)"}},
-	{"a rule for a state", "insert rule T forward ct state established drop", []string{"no proxy writes", "(ct state & established != 0 drop)"}},
-	{"a rule that only counts", "insert rule T forward ip saddr 10.9.9.9 counter", nil},
+	{"a rule for one source", "insert rule T cluster ip saddr 10.9.9.9 drop", []string{"Slicecast has not written", "rule 1 of chain cluster in table ip slicecast (source address == 10.9.9.9 drop)"}},
+	{"a rule for one interface", "insert rule T services iifname eth7 accept", []string{"Slicecast has not written", `(input interface == "eth7" accept)`}},
+	{"a rule for a mark", "insert rule T cluster-3 meta mark & 0xf0 == 0x10 drop", []string{"Slicecast has not written", "(mark & 0xf0 == 0x10 drop)"}},
+	{"a rule for a state", "insert rule T forward ct state established drop", []string{"Slicecast has not written", "(ct state & established != 0 drop)"}},
+	{"a rule that only counts", "insert rule T forward ip saddr 10.9.9.9 counter", []string{"other rules in chain forward"}},
+	{"a rule for an address of nobody", "insert rule T cluster ip daddr 8.8.8.8 drop", []string{"(destination address == 8.8.8.8 drop)"}},
+	{"a translation of an address of nobody", "insert rule T services ip daddr 10.96.0.250 meta l4proto tcp dnat to 10.9.9.9:80",
+		[]string{"Slicecast has not written", "10.96.0.250"}},
+	{"an address of nobody is refused", "add element T cluster-ips { 8.8.8.8 }", []string{"no 8.8.8.8 in set cluster-ips", "no rules for other ports of 8.8.8.8"}},
+	{"a cluster IP is not refused", "delete element T cluster-ips { 10.96.0.1 }", []string{"be 10.96.0.1 in set cluster-ips"}},
+	{"a hairpin of nobody", "add element T hairpins { 10.9.9.9 . 10.9.9.9 }", []string{"no 10.9.9.9 in set hairpins"}},
+	{"a hairpin of the policy Local is not masqueraded", "delete element T hairpins { 10.180.0.61 . 10.180.0.61 }",
+		[]string{"shop/inner", "from the backend itself (10.180.0.61)"}},
+	{"a range of sources far away is added", "add element T sources-24 { 10.97.0.4 . tcp . 80 . 198.51.100.0 }",
+		[]string{"other elements of shop/edge:http/TCP/IPv4"}},
+	{"a backend of nobody", "add element T cluster-endpoints { 0xfffff . 0x0 : 10.9.9.9 . 80 }", []string{"no element ffff0f0000000000 in set cluster-endpoints"}},
+	{"a set of others", "add set T more { type ipv4_addr; }", []string{"no set more"}},
+	{"a base chain of others", "add chain T more { type filter hook forward priority 10; policy drop; }", []string{"no chain more"}},
 	{"a rule that cannot be judged", "insert rule T services tcp sport 1 drop", []string{"cannot be judged"}},
 }
 

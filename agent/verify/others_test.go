@@ -169,7 +169,7 @@ func TestOrderOfRefusals(t *testing.T) {
 	nft(t, node, kubeProxyRefuses)
 	replaceNFT(t, node, programmed) // with the ranges of cluster IPs
 	require.True(t, refused())
-	require.Empty(t, sentences(compare(t, node, state)))
+	require.Empty(t, sentences(compareWith(t, node, Options{State: state})))
 
 	// Slicecast's rules get the priority of kube-proxy's.
 	for _, c := range []struct{ hook, chain string }{{"forward", "forward"}, {"output", "output-filter"}} {
@@ -178,7 +178,7 @@ func TestOrderOfRefusals(t *testing.T) {
 	}
 	require.False(t, refused(), "Slicecast's chains are newer")
 	for range 2 {
-		r := compare(t, node, state)
+		r := compareWith(t, node, Options{State: state})
 		require.Empty(t, r.Differences)
 		require.NotEmpty(t, r.Unjudged)
 		for _, u := range r.Unjudged {

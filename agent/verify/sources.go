@@ -128,8 +128,9 @@ func (c *comparison) sources(f view.Frontend) (all []Source) {
 		over = outsideInterfaces[1]
 	}
 	add := func(name string, a netip.Addr, over string) {
-		// Kernels drop what arrives from a loopback address.
-		if a.IsValid() && (over == "" || !a.IsLoopback()) {
+		// Kernels drop what arrives from one of their own addresses, or from one that no host has.
+		isOwn := a.IsLoopback() || slices.Contains(c.Addresses, a) || slices.Contains(c.ServiceAddresses, a)
+		if a.IsValid() && (over == "" || !isOwn && !a.IsMulticast() && !a.IsUnspecified()) {
 			all = append(all, Source{name, a, over})
 		}
 	}

@@ -13,11 +13,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/trace"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -33,6 +36,9 @@ type Options struct {
 	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is
 	// not compared.
 	Scheduler string
+	// MasqueradeMark is the mark of Slicecast's programmers on this node. 0 means that what they have
+	// written is judged only by what it does to packets, and not by what they would write.
+	MasqueradeMark uint32
 	// Addresses are the node's own addresses, without ServiceAddresses.
 	Addresses []netip.Addr
 	// ServiceAddresses are the node's addresses that only Services have, as with IPVS. What the node
@@ -185,6 +191,34 @@ func forwards(s view.State, family model.Family, facts trace.Facts) bool {
 	return false
 }
 
+// differences returns what Slicecast's own rules have otherwise than its programmers would write
+// them, in the network namespace of the calling thread. Rules that no packet of a comparison comes
+// by are compared only by this.
+func differences(ctx context.Context, o Options, rules *trace.Rules) (out []Difference, err error) {
+	if o.MasqueradeMark == 0 {
+		return nil, nil
+	}
+	var all []string
+	log := slog.New(slog.DiscardHandler)
+	if rules.NFTables {
+		all, err = nftables.Differences(rules.Family, nftables.Options{MasqueradeMark: o.MasqueradeMark, Log: log}, o.State)
+	}
+	for _, variant := range rules.IPTables {
+		options := iptables.Options{Variant: iptables.Variant(variant), MasqueradeMark: o.MasqueradeMark, Log: log}
+		different, errVariant := iptables.Differences(ctx, rules.Family, options, o.State)
+		all, err = append(all, different...), errors.Join(err, errVariant)
+	}
+	for _, r := range rules.Insertions() {
+		out = append(out, Difference{
+			Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " that Slicecast has not written", Found: "there is one", Rule: r.String(),
+		})
+	}
+	for _, d := range all {
+		out = append(out, Difference{Wanted: "be " + d, Found: "that is not what Slicecast writes"})
+	}
+	return out, err
+}
+
 // Kernel compares the kernel of the calling thread's network namespace with a state. It reads the
 // addresses of the options itself.
 func Kernel(ctx context.Context, o Options) (Result, error) {
@@ -210,6 +244,11 @@ func Kernel(ctx context.Context, o Options) (Result, error) {
 		if err != nil {
 			return all, err
 		}
+		own, err := differences(ctx, o, rules)
+		if err != nil {
+			return all, err
+		}
+		r.Differences = append(r.Differences, own...)
 		if setting := facts.NotForwarding[family]; setting != "" && forwards(o.State, family, facts) {
 			r.Differences = append(r.Differences, Difference{
 				Wanted: fmt.Sprintf("be forwarding of %v packets, without which no pod is reached", family), Found: setting,

@@ -15,8 +15,11 @@ import (
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/verify"
+	"github.com/slicecast/slicecast/agent/verify/verifytest"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -27,7 +30,7 @@ func (c *cluster) sentences(t *testing.T) string {
 	t.Helper()
 	var lines []string
 	require.NoError(t, c.a.Do(func() error {
-		r, err := verify.Kernel(t.Context(), verify.Options{State: c.state, Scheduler: DefaultScheduler})
+		r, err := verify.Kernel(t.Context(), verify.Options{State: c.state, Scheduler: DefaultScheduler, MasqueradeMark: programmer.DefaultMasqueradeMark})
 		for _, d := range r.Differences {
 			lines = append(lines, d.String())
 		}
@@ -165,6 +168,12 @@ func TestVerify(t *testing.T) {
 		{"pods count as others", b.nft("flush chain ip slicecast-ipvs input; add rule ip slicecast-ipvs input goto others"),
 			[]string{"from a pod", "it is masqueraded"}},
 		{"sources are not filtered", b.nft("flush chain ip slicecast-ipvs sources"), []string{"default/edge", "be dropped"}},
+		{"a rule of others", b.nft("insert rule ip slicecast-ipvs input ip saddr 198.51.100.9 drop"),
+			[]string{"no rule in chain input of table ip slicecast-ipvs that Slicecast has not written", "source address == 198.51.100.9"}},
+		{"a rule of others for nobody's address", b.nft("insert rule ip slicecast-ipvs forward ip daddr 8.8.8.8 drop"),
+			[]string{"no rule in chain forward of table ip slicecast-ipvs that Slicecast has not written"}},
+		{"an address of nobody is refused", b.nft("add element ip slicecast-ipvs addresses { 8.8.8.8 }"),
+			[]string{"no rules for other ports of 8.8.8.8, which no Service has", "set addresses of table ip slicecast-ipvs"}},
 		{"a stale chain", b.nft("add chain ip slicecast-ipvs gone; add rule ip slicecast-ipvs gone drop"), []string{"chain gone of table ip slicecast-ipvs"}},
 
 		{"a frontend is removed", b.remove("from-others", webAt), []string{"default/web", "from outside"}},
@@ -209,6 +218,17 @@ func TestVerify(t *testing.T) {
 			require.Empty(t, c.sentences(t), "repaired")
 		})
 	}
+}
+
+// TestVerifyRandomServices proves that verify finds nothing wrong with what the programmer writes
+// for random Services.
+func TestVerifyRandomServices(t *testing.T) {
+	c := newCluster(t, Options{})
+	rapid.Check(t, func(r *rapid.T) {
+		c.state = verifytest.State(r, c.a.IPv4, c.a.IPv6)
+		require.NoError(r, c.Replace(t.Context(), c.state))
+		require.Empty(r, c.sentences(t))
+	})
 }
 
 func setConntrack(to string) error {

@@ -157,7 +157,8 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 }
 
 func (f *family) replaceOnce(ctx context.Context, c *content, state view.State) error {
-	f.adopt(c)
+	wanted, unknown := f.adopt(c)
+	f.adoptChains(c, wanted, unknown)
 	steps := make([]change, 0, len(state.Ports))
 	byName := map[string]*port{}
 	for id, found := range c.found {
@@ -189,10 +190,11 @@ func (f *family) replaceOnce(ctx context.Context, c *content, state view.State) 
 }
 
 // adopt records what was read as what the kernel holds, and prepares in prefix what must change
-// apart from Service ports. It counts each part of the table that Service ports may need once, as
-// if an additional Service port needed it. The caller gives these counts up at the end, which
-// removes the parts that nothing needs.
-func (f *family) adopt(c *content) {
+// apart from chains and Service ports. It returns the rules of the chains that there should be, and
+// the sets that there should not be. It counts each part of the table that Service ports may need
+// once, as if an additional Service port needed it. The caller gives these counts up at the end,
+// which removes the parts that nothing needs.
+func (f *family) adopt(c *content) (wanted map[string][]nft.Rule, unknown map[string]nft.HeldSet) {
 	f.holdings = holdings{ports: map[view.ServicePortID]*port{}, ids: map[uint32]struct{}{}, held: map[ref]int{}}
 	if f.lastID == 0 {
 		f.lastID = c.lastID
@@ -209,7 +211,7 @@ func (f *family) adopt(c *content) {
 	if c.foreign || !c.exists {
 		p.AddTable()
 	}
-	unknown := maps.Clone(c.sets)
+	unknown = maps.Clone(c.sets)
 	for s := range setCount {
 		name := s.String()
 		_, held := unknown[name]
@@ -224,7 +226,7 @@ func (f *family) adopt(c *content) {
 			f.addSet(p, s)
 		}
 	}
-	wanted := f.fixedChains(f.node, f.held[ref{kind: refAffinity}] > 0)
+	wanted = f.fixedChains(f.node, f.held[ref{kind: refAffinity}] > 0)
 	wanted[sourcesChain] = f.sourcesRules(f.lengths(nil))
 	for k, chain := range c.vmaps {
 		if r, ok := refOfChain(k, chain); ok {
@@ -234,7 +236,7 @@ func (f *family) adopt(c *content) {
 			c.stray[k] = struct{}{}
 		}
 	}
-	f.adoptChains(c, wanted, unknown)
+	return wanted, unknown
 }
 
 // adoptChains prepares the changes of chains, their rules, unknown sets and stray elements.
