@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -126,6 +125,7 @@ type agent struct {
 	health     *health.Server
 	warnings   *warnings.Warnings
 	displaced  *prometheus.CounterVec // of the ports for health checks and metrics
+	services   *services
 }
 
 // newAgent connects the parts of an agent. Nothing runs yet.
@@ -156,9 +156,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if a.programmer.name == programmerIPVS {
 		viewOptions.Schedulers = ipvs.Schedulers()
 	}
-	if a.checkpoint, err = a.openCheckpoint(); err != nil {
-		return nil, err
-	}
+	a.openCheckpoint()
 	if a.feed, err = a.newFeed(); err != nil {
 		return nil, err
 	}
@@ -166,6 +164,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 		Check: a.check(viewOptions), Report: a.feed.Warn, Logger: logger, Registerer: a.registry,
 	})
 	a.displaced = bounded.NewDisplaced(a.registry, "agent")
+	a.services = newServices(logger, a.registry)
 	a.flows = conntrack.New(conntrack.Options{Logger: logger, Registerer: programming})
 	a.health = health.New(health.Options{
 		Node: a.cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Displaced: a.displaced,
@@ -184,18 +183,15 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	return a, nil
 }
 
-// run runs the agent until ctx ends.
+// run runs the agent until ctx ends. Only what programming needs may end it with an error: the feed
+// of a standalone agent.
 func (a *agent) run(ctx context.Context) error {
 	o := a.options
 	g, ctx := errgroup.WithContext(ctx)
-	if err := a.serveMetrics(ctx, g); err != nil {
-		return err
-	}
 	served := a.newPages()
+	g.Go(func() error { a.serveMetrics(ctx); return nil })
 	g.Go(func() error { served.Run(ctx); return nil })
-	if err := a.serveStatus(ctx, g); err != nil {
-		return err
-	}
+	g.Go(func() error { a.serveStatus(ctx); return nil })
 	if a.checkpoint != nil {
 		g.Go(func() error { a.checkpoint.Run(ctx); return nil })
 	}
@@ -222,19 +218,13 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// openCheckpoint opens the checkpoint and restores the cache from it. It returns nil if the agent
-// keeps no checkpoint.
-func (a *agent) openCheckpoint() (*checkpoint.Checkpoint, error) {
-	if a.options.Checkpoint == "" {
-		return nil, nil
+// openCheckpoint opens the checkpoint, if the agent keeps one, and restores the cache from it.
+func (a *agent) openCheckpoint() {
+	if a.options.Checkpoint != "" {
+		a.checkpoint = checkpoint.Open(checkpoint.Options{
+			Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Logger: a.logger, Registerer: a.registry,
+		})
 	}
-	kept, err := checkpoint.Open(checkpoint.Options{
-		Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Logger: a.logger, Registerer: a.registry,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("--checkpoint: %w", err)
-	}
-	return kept, nil
 }
 
 func (a *agent) newFeed() (feed, error) {
@@ -250,16 +240,12 @@ func (a *agent) newFeed() (feed, error) {
 		}
 		return &client.Local{Source: src, Store: s, Cache: a.cache, NodeName: o.NodeName}, nil
 	}
-	dial, err := o.Credentials.DialOptions(a.logger)
-	if err != nil {
-		return nil, err
-	}
 	servers, err := o.discovery(a.logger)
 	if err != nil {
 		return nil, err
 	}
 	return client.New(client.Options{
-		Servers: servers, ServerName: client.ServerName(o.Credentials.ServerName, o.Servers), DialOptions: dial,
+		Servers: servers, ServerName: client.ServerName(o.Credentials.ServerName, o.Servers), DialOptions: o.Credentials.DialOptions(a.logger),
 		NodeName: o.NodeName, Version: daemon.Version(), Programmer: a.programmer.name,
 		Cache: a.cache, Observe: observer(a.logger, a.cache), Logger: a.logger, Registerer: a.registry,
 	}), nil

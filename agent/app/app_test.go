@@ -1,7 +1,7 @@
 // These tests prove how an agent starts and serves its ports, with the whole agent in the test's
 // process. It prints the Services of a directory of manifests, is not ready before it has
-// programmed something, and names the
-// flag in an error.
+// programmed something, and names the flag in an error. Nothing but programming keeps it from
+// programming: neither a port that is taken nor a file that cannot be used.
 package app
 
 import (
@@ -60,15 +60,22 @@ func pretendAgent(t *testing.T, node *testenv.Node, args ...string) {
 // start runs an agent until the test ends.
 func start(t *testing.T, args ...string) *logtest.Buffer {
 	t.Helper()
-	o, out := parse(t, args...), &logtest.Buffer{}
+	out, _ := startLogged(t, args...)
+	return out
+}
+
+// startLogged runs an agent until the test ends. It returns what the agent prints and logs.
+func startLogged(t *testing.T, args ...string) (out, log *logtest.Buffer) {
+	t.Helper()
+	o, out, log := parse(t, args...), &logtest.Buffer{}, &logtest.Buffer{}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, o, slog.New(slog.DiscardHandler), out) }()
+	go func() { ended <- Run(ctx, o, slog.New(slog.NewTextHandler(log, nil)), out) }()
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-ended)
 	})
-	return out
+	return out, log
 }
 
 // freeAddress returns a loopback address on which nobody listens.
@@ -145,20 +152,16 @@ func TestNotReadyWithoutServer(t *testing.T) {
 
 func TestStartErrorsNameTheFlag(t *testing.T) {
 	dir := t.TempDir()
-	empty := filepath.Join(dir, "empty")
-	require.NoError(t, os.WriteFile(empty, nil, 0o600))
 	for name, c := range map[string]struct {
 		args []string
 		says string
 	}{
-		"no CA file":             {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
-		"CA file empty":          {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "contains no PEM certificate"},
-		"no manifests":           {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
-		"no address":             {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
-		"no kubeconfig":          {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
-		"not in cluster":         {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
-		"checkpoint a directory": {[]string{"--servers=a:1", "--insecure-plaintext", "--checkpoint=" + dir}, "--checkpoint"},
-		"options invalid":        {[]string{"--source=kube", "--programmer=magic"}, "--programmer"},
+		"no manifests":          {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
+		"no address":            {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
+		"no address of metrics": {[]string{"--source=file", "--manifests=" + dir, "--secure-metrics-bind-address=nowhere", "--metrics-token-audience=a", "--metrics-service-accounts=a/b"}, "--secure-metrics-bind-address"},
+		"no kubeconfig":         {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
+		"not in cluster":        {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
+		"options invalid":       {[]string{"--source=kube", "--programmer=magic"}, "--programmer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")

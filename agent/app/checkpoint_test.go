@@ -19,18 +19,19 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
 
-// serveManifests runs a server for a directory of manifests. It returns the server's address, and a
-// function that stops the server.
-func serveManifests(t *testing.T, dir string) (address string, stop func()) {
+// serveManifests runs a server for a directory of manifests, without TLS if files is nil. It
+// returns the server's address, and a function that stops the server.
+func serveManifests(t *testing.T, dir string, files *tlsfiles.Files) (address string, stop func()) {
 	t.Helper()
 	registry, logger := daemon.NewRegistry(), slog.New(slog.DiscardHandler)
 	source, err := file.New(file.Options{Directory: dir, Log: logger, Metrics: registry})
 	require.NoError(t, err)
 	server, err := serverapp.New(serverapp.Config{
-		Source: source, BindAddress: "127.0.0.1:0", DrainWindow: time.Millisecond, GracePeriod: time.Minute, Logger: logger, Registry: registry,
+		Source: source, BindAddress: "127.0.0.1:0", TLS: files, DrainWindow: time.Millisecond, GracePeriod: time.Minute, Logger: logger, Registry: registry,
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -42,20 +43,27 @@ func serveManifests(t *testing.T, dir string) (address string, stop func()) {
 	}
 }
 
-// TestCheckpointIsProgrammedWithoutServers asserts that an agent that reaches no server programs
-// what the previous agent knew, and reports that this is old.
-func TestCheckpointIsProgrammedWithoutServers(t *testing.T) {
-	dir, checkpoint := t.TempDir(), filepath.Join(t.TempDir(), "checkpoint")
+// keptByAnAgent writes a manifest to dir and returns the path of the checkpoint of an agent that
+// has programmed it. Its server has stopped, and had the address that is returned.
+func keptByAnAgent(t *testing.T, dir string) (checkpoint, address string) {
+	t.Helper()
+	checkpoint = filepath.Join(t.TempDir(), "checkpoint")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "web.yaml"), fmt.Appendf(nil, manifest, 8080), 0o600))
-	address, stopServer := serveManifests(t, dir)
-	args := []string{"--servers=" + address, "--insecure-plaintext", "--programmer=printer", "--checkpoint=" + checkpoint}
+	address, stopServer := serveManifests(t, dir, nil)
 	t.Run("first", func(t *testing.T) { // the end of the subtest ends the agent
-		out := start(t, args...)
+		out := start(t, "--servers="+address, "--insecure-plaintext", "--programmer=printer", "--checkpoint="+checkpoint)
 		require.Eventually(t, func() bool { return strings.Contains(out.String(), "10.180.0.1:8080") }, 10*time.Second, 10*time.Millisecond)
 	})
 	stopServer()
 	require.FileExists(t, checkpoint)
+	return checkpoint, address
+}
 
+// TestCheckpointIsProgrammedWithoutServers asserts that an agent that reaches no server programs
+// what the previous agent knew, and reports that this is old.
+func TestCheckpointIsProgrammedWithoutServers(t *testing.T) {
+	checkpoint, address := keptByAnAgent(t, t.TempDir())
+	args := []string{"--servers=" + address, "--insecure-plaintext", "--programmer=printer", "--checkpoint=" + checkpoint}
 	ca, err := testca.New()
 	require.NoError(t, err)
 	serving, err := ca.Server("127.0.0.1")

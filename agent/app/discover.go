@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -29,22 +30,28 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	if o.ServerService == "" {
 		return client.Resolve(o.Servers, log), nil
 	}
-	config, err := kube.Config(o.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
 	service, _ := model.ParseServiceKey(o.ServerService) // validate has checked it
-	list, err := kube.Slices(config, service)
-	if err != nil {
-		return nil, err
+	connect := func() (lister, error) {
+		config, err := kube.Config(o.Kubeconfig)
+		if err != nil {
+			return nil, err
+		}
+		return kube.Slices(config, service)
 	}
-	return (&finder{list: list, service: service, log: log}).servers, nil
+	if _, err := connect(); errors.Is(err, kube.ErrNotInPod) {
+		return nil, err // no retry can change it
+	}
+	return (&finder{connect: connect, service: service, log: log}).servers, nil
 }
+
+// lister lists the EndpointSlices of the servers' Service.
+type lister func(context.Context) ([]discoveryv1.EndpointSlice, error)
 
 // finder finds servers by their own EndpointSlices, with one GET for each lookup. It does not use
 // the virtual IP of their Service, because the agent itself has to program that IP first.
 type finder struct {
-	list    func(context.Context) ([]discoveryv1.EndpointSlice, error)
+	connect func() (lister, error) // reads the kubeconfig, or the files of the Pod's ServiceAccount
+	list    lister                 // nil if the next lookup has to connect
 	service model.ServiceKey
 	log     *slog.Logger
 	known   []client.Server
@@ -55,7 +62,7 @@ type finder struct {
 func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	list, err := f.list(ctx)
+	list, err := f.slices(ctx)
 	if err != nil {
 		err = fmt.Errorf("list the EndpointSlices of Service %v: %w", f.service, err)
 		if len(f.known) == 0 {
@@ -74,6 +81,20 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	}
 	f.known = found
 	return found, nil
+}
+
+// slices lists the EndpointSlices. After a failure, the next call connects again, because the files
+// that the connection is made of may have been unusable.
+func (f *finder) slices(ctx context.Context) (list []discoveryv1.EndpointSlice, err error) {
+	if f.list == nil {
+		if f.list, err = f.connect(); err != nil {
+			return nil, err
+		}
+	}
+	if list, err = f.list(ctx); err != nil {
+		f.list = nil
+	}
+	return list, err
 }
 
 func addresses(list []discoveryv1.EndpointSlice) []string {

@@ -43,7 +43,7 @@ func TestFinder(t *testing.T) {
 		slice("c", "server", ptr.To(true), []discoveryv1.EndpointPort{{Port: ptr.To(int32(9000))}}, "10.0.0.4"),
 		slice("d", "other", nil, []discoveryv1.EndpointPort{grpc}, "10.0.0.5"),
 	)
-	down := false
+	down, torn := false, false
 	api.PrependReactor("list", "endpointslices", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if down {
 			return true, nil, errors.New("connection refused")
@@ -52,9 +52,14 @@ func TestFinder(t *testing.T) {
 	})
 	finder := func(name string) *finder {
 		return &finder{
-			list: func(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
-				list, err := api.DiscoveryV1().EndpointSlices("system").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
-				return list.Items, err
+			connect: func() (lister, error) {
+				if torn {
+					return nil, errors.New("the kubeconfig is torn")
+				}
+				return func(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
+					list, err := api.DiscoveryV1().EndpointSlices("system").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
+					return list.Items, err
+				}, nil
 			},
 			service: model.ServiceKey{Namespace: "system", Name: name}, log: slog.New(slog.DiscardHandler),
 		}
@@ -65,8 +70,11 @@ func TestFinder(t *testing.T) {
 		want = append(want, client.Server{Address: address})
 	}
 
-	down = true
+	torn = true
 	_, err := f.servers(t.Context())
+	require.ErrorContains(t, err, "the kubeconfig is torn")
+	torn, down = false, true
+	_, err = f.servers(t.Context())
 	require.ErrorContains(t, err, "list the EndpointSlices of Service system/server")
 	down = false
 	found, err := f.servers(t.Context())
@@ -76,8 +84,12 @@ func TestFinder(t *testing.T) {
 	found, err = f.servers(t.Context())
 	require.NoError(t, err, "the API server is away, but servers are known")
 	require.Equal(t, want, found)
+	torn = true
+	found, err = f.servers(t.Context())
+	require.NoError(t, err, "it connects anew after a failure, and servers are known")
+	require.Equal(t, want, found)
 
-	down = false
+	torn, down = false, false
 	_, err = finder("none").servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
 }

@@ -281,6 +281,11 @@ func (o *Options) validateMetrics() error {
 	if _, err := auth.ParseServiceAccounts("--metrics-service-accounts", o.MetricsAccounts); err != nil {
 		return err
 	}
+	if o.SecureMetricsAddress != "" {
+		if err := validateAddresses("--secure-metrics-bind-address", []string{o.SecureMetricsAddress}, true); err != nil {
+			return err
+		}
+	}
 	clients := o.MetricsClientCAFile != "" || o.MetricsTokenAudience != ""
 	switch {
 	case (o.MetricsTokenAudience == "") != (len(o.MetricsAccounts) == 0):

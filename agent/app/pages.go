@@ -5,13 +5,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/slicecast/slicecast/agent/config"
@@ -46,35 +46,48 @@ func (o *Options) configz() map[string]any {
 	return map[string]any{configfile.Group: effective}
 }
 
-// serveMetrics serves metrics over TLS if --secure-metrics-bind-address is set, to clients with a
-// certificate or a token.
-func (a *agent) serveMetrics(ctx context.Context, g *errgroup.Group) error {
+// serveMetrics serves metrics over TLS until ctx ends, if --secure-metrics-bind-address is set, to
+// clients with a certificate or a token.
+func (a *agent) serveMetrics(ctx context.Context) {
+	const flag = "secure-metrics-bind-address"
 	o := a.options
 	if o.SecureMetricsAddress == "" {
-		return nil
+		return
 	}
-	config, err := o.metricsTLS(a.logger)
-	if err != nil {
-		return err
-	}
+	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
+	// Each is nil until what it is made of could be read.
+	var config *tls.Config
+	var handler *http.ServeMux
+	a.services.serve(ctx, flag, func() (_ net.Listener, err error) {
+		if config == nil {
+			if config, err = o.metricsTLS(a.logger); err != nil {
+				return nil, err
+			}
+		}
+		if handler == nil {
+			if handler, err = a.metricsHandler(); err != nil {
+				return nil, err
+			}
+		}
+		return daemon.Listen(flag, o.SecureMetricsAddress)
+	}, func(ctx context.Context, l net.Listener) error { return port.Serve(ctx, l, config, handler) })
+}
+
+// metricsHandler returns the handler of metrics for observers.
+func (a *agent) metricsHandler() (*http.ServeMux, error) {
 	clients := auth.Options{
 		Program: "agent", ClientCAFlag: "--metrics-client-ca-file", TokenFlags: "--metrics-token-audience",
 		Logger: a.logger, Registerer: a.registry,
 	}
-	if o.MetricsTokenAudience != "" {
-		if clients.Tokens, err = o.metricsTokens(); err != nil {
-			return err
+	if a.options.MetricsTokenAudience != "" {
+		var err error
+		if clients.Tokens, err = a.options.metricsTokens(); err != nil {
+			return nil, err
 		}
-	}
-	l, err := daemon.Listen("secure-metrics-bind-address", o.SecureMetricsAddress)
-	if err != nil {
-		return err
 	}
 	handler := http.NewServeMux()
 	handler.Handle("GET /metrics", auth.New(clients).Observers(daemon.MetricsHandler(a.registry)))
-	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
-	g.Go(func() error { return port.Serve(ctx, l, config, handler) })
-	return nil
+	return handler, nil
 }
 
 // metricsTLS returns the configuration of TLS for --secure-metrics-bind-address.

@@ -3,11 +3,11 @@ package app
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -26,15 +26,12 @@ import (
 // make the agent listen there.
 const defaultStatusSocket = "/run/slicecast/agent.sock"
 
-// serveStatus answers the status command if --status-socket is set.
-func (a *agent) serveStatus(ctx context.Context, g *errgroup.Group) error {
+// serveStatus answers the status command until ctx ends, if --status-socket is set.
+func (a *agent) serveStatus(ctx context.Context) {
+	const flag = "status-socket"
 	o := a.options
 	if o.StatusSocket == "" {
-		return nil
-	}
-	l, err := daemon.ListenSocket(o.StatusSocket)
-	if err != nil {
-		return fmt.Errorf("--status-socket: %w", err)
+		return
 	}
 	servers, _ := a.feed.(*client.Client) // nil if standalone
 	service := status.New(status.Options{
@@ -42,8 +39,13 @@ func (a *agent) serveStatus(ctx context.Context, g *errgroup.Group) error {
 		Source: o.Source, Client: servers, Checkpoint: a.checkpoint, Cache: a.cache, Reconciler: a.reconciler,
 		Warnings: a.warnings,
 	})
-	g.Go(func() error { return service.Serve(ctx, l) })
-	return nil
+	a.services.serve(ctx, flag, func() (net.Listener, error) {
+		l, err := daemon.ListenSocket(o.StatusSocket)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+		return l, nil
+	}, service.Serve)
 }
 
 func newStatusCommand() *cobra.Command {

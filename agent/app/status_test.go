@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -42,7 +41,7 @@ func runStatus(t *testing.T, args ...string) (string, error) {
 func TestStatus(t *testing.T) {
 	dir, files := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "web.yaml"), fmt.Appendf(nil, manifest, 8080), 0o600))
-	address, stopServer := serveManifests(t, dir)
+	address, stopServer := serveManifests(t, dir, nil)
 	defer stopServer()
 	socket := filepath.Join(files, "agent.sock")
 	start(t, "--servers="+address, "--insecure-plaintext", "--programmer=printer", "--status-socket="+socket,
@@ -97,8 +96,6 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 		_, err := runStatus(t, strings.Fields(c.args)...)
 		require.ErrorContains(t, err, c.says, c.args)
 	}
-	o := parse(t, "--source=file", "--manifests="+dir, "--programmer=printer", "--status-socket=/nowhere/agent.sock")
-	require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard), "--status-socket: ")
 }
 
 // TestStatusOfAnAgentThatHangs checks what is said of an agent that accepts connections and answers

@@ -42,6 +42,9 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 		if shadow, ok := a.programmer.Programmer.(*verify.Shadow); ok && shadow.Reason() != "" {
 			out[pb.NodeWarning_NODE_WARNING_KERNEL_DIFFERS] = shadow.Reason()
 		}
+		if problem := a.services.problem(); problem != "" {
+			out[pb.NodeWarning_NODE_WARNING_NOT_SERVED] = problem
+		}
 		if expected {
 			return out
 		}

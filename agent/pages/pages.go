@@ -34,11 +34,8 @@ import (
 // Names are the pages that can be chosen, in the order in which help texts list them.
 var Names = []string{"metrics", "proxyMode", "configz", "healthz", "livez", "statusz", "flagz"}
 
-// minRetry and maxRetry bound the back-off before a failed attempt to listen is repeated.
-const (
-	minRetry = time.Second
-	maxRetry = 10 * time.Second
-)
+// minRetry is the first back-off before a failed attempt to listen is repeated.
+const minRetry = time.Second
 
 // Options configure the pages. Mode, Metrics, Config, Flags and Displaced are required.
 type Options struct {
@@ -121,30 +118,23 @@ func (s *Server) Run(ctx context.Context) {
 // serve serves the pages on one address until ctx ends. It logs the first of several failures, and
 // when they are over.
 func (s *Server) serve(ctx context.Context, address string) {
-	var retry time.Duration
-	for ctx.Err() == nil {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-		if err == nil {
-			if retry > 0 {
-				s.Logger.Info("Serving the pages of kube-proxy", "address", address)
-				retry = 0
-			}
-			err = s.port.Serve(ctx, l, nil, s.handler)
-		}
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		s.failures.Inc()
-		if retry == 0 {
+	failed := false
+	daemon.ServeAgain(ctx, s.retry, func() (net.Listener, error) {
+		return (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	}, func(ctx context.Context, l net.Listener) error {
+		return s.port.Serve(ctx, l, nil, s.handler)
+	}, func(err error) {
+		switch {
+		case err == nil && failed:
+			s.Logger.Info("Serving the pages of kube-proxy", "address", address)
+		case err != nil && !failed:
 			s.Logger.Warn("Cannot serve the pages of kube-proxy, trying again; if no kube-proxy uses the address, set "+
 				"another --metrics-bind-address", "address", address, "err", err)
 		}
-		retry = min(max(2*retry, s.retry), maxRetry)
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
+		if failed = err != nil; failed {
+			s.failures.Inc()
 		}
-	}
+	})
 }
 
 // newHandler returns the handler of all pages.

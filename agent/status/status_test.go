@@ -85,9 +85,7 @@ func startNode(t *testing.T, server string, path string) *node {
 	cache := client.NewCache()
 	o := Options{NodeName: "node-1", Version: "v1.2.3", Programmer: "fake", Cache: cache}
 	if path != "" {
-		var err error
-		o.Checkpoint, err = checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: cache, Logger: log})
-		require.NoError(t, err)
+		o.Checkpoint = checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: cache, Logger: log})
 	}
 	o.Client = client.New(client.Options{
 		Servers: client.Static(server), NodeName: "node-1", Cache: cache, Logger: log,

@@ -93,6 +93,10 @@ func TestPodMonitors(t *testing.T) {
 		require.Equal(t, test.serverName, *endpoint.TLSConfig.ServerName)
 		require.Equal(t, "prometheus", endpoint.TLSConfig.KeySecret.Name)
 		require.Equal(t, "prometheus", endpoint.TLSConfig.Cert.Secret.Name)
+		if test.pod.Spec.HostNetwork {
+			requireAgentTargets(t, endpoint, test.pod.Spec, "9999")
+			continue
+		}
 		var ports []string
 		for _, p := range test.pod.Spec.Containers[0].Ports {
 			ports = append(ports, p.Name)
@@ -101,10 +105,45 @@ func TestPodMonitors(t *testing.T) {
 	}
 	pod := agent.Spec.Template.Spec
 	require.Subset(t, pod.Containers[0].Args, []string{"--secure-metrics-bind-address=:9999", "--metrics-cert-file=/run/slicecast/metrics/tls.crt"})
-	require.EqualValues(t, 9999, pod.Containers[0].Ports[0].HostPort)
 	require.Contains(t, pod.Volumes, corev1.Volume{Name: "metrics", VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: "agents", DefaultMode: new(int32(0o400))},
+		Secret: &corev1.SecretVolumeSource{SecretName: "agents", DefaultMode: new(int32(0o400)), Optional: new(true)},
 	}})
+}
+
+// requireAgentTargets requires an endpoint to lead to a port of agents by its relabelings, as
+// Prometheus applies them to a Pod without ports. A port that the Pod declared would be one of the
+// node, and if another Pod had it, the node would have no agent.
+func requireAgentTargets(t *testing.T, endpoint monitoringv1.PodMetricsEndpoint, pod corev1.PodSpec, port string) {
+	t.Helper()
+	require.Nil(t, endpoint.Port)
+	address := func(container, ip string) string {
+		labels := map[string]string{
+			"__meta_kubernetes_pod_container_name": container, "__meta_kubernetes_pod_ip": ip, "__address__": ip,
+		}
+		for _, r := range endpoint.RelabelConfigs {
+			if r.TargetLabel != "__address__" && r.Action != "keep" {
+				continue
+			}
+			require.Len(t, r.SourceLabels, 1)
+			match := regexp.MustCompile("^(?:" + r.Regex + ")$").FindStringSubmatchIndex(labels[string(r.SourceLabels[0])])
+			switch {
+			case r.Action == "keep" && match == nil:
+				return ""
+			case r.Action != "keep" && match != nil:
+				labels[r.TargetLabel] = string(regexp.MustCompile(r.Regex).ExpandString(nil, *r.Replacement, labels[string(r.SourceLabels[0])], match))
+			}
+		}
+		return labels["__address__"]
+	}
+	for _, c := range pod.InitContainers {
+		require.Empty(t, c.Ports)
+		require.Empty(t, address(c.Name, "192.0.2.1"), "it serves nothing")
+	}
+	for _, c := range pod.Containers {
+		require.Empty(t, c.Ports)
+		require.Equal(t, "192.0.2.1:"+port, address(c.Name, "192.0.2.1"))
+		require.Equal(t, "[2001:db8::1]:"+port, address(c.Name, "2001:db8::1"))
+	}
 }
 
 // TestPodMonitorsWithTokens proves that Prometheus shows a token and no certificate, that it
@@ -141,7 +180,7 @@ func TestPodMonitorsWithTokens(t *testing.T) {
 	require.Contains(t, settings(objects), "metricsServiceAccounts:\n- slicecast-system/slicecast-prometheus\n")
 	require.Contains(t, settings(render(t, token, "--set=agent.metrics.enabled=true,agent.metrics.serviceAccounts={monitoring/a}")),
 		"metricsServiceAccounts:\n- monitoring/a\n")
-	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 8476, HostPort: 8476}}, agent.Spec.Template.Spec.Containers[0].Ports)
+	requireAgentTargets(t, endpoint(objects, "slicecast-agents", "slicecast-agent"), agent.Spec.Template.Spec, "8476")
 
 	objects = render(t, token, "--set=agent.metrics.enabled=true,monitoring.agents.servingSecret=agents")
 	verified := endpoint(objects, "slicecast-agents", "slicecast-agent").TLSConfig
@@ -164,19 +203,18 @@ func TestKubeProxyJob(t *testing.T) {
 		strictly(t, find(t, objects, "PodMonitor", "slicecast-agents", "slicecast-agent"), &own)
 		strictly(t, find(t, objects, "PodMonitor", "slicecast-agents", "slicecast-agent-kube-proxy"), &second)
 		require.Equal(t, own.Labels, second.Labels, name)
-		require.Empty(t, own.Spec.PodMetricsEndpoints[0].RelabelConfigs, name)
 		require.Empty(t, own.Spec.PodMetricsEndpoints[0].MetricRelabelConfigs, name)
 
-		endpoint := &second.Spec.PodMetricsEndpoints[0]
-		require.Equal(t, []monitoringv1.RelabelConfig{
-			{TargetLabel: "job", Replacement: new("kube-proxy")},
-			{SourceLabels: []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"}, TargetLabel: "instance"},
-		}, endpoint.RelabelConfigs, name)
+		endpoint, common := &second.Spec.PodMetricsEndpoints[0], own.Spec.PodMetricsEndpoints[0].RelabelConfigs
+		require.Equal(t, append(slices.Clone(common),
+			monitoringv1.RelabelConfig{TargetLabel: "job", Replacement: new("kube-proxy")},
+			monitoringv1.RelabelConfig{SourceLabels: []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"}, TargetLabel: "instance"},
+		), endpoint.RelabelConfigs, name)
 		require.Len(t, endpoint.MetricRelabelConfigs, 1, name)
 		kept := endpoint.MetricRelabelConfigs[0]
 		require.Equal(t, monitoringv1.RelabelConfig{SourceLabels: []monitoringv1.LabelName{"__name__"}, Regex: kept.Regex, Action: "keep"}, kept, name)
 		requireMetricsOfKubeProxy(t, kept.Regex)
-		endpoint.RelabelConfigs, endpoint.MetricRelabelConfigs, second.Spec.JobLabel = nil, nil, own.Spec.JobLabel
+		endpoint.RelabelConfigs, endpoint.MetricRelabelConfigs, second.Spec.JobLabel = common, nil, own.Spec.JobLabel
 		require.Equal(t, own.Spec, second.Spec, name)
 	}
 

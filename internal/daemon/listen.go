@@ -1,11 +1,44 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 )
+
+// maxRetry bounds the back-off of ServeAgain.
+const maxRetry = 10 * time.Second
+
+// ServeAgain opens a listener and serves on it until ctx ends, so that what fails there does not
+// end the process. After a failure it does both again, with a back-off that begins with retry. It
+// calls report with each failure, and with nil each time the listener is open.
+func ServeAgain(
+	ctx context.Context, retry time.Duration, open func() (net.Listener, error),
+	serve func(context.Context, net.Listener) error, report func(error),
+) {
+	var wait time.Duration
+	for {
+		l, err := open()
+		if err == nil {
+			report(nil)
+			wait = 0
+			err = serve(ctx, l)
+		}
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		report(err)
+		wait = min(max(2*wait, retry), maxRetry)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
 
 // Listen listens on address, the value of a flag. Its errors name the flag and say what to do.
 func Listen(flag, address string) (net.Listener, error) {

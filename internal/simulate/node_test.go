@@ -104,13 +104,9 @@ func (n *node) start() {
 	}
 	registry, is := prometheus.NewRegistry(), n.form
 	logger := w.logger(n.name)
-	kept, err := checkpoint.Open(checkpoint.Options{
+	kept := checkpoint.Open(checkpoint.Options{
 		Path: checkpointPath, NodeName: n.name, Cache: a.cache, Disk: mounted{n.disk, a.process}, Logger: logger, Registerer: registry,
 	})
-	if err != nil {
-		w.violated("%s: open the checkpoint: %v", n.name, err)
-		return
-	}
 	if a.restored = !kept.Saved().IsZero(); a.restored {
 		a.remember()
 	}

@@ -75,6 +75,16 @@ func Follow(files Files, log *slog.Logger) (*Follower, error) {
 	return f, nil
 }
 
+// FollowLater returns the Follower of files that may become usable later, which is logged.
+// Handshakes fail until then.
+func FollowLater(files Files, log *slog.Logger) *Follower {
+	f := follow(files, files.read, log)
+	if _, err := f.refresh(); err != nil {
+		log.Warn("Cannot use the TLS files, trying again with each connection", "err", err)
+	}
+	return f
+}
+
 // FollowFunc returns a Follower of what a function returns, which each handshake calls. Handshakes
 // fail as long as it has never returned anything usable. The name is for messages.
 func FollowFunc(name string, read func() (PEM, error), log *slog.Logger) *Follower {

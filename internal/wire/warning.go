@@ -4,7 +4,7 @@ import pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 
 // WarningNames are the names of all NodeWarnings in metrics and in tables. The last one stands for
 // warnings of newer agents.
-var WarningNames = []string{"pod_range_ipv4", "pod_range_ipv6", "kube_proxy", "kernel_differs", "other"}
+var WarningNames = []string{"pod_range_ipv4", "pod_range_ipv6", "kube_proxy", "kernel_differs", "not_served", "other"}
 
 // WarningName returns the name of a warning, one of WarningNames.
 func WarningName(w pb.NodeWarning) string { return WarningNames[WarningIndex(w)] }

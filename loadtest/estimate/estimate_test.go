@@ -314,7 +314,7 @@ func TestInvalidOptions(t *testing.T) {
 		"--servers is 0":              func(o *Options) { o.Servers = 0 },
 		"no such file":                func(o *Options) { o.Manifests = "/no/such/directory" },
 		"no Service or EndpointSlice": func(o *Options) { o.Manifests = t.TempDir() },
-		"kubeconfig: ":                func(o *Options) { o.Manifests, o.Kubeconfig = "", "/no/such/file" },
+		"kubeconfig /no/such/file: ":  func(o *Options) { o.Manifests, o.Kubeconfig = "", "/no/such/file" },
 	} {
 		o := good
 		change(&o)

@@ -43,12 +43,8 @@ func (o *upstreamOptions) validate(isSource bool) error {
 }
 
 func (o *upstreamOptions) config(c Config) (*client.Options, error) {
-	dial, err := o.DialOptions(c.Logger)
-	if err != nil {
-		return nil, err
-	}
 	return &client.Options{
 		Servers: client.Resolve(o.servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.servers),
-		DialOptions: dial, Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
+		DialOptions: o.DialOptions(c.Logger), Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
 	}, nil
 }

@@ -346,6 +346,8 @@ func eventReason(w pb.NodeWarning) string {
 		return "KubeProxyRunning"
 	case pb.NodeWarning_NODE_WARNING_KERNEL_DIFFERS:
 		return "KernelDiffers"
+	case pb.NodeWarning_NODE_WARNING_NOT_SERVED:
+		return "NotServed"
 	}
 	return "SlicecastWarning"
 }

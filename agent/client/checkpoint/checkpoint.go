@@ -70,7 +70,8 @@ type Options struct {
 //  4. A reader finds either the old file or the new one, whole.
 //  5. A file that is not exactly what an agent of this node wrote is renamed with the suffix
 //     ".rejected", and the cache starts empty.
-//  6. If the file cannot be written, the agent goes on without it and tries again.
+//  6. If the file cannot be read or written, the agent goes on without it. It tries to write it
+//     again. What is at its path and is no regular file is neither read nor replaced.
 //  7. encoder, lastSections and lastError belong to the goroutine that saves. There is one at a
 //     time.
 type Checkpoint struct {
@@ -89,9 +90,9 @@ type Checkpoint struct {
 	lastError    string   // the error of the last save; empty if it succeeded
 }
 
-// Open restores the cache from the file. A file that cannot be used is set aside, which is not an
-// error. The error reports a path that no checkpoint can be written to.
-func Open(o Options) (*Checkpoint, error) {
+// Open restores the cache from the file. A file that cannot be used is set aside, and the agent
+// starts without it.
+func Open(o Options) *Checkpoint {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -119,14 +120,12 @@ func Open(o Options) (*Checkpoint, error) {
 		saved: f.NewGauge(prometheus.GaugeOpts(opts("checkpoint_timestamp_seconds",
 			"Time of the last checkpoint written, in seconds since 1970, or 0 if none was."))),
 	}
-	if err := p.restore(); err != nil {
-		return nil, err
-	}
-	return p, nil
+	p.restore()
+	return p
 }
 
 // restore fills the cache from the file.
-func (p *Checkpoint) restore() error {
+func (p *Checkpoint) restore() {
 	path, disk := p.options.Path, p.options.Disk
 	info, err := disk.Stat(path)
 	switch {
@@ -136,9 +135,10 @@ func (p *Checkpoint) restore() error {
 		} else {
 			p.log.Info("No checkpoint yet, starting without it", "path", path)
 		}
-		return nil
+		return
 	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file: use the path of a file in an existing directory", path)
+		p.log.Error("Cannot use the checkpoint, starting without it", "err", errNotRegular(path))
+		return
 	}
 	contents, written, err := readFile(disk, path, p.options.NodeName)
 	if err == nil {
@@ -150,11 +150,14 @@ func (p *Checkpoint) restore() error {
 		}
 		p.log.Warn("Cannot use the checkpoint, set it aside; the server will send a snapshot", "path", path,
 			"aside", path+rejectedSuffix, "err", err)
-		return nil
+		return
 	}
 	p.restored, p.written = true, written
 	p.log.Info("Restored the checkpoint", "path", path, "written", written, "services", len(p.options.Cache.Services()))
-	return nil
+}
+
+func errNotRegular(path string) error {
+	return fmt.Errorf("%s is not a regular file: use the path of a file in an existing directory", path)
 }
 
 // readFile reads the checkpoint of a node and returns when it was written.
@@ -303,6 +306,9 @@ func (p *Checkpoint) write() (size int, err error) {
 // replaceFile replaces the file with what write writes, or leaves it unchanged. A reader finds one
 // or the other, even after a power failure.
 func replaceFile(disk Disk, path string, write func(io.Writer) (int, error)) (size int, err error) {
+	if info, err := disk.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return 0, errNotRegular(path) // a renaming would replace a device, for example
+	}
 	// The name is fixed, so that the file that a killed process left behind is overwritten. Such
 	// files would pile up otherwise.
 	f, err := disk.Create(path + newSuffix)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -315,11 +316,9 @@ type kept struct {
 func open(t testing.TB, path string, c *cache.Cache) *kept {
 	t.Helper()
 	k := &kept{cache: c, logs: &logtest.Buffer{}, registry: prometheus.NewRegistry()}
-	var err error
-	k.Checkpoint, err = Open(Options{
+	k.Checkpoint = Open(Options{
 		Path: path, NodeName: "node-1", Cache: c, Logger: slog.New(slog.NewTextHandler(k.logs, nil)), Registerer: k.registry,
 	})
-	require.NoError(t, err)
 	return k
 }
 
@@ -371,9 +370,22 @@ func TestRemove(t *testing.T) {
 	require.DirExists(t, dir)
 }
 
+// TestACheckpointMustBeAFile proves that something else at its path is neither read nor replaced,
+// and that the checkpoint is written once it is gone.
 func TestACheckpointMustBeAFile(t *testing.T) {
-	_, err := Open(Options{Path: t.TempDir(), NodeName: "node-1", Cache: cache.New()})
-	require.ErrorContains(t, err, "not a regular file")
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	require.NoError(t, syscall.Mkfifo(path, 0o600)) // nobody would ever end to read it
+	k := open(t, path, cache.New())
+	require.Equal(t, 1, k.logs.Count("level=ERROR", "Cannot use the checkpoint", "not a regular file"))
+	fillSmall(t, k.cache)
+	k.save()
+	info, err := os.Lstat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.ModeNamedPipe, info.Mode().Type())
+	require.EqualValues(t, 1, k.metric(t, "slicecast_agent_checkpoint_errors_total"))
+	require.NoError(t, os.Remove(path))
+	k.save()
+	require.True(t, open(t, path, cache.New()).restored)
 }
 
 func TestSave(t *testing.T) {

@@ -79,20 +79,19 @@ func (o *Options) Validate() error {
 
 // DialOptions returns the options for connections to the servers. They contain the credentials, but
 // not the name of the server, which client.Server has.
-func (o *Options) DialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
+//
+// Files that cannot be used are no error, because they may be complete a moment later. A connection
+// fails until they are.
+func (o *Options) DialOptions(logger *slog.Logger) []grpc.DialOption {
 	if o.InsecurePlaintext {
-		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, nil
+		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
-	files, err := tlsfiles.Follow(tlsfiles.Files{
+	files := tlsfiles.FollowLater(tlsfiles.Files{
 		Certificate: o.ClientCertFile, PrivateKey: o.ClientKeyFile, CA: o.CAFile,
 	}, logger)
-	if err != nil {
-		return nil, fmt.Errorf("%sca-file, %sclient-cert-file, %sclient-key-file: %w",
-			o.prefix, o.prefix, o.prefix, err)
-	}
 	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(client.TokenFile(o.TokenFile)))
 	}
-	return out, nil
+	return out
 }

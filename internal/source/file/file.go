@@ -53,6 +53,8 @@ type Source struct {
 
 	held     map[model.Key]model.Keyed // what the sink holds
 	problems []problem                 // as last reported
+
+	newWatcher func() (*fsnotify.Watcher, error)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -77,17 +79,23 @@ func New(o Options) (*Source, error) {
 		},
 		mirrors: mirrors{},
 		held:    map[model.Key]model.Keyed{},
+
+		newWatcher: fsnotify.NewWatcher,
 	}, nil
 }
 
-// Run implements source.Source. It only fails if the kernel has no file notifications left.
+// Run implements source.Source. It does not fail: without notifications, it reads the directory
+// again from time to time.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	sink = source.WithServiceCIDRs(sink, s.skips)
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.files.directory, err)
-	}
-	defer func() { _ = watcher.Close() }()
+	var watcher *fsnotify.Watcher // nil while the kernel has none left
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	defer func() {
+		if watcher != nil {
+			_ = watcher.Close()
+		}
+	}()
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -101,21 +109,29 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-watcher.Errors: // an overflow, for example: events are missing
+		case err := <-failures: // an overflow, for example: events are missing
 			s.log.Debug("File notifications failed, reading the directory", "directory", s.files.directory, "err", err)
 			wake(debounce)
-		case <-watcher.Events:
+		case <-events:
 			if time.Until(due) > debounce {
 				wake(debounce)
 			}
 		case <-timer.C:
+			var err error
+			if watcher == nil {
+				if watcher, err = s.newWatcher(); err == nil {
+					events, failures = watcher.Events, watcher.Errors
+				}
+			}
 			// The watch is renewed each time. That has no effect on the same directory, but the
 			// path may meanwhile be another one.
-			err := watcher.Add(s.files.directory)
+			if err == nil {
+				err = watcher.Add(s.files.directory)
+			}
 			wait, settled := s.files.scan()
 			if err != nil && s.files.problem == nil {
-				s.files.problem = &problem{file: s.files.directory, detail: fmt.Sprintf(
-					"cannot be watched, so changes take effect late: %v; is the sysctl fs.inotify.max_user_watches too low?", err)}
+				s.files.problem = &problem{file: s.files.directory, detail: fmt.Sprintf("cannot be watched, so changes take effect "+
+					"late: %v; is the sysctl fs.inotify.max_user_instances or max_user_watches too low?", err)}
 			}
 			now := s.assemble()
 			s.report(now.problems)

@@ -5,14 +5,17 @@ package file
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -35,10 +38,16 @@ type running struct {
 // start runs a source on the directory until the test ends, and waits for its first sync.
 func start(t *testing.T, dir string) *running {
 	t.Helper()
+	return startWith(t, dir, func(*Source) {})
+}
+
+func startWith(t *testing.T, dir string, prepare func(*Source)) *running {
+	t.Helper()
 	r := &running{Recorder: sourcetest.New(), t: t, dir: dir, log: &logtest.Buffer{}}
 	var err error
 	r.source, err = New(Options{Directory: dir, Log: slog.New(slog.NewTextHandler(r.log, nil)), Metrics: prometheus.NewRegistry()})
 	require.NoError(t, err)
+	prepare(r.source)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.source.Run(ctx, r.Recorder) }()
@@ -252,6 +261,29 @@ func TestDirectoryDeletedAndMadeAgain(t *testing.T) {
 	r.holds("last")
 	write(t, filepath.Join(dir, "last.yaml"), service("more"))
 	r.holds("more")
+}
+
+// TestWithoutNotifications proves that a source reads its directory although the kernel has no
+// notifications left, and follows it as usual once there are some.
+func TestWithoutNotifications(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "web.yaml"), service("web"))
+	var left atomic.Bool
+	r := startWith(t, dir, func(s *Source) {
+		s.newWatcher = func() (*fsnotify.Watcher, error) {
+			if !left.Load() {
+				return nil, errors.New("too many open files")
+			}
+			return fsnotify.NewWatcher()
+		}
+	})
+	r.holds("web")
+	require.Equal(t, 1.0, r.problems())
+	r.logged("fs.inotify.max_user_instances")
+	left.Store(true)
+	write(t, filepath.Join(dir, "more.yaml"), service("more"))
+	r.holds("more", "web")
+	r.eventually("no problem", func() bool { return r.problems() == 0 })
 }
 
 func TestNodesHaveTheServiceCIDRs(t *testing.T) {

@@ -18,6 +18,9 @@ const (
 	queriesBurst     = 40
 )
 
+// ErrNotInPod is the error of a process that has no kubeconfig and runs in no Pod.
+var ErrNotInPod = errors.New("no kubeconfig, and not running in a pod: set --kubeconfig")
+
 // Config returns the configuration for clients of the API server. It uses the current context of
 // the kubeconfig file. If the path is empty, it uses the ServiceAccount of the pod that this
 // process runs in. Clients prefer protobuf.
@@ -37,7 +40,7 @@ func load(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, errors.New("no kubeconfig, and not running in a pod: set --kubeconfig")
+			return nil, ErrNotInPod
 		}
 		if err != nil {
 			return nil, fmt.Errorf("in-cluster configuration: %w; does the pod mount its ServiceAccount's token?", err)
@@ -46,7 +49,7 @@ func load(kubeconfig string) (*rest.Config, error) {
 	}
 	file, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("kubeconfig: %w; give the path of a readable kubeconfig file", err)
+		return nil, fmt.Errorf("kubeconfig %s: %w; give the path of a readable kubeconfig file", kubeconfig, err)
 	}
 	if file.CurrentContext == "" {
 		return nil, fmt.Errorf("kubeconfig %s has no current-context: set one with "+

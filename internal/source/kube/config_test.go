@@ -43,7 +43,7 @@ func TestConfig(t *testing.T) {
 	require.ErrorContains(t, load(strings.Replace(kubeconfig, "current-context: c\n", "", 1)), "has no current-context: set one")
 	require.ErrorContains(t, load(strings.Replace(kubeconfig, "current-context: c", "current-context: d", 1)), `the current-context "d" is not among its contexts`)
 	require.ErrorContains(t, load(strings.Replace(kubeconfig, "cluster: k", "cluster: l", 1)), "correct its cluster and user")
-	require.ErrorContains(t, load("not: [yaml"), "kubeconfig: ")
+	require.ErrorContains(t, load("not: [yaml"), "kubeconfig ")
 	_, err = Config(filepath.Join(dir, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 

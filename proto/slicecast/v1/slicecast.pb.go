@@ -255,6 +255,8 @@ const (
 	NodeWarning_NODE_WARNING_KUBE_PROXY NodeWarning = 3
 	// The kernel, which something else programs, differs from what the agent would program.
 	NodeWarning_NODE_WARNING_KERNEL_DIFFERS NodeWarning = 4
+	// The agent cannot serve its metrics over TLS or its status.
+	NodeWarning_NODE_WARNING_NOT_SERVED NodeWarning = 5
 )
 
 // Enum value maps for NodeWarning.
@@ -265,6 +267,7 @@ var (
 		2: "NODE_WARNING_POD_RANGE_IPV6",
 		3: "NODE_WARNING_KUBE_PROXY",
 		4: "NODE_WARNING_KERNEL_DIFFERS",
+		5: "NODE_WARNING_NOT_SERVED",
 	}
 	NodeWarning_value = map[string]int32{
 		"NODE_WARNING_UNSPECIFIED":    0,
@@ -272,6 +275,7 @@ var (
 		"NODE_WARNING_POD_RANGE_IPV6": 2,
 		"NODE_WARNING_KUBE_PROXY":     3,
 		"NODE_WARNING_KERNEL_DIFFERS": 4,
+		"NODE_WARNING_NOT_SERVED":     5,
 	}
 )
 
@@ -3565,13 +3569,14 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x17CLIENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CLIENT_KIND_AGENT\x10\x01\x12\x18\n" +
 	"\x14CLIENT_KIND_OBSERVER\x10\x02\x12\x15\n" +
-	"\x11CLIENT_KIND_RELAY\x10\x03*\xab\x01\n" +
+	"\x11CLIENT_KIND_RELAY\x10\x03*\xc8\x01\n" +
 	"\vNodeWarning\x12\x1c\n" +
 	"\x18NODE_WARNING_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bNODE_WARNING_POD_RANGE_IPV4\x10\x01\x12\x1f\n" +
 	"\x1bNODE_WARNING_POD_RANGE_IPV6\x10\x02\x12\x1b\n" +
 	"\x17NODE_WARNING_KUBE_PROXY\x10\x03\x12\x1f\n" +
-	"\x1bNODE_WARNING_KERNEL_DIFFERS\x10\x04*o\n" +
+	"\x1bNODE_WARNING_KERNEL_DIFFERS\x10\x04\x12\x1b\n" +
+	"\x17NODE_WARNING_NOT_SERVED\x10\x05*o\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +

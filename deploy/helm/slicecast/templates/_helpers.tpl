@@ -187,10 +187,13 @@ authorization:
 {{- end }}
 {{- end }}
 
-{{/* The endpoint of agents in a PodMonitor. */}}
+{{/*
+The endpoint of agents in a PodMonitor, which ends with its relabelings. The Pods declare no port:
+it would be one of the node, and a Pod whose port another one has is not scheduled.
+*/}}
 {{- define "slicecast.agentEndpoint" -}}
 {{- with .Values.monitoring -}}
-port: metrics
+{{- $port := ternary .agents.port 8476 (ne .agents.servingSecret "") -}}
 scheme: https
 interval: {{ .podMonitors.interval }}
 tlsConfig:
@@ -204,6 +207,10 @@ tlsConfig:
   {{- end }}
   {{- include "slicecast.certificateOfScraper" .podMonitors.clientSecret | nindent 2 }}
 {{- include "slicecast.tokenOfScraper" .podMonitors.tokenSecret | nindent 0 }}
+relabelings:
+- {sourceLabels: [__meta_kubernetes_pod_container_name], regex: agent, action: keep}
+- {sourceLabels: [__meta_kubernetes_pod_ip], regex: '([^:]+)', targetLabel: __address__, replacement: '$1:{{ $port }}'}
+- {sourceLabels: [__meta_kubernetes_pod_ip], regex: '(.*:.*)', targetLabel: __address__, replacement: '[$1]:{{ $port }}'}
 {{- end }}
 {{- end }}
 
