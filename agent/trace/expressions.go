@@ -77,7 +77,7 @@ func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
 func ofUnknown(name string) consequence {
 	return consequence{
 		drops:   name == "queue", // a program in user space decides
-		changes: slices.Contains([]string{"synproxy", "tproxy", "nat", "redir"}, name),
+		changes: slices.Contains([]string{"synproxy", "tproxy", "nat", "redir", "target"}, name),
 	}
 }
 
@@ -169,6 +169,8 @@ func (t *table) compile(name string, b []byte) (s step, text string, err error) 
 		s = verdict{result{kind: reject}}
 	case "dynset":
 		s, text, err = t.dynset(a)
+	case "match":
+		s, text, err = t.match(a)
 	default:
 		return nil, "", errors.New("it is not known")
 	}
@@ -176,6 +178,23 @@ func (t *table) compile(name string, b []byte) (s step, text string, err error) 
 		err = errForm
 	}
 	return s, text, err
+}
+
+// match decodes a match of iptables, in a chain that iptables does not print because it has rules
+// that iptables does not know. Others are not known: most chains are printed.
+func (t *table) match(a *attributes) (step, string, error) {
+	name, info := a.text(unix.NFTA_MATCH_NAME), netlink.Attribute(a.all, unix.NFTA_MATCH_INFO)
+	// These are the fields of the kernel's struct xt_conntrack_mtinfo3, and what it asks.
+	const flags, inverted, states, onlyStates = 146, 148, 150, 1
+	switch {
+	case name == "comment":
+		return nil, "", nil
+	case name == "conntrack" && a.number(unix.NFTA_MATCH_REV) == 3 && len(info) > states+2 &&
+		binary.NativeEndian.Uint16(info[flags:]) == onlyStates && binary.NativeEndian.Uint16(info[inverted:]) == 0:
+		mask := uint32(binary.NativeEndian.Uint16(info[states:]))
+		return matcher{matches: func(x *run, s *state) bool { return ctState(x, s)&mask != 0 }}, fmt.Sprintf("ct state & %#x != 0x0", mask), nil
+	}
+	return nil, "", fmt.Errorf("the match %q of iptables is not known here", name)
 }
 
 // named returns an error unless a rule's reference to an object by name does nothing to a packet.
@@ -335,9 +354,7 @@ func (t *table) ct(a *attributes) (step, string, error) {
 	switch key {
 	case unix.NFT_CT_STATE:
 		text = ctStateWord
-		value = func(x *run, s *state) uint32 {
-			return [...]uint32{tracked: nft.CtStateNew, untracked: ctStateUntracked, invalid: nft.CtStateInvalid, established: ctStateEstablished}[x.tracking(s)]
-		}
+		value = ctState
 	case unix.NFT_CT_STATUS:
 		value, text = func(_ *run, s *state) uint32 {
 			if s.translated && !s.balanced() {
@@ -356,6 +373,11 @@ func (t *table) ct(a *attributes) (step, string, error) {
 		}
 		return binary.NativeEndian.AppendUint32(nil, value(x, s)), true
 	}}, text, nil
+}
+
+// ctState returns the packet's state as conntrack has it.
+func ctState(x *run, s *state) uint32 {
+	return [...]uint32{tracked: nft.CtStateNew, untracked: ctStateUntracked, invalid: nft.CtStateInvalid, established: ctStateEstablished}[x.tracking(s)]
 }
 
 // ctStateEstablished is the state of answers.

@@ -18,7 +18,6 @@ import (
 	anetlink "github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // kubeProxyDevice is the device of kube-proxy's mode ipvs.
@@ -188,36 +187,22 @@ func Read(ctx context.Context, family model.Family, facts Facts) (*Rules, error)
 		}
 	}
 	c, err := nft.Dial()
-	hasIPTables := false
+	var ofIPTables []*nft.Held
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT): // then it holds no rules
 	case err != nil:
 		return nil, fmt.Errorf("read the rules of nf_tables: %w", err)
 	default:
 		defer c.Close()
-		if hasIPTables, err = r.addNFTables(c); err != nil {
+		if ofIPTables, err = r.addNFTables(c); err != nil {
 			return nil, err
 		}
 	}
-	if hasIPTables {
-		ok, err := r.readIPTables(ctx, "nft")
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			r.Unjudged = append(r.Unjudged, "there are rules of iptables in nf_tables, but no program iptables-nft-save to read "+
-				"them with: install iptables")
-		}
-	}
-	read, err := r.readIPTables(ctx, "legacy")
-	if err != nil {
+	if err := r.readNFT(ctx, ofIPTables); err != nil {
 		return nil, err
 	}
-	for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
-		if exists, err := xtables.HasLegacy(family, table); !read && (err != nil || exists) {
-			r.Unjudged = append(r.Unjudged, "the kernel has table "+table+" of iptables' legacy interface, but there is no program "+
-				"iptables-legacy-save to read it with: install iptables")
-		}
+	if err := r.readLegacy(ctx); err != nil {
+		return nil, err
 	}
 	r.finish()
 	return r, nil

@@ -50,7 +50,7 @@ func FuzzSaved(f *testing.F) {
 		"-A KUBE-SERVICES ! -s ::1 -m recent --set --name x -m mark ! --mark 0x1/0x2 -j REJECT\nCOMMIT\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		r := newRules(model.IPv4, Facts{})
-		r.addSaved(text, "nft")
+		r.addSaved(text, "nft", nil)
 		traceAll(t, r)
 	})
 }
@@ -122,7 +122,7 @@ func TestManyForeignRules(t *testing.T) {
 	}
 	text.WriteString("COMMIT\n*filter\n:FORWARD DROP [0:0]\n:cali-FORWARD - [0:0]\n-A FORWARD -m set --match-set x src -j cali-FORWARD\n-A cali-FORWARD -j DROP\nCOMMIT\n")
 	r := newRules(model.IPv4, Facts{})
-	r.addSaved(text.String(), "nft")
+	r.addSaved(text.String(), "nft", nil)
 	r.finish()
 	require.Empty(t, r.Unjudged)
 	x := &run{rules: r, packet: packet, budget: maxSteps, over: "eth0"}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -13,8 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // The matches and targets follow iptables-extensions(8).
@@ -30,9 +33,11 @@ var iptablesHooks = map[string]uint32{
 	"OUTPUT": unix.NF_INET_LOCAL_OUT, "POSTROUTING": unix.NF_INET_POST_ROUTING,
 }
 
+var iptablesTables = []string{"raw", "mangle", "nat", "filter", "security"}
+
 // isIPTables reports whether iptables' variant for nf_tables has made a table.
 func isIPTables(h *nft.Held) bool {
-	if !slices.Contains([]string{"raw", "mangle", "nat", "filter", "security"}, h.Name) {
+	if !slices.Contains(iptablesTables, h.Name) {
 		return false
 	}
 	for name := range h.Chains {
@@ -46,49 +51,164 @@ func isIPTables(h *nft.Held) bool {
 // maxSaved bounds what iptables-save may print, in bytes. 100,000 Services take about 150 MB.
 const maxSaved = 1 << 29
 
-// readIPTables adds the rules that a variant of iptables has, as its program for saving prints
-// them. It reports false if the program does not exist.
-func (r *Rules) readIPTables(ctx context.Context, variant string) (ok bool, err error) {
-	name := "iptables-" + variant + "-save"
+// program returns the name of a program of iptables.
+func (r *Rules) program(variant, what string) string {
 	if r.Family == model.IPv6 {
-		name = "ip6tables-" + variant + "-save"
+		return "ip6tables-" + variant + what
 	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return false, nil //nolint:nilerr // a machine without the program has no such rules
-	}
-	command := exec.CommandContext(ctx, path)
+	return "iptables-" + variant + what
+}
+
+// output returns what a program of iptables prints, also if it fails.
+func output(ctx context.Context, stdin, name string, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, name, args...)
+	command.Stdin = strings.NewReader(stdin)
 	var stdout, stderr limited
 	command.Stdout, command.Stderr = &stdout, &stderr
 	if err := command.Run(); err != nil {
-		said := strings.TrimSpace(stderr.String())
-		if strings.Contains(said, "not supported") || strings.Contains(said, "do you need to insmod?") {
-			return true, nil // the kernel lacks the variant
-		}
-		return true, fmt.Errorf("%s: %w: %s", name, err, said)
+		return stdout.String(), fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
 	}
-	if r.ipsets == nil && bytes.Contains(stdout.Bytes(), []byte(" --match-set ")) {
-		if err := r.readIPSets(); err != nil {
-			return true, err
-		}
-	}
-	r.addSaved(stdout.String(), variant)
-	for _, m := range incompatible.FindAllStringSubmatch(stdout.String(), -1) {
-		r.Unjudged = append(r.Unjudged, fmt.Sprintf("%s does not print table %s, because another program has made rules there "+
-			"that iptables does not know: see nft list table %s %s", name, m[1], r.nftFamily(), m[1]))
-	}
-	return true, nil
+	return stdout.String(), nil
 }
 
-// incompatible matches what iptables-nft-save prints of a table that it cannot read.
-var incompatible = regexp.MustCompile("(?m)^# Table `([^']*)' is incompatible")
-
-// nftFamily returns nft's name of the IP family.
-func (r *Rules) nftFamily() string {
-	if r.Family == model.IPv6 {
-		return "ip6"
+// readLegacy adds the rules of the legacy variant of iptables, as its program for saving prints
+// them.
+func (r *Rules) readLegacy(ctx context.Context) error {
+	name, exists := r.program("legacy", "-save"), ""
+	for _, table := range iptablesTables {
+		has, err := xtables.HasLegacy(r.Family, table)
+		if err != nil {
+			return err
+		}
+		if has {
+			exists = table
+		}
 	}
-	return "ip"
+	if exists == "" {
+		return nil
+	}
+	if _, err := exec.LookPath(name); err != nil {
+		r.Unjudged = append(r.Unjudged, "the kernel has table "+exists+" of iptables' legacy interface, but there is no program "+
+			name+" to read it with: install iptables")
+		return nil //nolint:nilerr // it is reported as unjudged
+	}
+	text, err := output(ctx, "", name)
+	if err != nil {
+		return err
+	}
+	if err := r.needIPSets(text); err != nil {
+		return err
+	}
+	r.addSaved(text, "legacy", nil)
+	return nil
+}
+
+// readNFT adds the rules in tables that iptables' variant for nf_tables has made, as its programs
+// print them. Of a table with rules that they do not know, they print chains without such rules,
+// and the others are read like all tables of nf_tables.
+func (r *Rules) readNFT(ctx context.Context, tables []*nft.Held) error {
+	if len(tables) == 0 {
+		return nil
+	}
+	name := r.program("nft", "-save")
+	if _, err := exec.LookPath(name); err != nil {
+		r.Unjudged = append(r.Unjudged, "there are rules of iptables in nf_tables, but no program "+name+" to read them with: "+
+			"install iptables")
+		return nil //nolint:nilerr // it is reported as unjudged
+	}
+	text, err := output(ctx, "", name)
+	if err == nil && !strings.Contains(text, "' is incompatible") {
+		if err = r.needIPSets(text); err == nil {
+			r.addSaved(text, "nft", nil)
+		}
+		return err
+	}
+	for _, h := range tables {
+		var unprinted *nft.Held
+		text, err := output(ctx, "", name, "-t", h.Name)
+		if err != nil || !strings.Contains(text, "*"+h.Name+"\n") {
+			unprinted = h
+			text, err = r.listChains(ctx, h)
+		}
+		if err == nil {
+			err = r.needIPSets(text)
+		}
+		if err != nil {
+			return err
+		}
+		r.addSaved(text, "nft", unprinted)
+	}
+	return nil
+}
+
+// needIPSets reads the sets of ipset if rules of iptables ask them.
+func (r *Rules) needIPSets(text string) error {
+	if r.ipsets != nil || !strings.Contains(text, " --match-set ") {
+		return nil
+	}
+	return r.readIPSets()
+}
+
+// ofIPTables are the expressions of which iptables makes rules, and which it prints.
+var ofIPTables = []string{"counter", "match", "target", "immediate", "payload", "cmp", "bitwise", "meta"}
+
+// isNative reports whether iptables does not know a rule, or changes it when it prints it.
+func isNative(h nft.HeldRule) bool {
+	for _, e := range netlink.Attributes(h.Expressions) {
+		name := netlink.Text(netlink.Attribute(e, unix.NFTA_EXPR_NAME))
+		sets := name == "meta" && netlink.Attribute(netlink.Attribute(e, unix.NFTA_EXPR_DATA), unix.NFTA_META_SREG) != nil
+		if sets || !slices.Contains(ofIPTables, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// listChains returns the rules of a table in the form in which iptables-save prints them. What
+// iptables does not print is a rule "--native" with its index.
+func (r *Rules) listChains(ctx context.Context, h *nft.Held) (string, error) {
+	var head, rules, list strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(h.Chains)) {
+		policy := "-"
+		if hook := h.Chains[name].Hook; hook.Kind != "" {
+			policy = "ACCEPT"
+			if hook.Drops {
+				policy = "DROP"
+			}
+		}
+		fmt.Fprintf(&head, ":%s %s [0:0]\n", name, policy)
+		held := h.Chains[name].Rules
+		if !slices.ContainsFunc(held, isNative) {
+			fmt.Fprintf(&list, "-S %s\n", name)
+			continue
+		}
+		// If the program fails, it has printed the rules before the one that it does not know.
+		text, err := output(ctx, "", r.program("nft", ""), "-t", h.Name, "-S", name)
+		if err != nil && ctx.Err() != nil {
+			return "", err
+		}
+		var lines []string
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "-A ") {
+				lines = append(lines, line)
+			}
+		}
+		for i, rule := range held {
+			if i < len(lines) && !isNative(rule) {
+				rules.WriteString(lines[i])
+			} else {
+				fmt.Fprintf(&rules, "-A %s --native %d\n", name, i)
+			}
+		}
+	}
+	if list.Len() > 0 {
+		text, err := output(ctx, "*"+h.Name+"\n"+list.String()+"COMMIT\n", r.program("nft", "-restore"), "--noflush")
+		if err != nil {
+			return "", err
+		}
+		rules.WriteString(text)
+	}
+	return "*" + h.Name + "\n" + head.String() + rules.String() + "COMMIT\n", nil
 }
 
 // limited is a buffer with a bound.
@@ -111,10 +231,14 @@ type saved struct {
 	chains map[string]*chain
 	// seconds are how long the lists of clients count, by their names.
 	seconds map[string]time.Duration
+	// held has the rules that iptables does not print, or is nil. native compiles them.
+	held   *nft.Held
+	native *table
 }
 
-// addSaved compiles what iptables-save prints.
-func (r *Rules) addSaved(text, variant string) {
+// addSaved compiles what iptables-save prints. held has the rules that it does not print, or is
+// nil.
+func (r *Rules) addSaved(text, variant string, held *nft.Held) {
 	var s *saved
 	var lines [][]string
 	for line := range strings.Lines(text) {
@@ -128,7 +252,7 @@ func (r *Rules) addSaved(text, variant string) {
 			}
 			s = &saved{
 				Rules: r, name: fmt.Sprintf("table %s of %s-%s", name, family, variant), table: name, nat: name == "nat",
-				chains: map[string]*chain{}, seconds: map[string]time.Duration{},
+				chains: map[string]*chain{}, seconds: map[string]time.Duration{}, held: held,
 			}
 			lines = nil
 		case s == nil:
@@ -240,6 +364,10 @@ func (s *saved) addRule(words []string) {
 	if c == nil {
 		return
 	}
+	if s.held != nil && len(words) == 4 && words[2] == "--native" {
+		s.addNative(c, words[3])
+		return
+	}
 	r := &Rule{Table: s.name, Chain: c.name, Position: len(c.rules) + 1, Text: strings.Join(words[2:], " ")}
 	p := &ruleParser{saved: s, rule: r, words: words[2:]}
 	err := p.parse()
@@ -254,4 +382,20 @@ func (s *saved) addRule(words []string) {
 	if p.frontend.Port > 0 && c.proxys && r.why() == "" && p.decides {
 		s.addFrontend(p.frontend, r.String(), c.slicecasts)
 	}
+}
+
+// addNative compiles the rule of a chain with this index as one of nf_tables.
+func (s *saved) addNative(c *chain, index string) {
+	i, err := strconv.Atoi(index)
+	held := s.held.Chains[c.name]
+	if err != nil || held == nil || i < 0 || i >= len(held.Rules) {
+		return
+	}
+	if s.native == nil {
+		s.native = &table{Rules: s.Rules, name: s.name, chains: s.chains, sets: map[string]*set{}}
+		for name, one := range s.held.Sets {
+			s.native.sets[name] = s.native.compileSet(name, one)
+		}
+	}
+	c.rules = append(c.rules, s.native.compileRule(c, len(c.rules)+1, held.Rules[i]))
 }

@@ -45,7 +45,7 @@ func balanced(affinity time.Duration, weights ...int) *Rules {
 	hairpins := &ipset{fields: []string{"ip", "port", "ip"}, exact: map[string]struct{}{}}
 	hairpins.exact[hairpins.key([2]netip.Addr{pod, pod}, unix.IPPROTO_TCP, 8080)] = struct{}{}
 	r.ipsets = map[string]*ipset{"KUBE-CLUSTER-IP": clusterIPs, "KUBE-LOOP-BACK": hairpins}
-	r.addSaved(rulesForIPVS, "nft")
+	r.addSaved(rulesForIPVS, "nft", nil)
 	b := &balancer{services: map[virtualKey]*virtualService{}}
 	s := &ipvs.Service{Address: vip.AsSlice(), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: "rr"}
 	if affinity > 0 {
@@ -186,7 +186,7 @@ func TestIPSets(t *testing.T) {
 	r := balanced(0, 1)
 	r.ipsets["KUBE-X"] = &ipset{fields: []string{"ip", "mac"}}
 	r.addSaved("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m set --match-set KUBE-X dst,dst -j ACCEPT\n"+
-		"-A KUBE-SERVICES -m set --match-set KUBE-Y dst,dst -j ACCEPT\nCOMMIT\n", "nft")
+		"-A KUBE-SERVICES -m set --match-set KUBE-Y dst,dst -j ACCEPT\nCOMMIT\n", "nft", nil)
 	r.finish()
 	require.Len(t, r.Unjudged, 2)
 	require.Contains(t, r.Unjudged[0], `the ipset "KUBE-X" has a field "mac"`)
@@ -209,7 +209,7 @@ func TestVirtual(t *testing.T) {
 	} {
 		r := balanced(0, 1)
 		r.addSaved("*filter\n:OUTPUT ACCEPT [0:0]\n:KUBE-IPVS-OUT-FILTER - [0:0]\n-A OUTPUT -j KUBE-IPVS-OUT-FILTER\n"+
-			"-A KUBE-IPVS-OUT-FILTER "+rule+"\nCOMMIT\n", "nft")
+			"-A KUBE-IPVS-OUT-FILTER "+rule+"\nCOMMIT\n", "nft", nil)
 		r.finish()
 		require.Empty(t, r.Unjudged, rule)
 		out := follow(t, r, "10.96.0.1", "", Memory{})
@@ -218,7 +218,7 @@ func TestVirtual(t *testing.T) {
 	}
 	r := balanced(0, 1)
 	r.addSaved("*filter\n:OUTPUT ACCEPT [0:0]\n:KUBE-IPVS-OUT-FILTER - [0:0]\n-A KUBE-IPVS-OUT-FILTER -m ipvs --vdir REPLY -j DROP\n"+
-		"-A KUBE-IPVS-OUT-FILTER -m ipvs --vaddr x -j DROP\nCOMMIT\n", "nft")
+		"-A KUBE-IPVS-OUT-FILTER -m ipvs --vaddr x -j DROP\nCOMMIT\n", "nft", nil)
 	r.finish()
 	require.Len(t, r.Unjudged, 2)
 }
@@ -232,7 +232,7 @@ func TestBridge(t *testing.T) {
 		"-A KUBE-SERVICES -m physdev --physdev-is-in -j MARK --set-xmark 0x4000/0x4000\n":          true,
 	} {
 		r := balanced(0, 1)
-		r.addSaved("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n"+rules+"COMMIT\n", "nft")
+		r.addSaved("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n"+rules+"COMMIT\n", "nft", nil)
 		r.finish()
 		require.Empty(t, r.Unjudged)
 		from := func(source, over string) error {
@@ -278,7 +278,7 @@ func TestEntriesAreFrontends(t *testing.T) {
 		"-A KUBE-SERVICES -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT\n"+
 		"-A KUBE-NODE-PORT -p udp -m set --match-set KUBE-NODE-PORT-UDP dst -j RETURN\n"+
 		"-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE\n"+
-		"-A PREROUTING -m set --match-set OTHERS dst,dst -j ACCEPT\nCOMMIT\n", "nft")
+		"-A PREROUTING -m set --match-set OTHERS dst,dst -j ACCEPT\nCOMMIT\n", "nft", nil)
 	r.finish()
 	require.Empty(t, r.Unjudged)
 	require.Equal(t, map[Frontend]string{

@@ -22,22 +22,22 @@ var proxyTables = []string{"slicecast", "slicecast-stand-in", ipvsTable, "kube-p
 
 const ipvsTable = "slicecast-ipvs"
 
-// addNFTables adds the rules of nf_tables. It reports whether iptables' variant for nf_tables has
-// rules.
-func (r *Rules) addNFTables(c *nft.Conn) (hasIPTables bool, err error) {
+// addNFTables adds the rules of nf_tables, except for those in the tables that iptables' variant
+// for nf_tables has made, which it returns.
+func (r *Rules) addNFTables(c *nft.Conn) (ofIPTables []*nft.Held, err error) {
 	f := nft.FamilyOf(r.Family)
 	held, err := c.ReadTables([]nft.Family{f, f.Inet()}, func(nft.Table) bool { return true })
 	if err != nil {
-		return false, fmt.Errorf("read the %v rules of nf_tables: %w", r.Family, err)
+		return nil, fmt.Errorf("read the %v rules of nf_tables: %w", r.Family, err)
 	}
 	for _, h := range held {
 		if h.Number != unix.NFPROTO_INET && isIPTables(h) {
-			hasIPTables = true
+			ofIPTables = append(ofIPTables, h)
 		} else {
 			r.addTable(h)
 		}
 	}
-	return hasIPTables, nil
+	return ofIPTables, nil
 }
 
 // table is a table of nf_tables while it is compiled.

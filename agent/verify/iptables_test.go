@@ -111,3 +111,45 @@ func TestIPTables(t *testing.T) {
 		})
 	}
 }
+
+// TestNativeRules asserts that rules which others have added with nft to the tables of iptables-nft
+// are no difference, wherever they are, although iptables' programs print nothing of such a table
+// or fail. What they or others really break is found.
+func TestNativeRules(t *testing.T) {
+	t.Parallel()
+	for _, rules := range []string{
+		"insert rule ip nat PREROUTING ip daddr 192.0.2.1 tcp dport { 8443, 9443 } dnat to 10.1.1.1:443; " +
+			"insert rule ip filter INPUT ip daddr 192.0.2.1 tcp dport { 1, 2 } accept; insert rule ip filter FORWARD ct mark set 7",
+		"add rule ip nat PREROUTING ip daddr 192.0.2.1 tcp dport { 8443, 9443 } dnat to 10.1.1.1:443",
+		"insert rule ip filter FORWARD ip saddr 203.0.113.7 meta mark set 0x70000; insert rule ip nat OUTPUT ip daddr 192.0.2.1 meta mark set 0x70000",
+		"add rule ip filter FORWARD ip saddr 203.0.113.7 meta mark set 0x70000; add chain ip nat OTHER; add rule ip nat OTHER fib daddr type local accept",
+	} {
+		t.Run(rules, func(t *testing.T) {
+			t.Parallel()
+			node := newNode(t)
+			state := exampleState(node)
+			replaceIPTables(t, node, iptables.NFT, state)
+			_, err := node.Run(t.Context(), "nft", rules)
+			require.NoError(t, err)
+			require.Empty(t, sentences(compare(t, node, state)))
+			for change, found := range map[string][]string{
+				"insert rule ip nat PREROUTING ip daddr 10.96.0.1 tcp dport { 80, 81 } dnat to 10.9.9.9:80": {"10.9.9.9:80", "chain PREROUTING in table nat"},
+				"flush chain ip nat PREROUTING":                              {"from outside", "is not translated"},
+				"flush chain ip nat SLICECAST-SERVICES":                      {"from outside", "is not translated"},
+				"flush chain ip filter INPUT; flush chain ip filter FORWARD": {"shop/none"},
+			} {
+				_, err := node.Run(t.Context(), "nft", change)
+				require.NoError(t, err)
+				text := sentences(compare(t, node, state))
+				for _, f := range found {
+					require.Contains(t, text, f, change)
+				}
+				_, err = node.Run(t.Context(), "nft", "flush ruleset")
+				require.NoError(t, err)
+				replaceIPTables(t, node, iptables.NFT, state)
+				_, err = node.Run(t.Context(), "nft", rules)
+				require.NoError(t, err)
+			}
+		})
+	}
+}
