@@ -74,8 +74,10 @@ func TestChoice(t *testing.T) {
 func TestServersThatAreNamed(t *testing.T) {
 	c := New(Options{Cache: cache.New(), ServerName: "own"})
 	said := []string{"10.0.0.2:1", "[fd00::1]:1", "a.example:1", "10.0.0.2:1", "", "10.0.0.3", ":1", "unix:///run/x:1",
-		"dns://8.8.8.8/x:1", "/run/x:1", "x:", strings.Repeat("n", 300) + ":1"}
-	require.Equal(t, []Server{{Address: "10.0.0.2:1", Name: "own"}, {Address: "[fd00::1]:1", Name: "own"}, {Address: "a.example:1", Name: "own"}}, c.Named(said, Server{}))
+		"dns://8.8.8.8/x:1", "/run/x:1", "x:", strings.Repeat("n", 300) + ":1", "unix-abstract:x", "unix-abstract:1", "unix:x", "unix:1",
+		"dns:a.example", "dns:1", "passthrough:x", "passthrough:1", "DNS:1", "vsock:3:1", "10.0.0.2:0", "10.0.0.2:65536", "10.0.0.2:+1",
+		"a.example.:1", "..:1", "10.0.0.2:https", "[fe80::1%eth0]:1", "a b:1", "a%2f:1", "a?x:1", "a#x:1", "-a:1", "user@a:1", "\x00a:1"}
+	require.Equal(t, []Server{{Address: "10.0.0.2:1", Name: "own"}, {Address: "[fd00::1]:1", Name: "own"}, {Address: "a.example.:1", Name: "own"}, {Address: "a.example:1", Name: "own"}}, c.Named(said, Server{}))
 	for i := range 2 * maxKnown {
 		said = append(said, fmt.Sprint("many:", i))
 	}

@@ -4,12 +4,16 @@ import (
 	"cmp"
 	"context"
 	"net"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+	"google.golang.org/grpc/resolver"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 const (
@@ -56,11 +60,20 @@ func hostName(address string) string {
 	return host
 }
 
-// valid reports whether a stream may name a server at this address. Only host:port is accepted.
-// gRPC knows other kinds of targets, which a server must not be able to choose.
+// valid reports whether a stream may name a server at this address. Only the IP address or DNS name
+// of a host, with the number of a port, is accepted. gRPC knows other kinds of targets, which a
+// server must not be able to choose: for gRPC, unix-abstract:1 is not a port of a host, but a socket.
 func valid(address string) bool {
 	host, port, err := net.SplitHostPort(address)
-	return err == nil && host != "" && port != "" && !strings.Contains(address, "/") && len(address) <= maxAddress
+	number, bad := strconv.ParseUint(port, 10, 16)
+	if err != nil || bad != nil || number == 0 || len(address) > maxAddress {
+		return false
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Zone() == ""
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	return model.IsSubdomain(host) && resolver.Get(host) == nil
 }
 
 // sorted returns servers ascending by address and without duplicates. It reuses the memory.
