@@ -209,7 +209,8 @@ func (s *Store) Urgent() <-chan struct{} { return s.urgent }
 func (s *Store) Reached() model.ResourceVersions { return s.published.Load().reached }
 
 // Seen returns the highest resource versions of the published objects. Unlike the versions in
-// Snapshots, they follow a source that goes back in time.
+// Snapshots, they follow a source that goes back in time. While Publish publishes one shard after
+// the other, they are those of all of them, because a stream may already be sent any.
 func (s *Store) Seen() model.ResourceVersions { return s.published.Load().seen }
 
 // Nodes returns all Nodes in no particular order.
@@ -436,6 +437,9 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	nodes := s.pendingNodes
 	s.pendingNodes = make(map[string]struct{})
 	progress := s.progress
+	meanwhile := *s.published.Load()
+	meanwhile.seen = meanwhile.seen.Max(progress.seen)
+	s.published.Store(&meanwhile)
 	// Everything that was urgent is published now.
 	select {
 	case <-s.urgent:

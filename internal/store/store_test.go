@@ -597,3 +597,36 @@ func TestProgressAfterAChange(t *testing.T) {
 	require.EqualValues(t, 120, relay.Seen().Slices)
 	require.EqualValues(t, 110, relay.Reached().Slices)
 }
+
+// TestSeenIsNotBehindSnapshots checks that the versions which a stream is told to have seen are never
+// lower than those of a snapshot that it may have been sent, also while one shard after the other is
+// published. Otherwise, a client that is cut off then would go back in time with the next server.
+func TestSeenIsNotBehindSnapshots(t *testing.T) {
+	s := synced(t, Options{Shards: 8})
+	upsert := func(version uint64) {
+		for i := range 20 {
+			s.Upsert(modeltest.NamedSlice(fmt.Sprint("s-", i), fmt.Sprint("svc-", i), int(version)), version)
+		}
+	}
+	published := 0
+	check := func(*model.Update) {
+		for i := range s.Shards() {
+			if v := s.Snapshot(i).ResourceVersions(); v == (model.ResourceVersions{Slices: 9}) {
+				published++
+				require.Equal(t, v, s.Seen().Max(v).Min(s.Seen()))
+			}
+		}
+	}
+	upsert(2)
+	s.Publish()
+	upsert(9)
+	require.EqualValues(t, 2, s.Seen().Slices)
+	require.Greater(t, len(s.Publish(check).Updates), 2)
+	require.Positive(t, published, "some shards were published before others")
+	require.EqualValues(t, 9, s.Seen().Slices)
+
+	// The source goes back in time.
+	s.Replace(model.KindSlice, []model.Keyed{modeltest.NamedSlice("s-0", "svc-0", 1)}, 5)
+	require.NotEmpty(t, s.Publish(check).Updates)
+	require.EqualValues(t, 5, s.Seen().Slices)
+}

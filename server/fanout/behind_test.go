@@ -106,8 +106,8 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 			hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
 			p := connect(t, h, hello)
 			defer p.cancel()
-			eventually(t, p.session.synced.Load)
-			p.read(t)
+			seen := seenIn(t, p)
+			require.Equal(t, (&pb.ResourceVersions{Services: 800, Slices: 900}).String(), seen.String(), "it must wait for them on its next stream, too")
 			var got []*wire.Response
 			comes := func(what func(*wire.Response) bool) {
 				t.Helper()
@@ -161,8 +161,25 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 			s.Upsert(slice(same, 2), 1004)
 			comes(endpoints(same, 2))
 			require.Zero(t, testutil.ToFloat64(h.metrics.behindWaits.WithLabelValues("gave_up")))
+			for _, r := range append(got, p.read(t)...) {
+				require.Nil(t, r.Heartbeat.GetSeenVersions(), "the server has caught up")
+			}
 		})
 	}
+}
+
+// seenIn waits for an InSync, and returns the resource versions that it names.
+func seenIn(t *testing.T, p *pipe) (seen *pb.ResourceVersions) {
+	t.Helper()
+	eventually(t, func() bool {
+		for _, r := range p.read(t) {
+			if r.InSync != nil {
+				seen = r.InSync.GetResourceVersions()
+			}
+		}
+		return seen != nil
+	})
+	return seen
 }
 
 // TestChangesThatAreHeldBackComeAfterAWait checks that a client waits no longer than MaxBehindWait
@@ -175,8 +192,7 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 		hello.Epoch++
 		hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
 		p := connect(t, h, hello)
-		eventually(t, p.session.synced.Load)
-		p.read(t)
+		require.Equal(t, hello.GetResourceVersions().String(), seenIn(t, p).String())
 		begin := time.Now()
 		want := 0.0
 		if changes {
@@ -188,10 +204,13 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 			defer p.session.mu.Unlock()
 			return p.session.live
 		})
+		got := p.read(t)
 		if changes {
 			require.Greater(t, time.Since(begin), 50*time.Millisecond)
-			require.True(t, slices.ContainsFunc(p.read(t), func(r *wire.Response) bool { return r.Update != nil }))
+			require.True(t, slices.ContainsFunc(got, func(r *wire.Response) bool { return r.Update != nil }))
 		}
+		last := got[len(got)-1]
+		require.Equal(t, wire.ResourceVersionsToProto(s.Seen()).String(), last.Heartbeat.GetSeenVersions().String(), "it waits once")
 		require.Equal(t, want, testutil.ToFloat64(h.metrics.behindWaits.WithLabelValues("gave_up")))
 		require.Error(t, p.close())
 	}

@@ -213,5 +213,5 @@ func (s *Session) resubscribe(m *pb.Subscription) error {
 	if err := now.sendShards(up, shards); err != nil {
 		return err
 	}
-	return s.sendInSync(false)
+	return s.sendInSync(false, s.hub.store.Seen())
 }

@@ -70,7 +70,11 @@ func (s *Session) start(state clientState) error {
 	if err := s.policy.sendReached(reached); err != nil {
 		return err
 	}
-	if err := s.sendInSync(allNodes); err != nil || !ahead {
+	seen := s.hub.store.Seen()
+	if ahead {
+		seen = seen.Max(state.versions) // until the server has caught up, or gives up
+	}
+	if err := s.sendInSync(allNodes, seen); err != nil || !ahead {
 		return err
 	}
 	return up.followAhead(state.versions)
@@ -101,10 +105,12 @@ func (s *Session) sendWelcome() error {
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
 }
 
-func (s *Session) sendInSync(allNodes bool) error {
+// sendInSync tells the client that it holds the server's state, and which resource versions it has
+// seen from now on.
+func (s *Session) sendInSync(allNodes bool, seen model.ResourceVersions) error {
 	s.synced.Store(true)
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
-		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(s.hub.store.Seen()), AllNodes: allNodes,
+		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(seen), AllNodes: allNodes,
 	}}})
 }
 
@@ -145,7 +151,12 @@ func (up *startup) followAhead(seen model.ResourceVersions) error {
 		up.countGivenUp(seen)
 	}
 	up.next, _ = up.hub.ring.now()
-	return up.catchUp()
+	if err := up.catchUp(); err != nil || !gaveUp {
+		return err
+	}
+	return up.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		SeenVersions: wire.ResourceVersionsToProto(up.hub.store.Seen()),
+	}}})
 }
 
 // awaitVersions waits until the store has reached the resource versions that the client has seen,

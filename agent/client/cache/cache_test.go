@@ -609,6 +609,8 @@ func TestVersionsSeen(t *testing.T) {
 	require.EqualValues(t, 7, seen().Slices)
 	apply(t, c, &model.Update{From: 1, To: 2, ResourceVersions: model.ResourceVersions{Slices: 9}})
 	require.EqualValues(t, 9, seen().Slices)
+	c.SetSeen(model.ResourceVersions{Services: 1, Slices: 2})
+	require.Equal(t, model.ResourceVersions{Services: 1, Slices: 2}, seen())
 }
 
 // TestRelayHearsOfAHandOver checks that a slice which moves to a Service in another shard exists

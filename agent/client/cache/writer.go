@@ -130,13 +130,20 @@ func (w *Writer) InSync(sequences []uint64, seen model.ResourceVersions) error {
 		w.shards[i].sequence = sequence
 		w.movedLocked(uint32(i))
 	}
-	// The highest versions ever seen would be wrong here. A server that was behind them has already
+	// The highest versions ever seen would be wrong here. A server that names lower ones has already
 	// let the client wait, and is still behind. A restored etcd may stay behind for hours, and an
 	// untrusted server may have claimed any version.
 	w.seen = seen
 	w.inSync, w.stale, w.resubscribing = true, false, false
 	w.signalLocked()
 	return nil
+}
+
+// SetSeen sets the resource versions that the cache reflects, which may be lower than before.
+func (w *Writer) SetSeen(seen model.ResourceVersions) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen = seen
 }
 
 // movedLocked makes the next Take return a shard's position.

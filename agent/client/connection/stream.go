@@ -336,6 +336,9 @@ func (s *stream) heartbeat(m *pb.Heartbeat) {
 	if relay := s.options.Relay; relay != nil && m.GetResourceVersions() != nil {
 		relay.Reached(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	}
+	if v := m.GetSeenVersions(); v != nil {
+		s.cache.SetSeen(wire.ResourceVersionsFromProto(v))
+	}
 	if m.StaleMs != nil {
 		s.setStale(m.GetStaleMs())
 	}

@@ -132,6 +132,21 @@ func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	require.Len(t, list, 8)
 }
 
+// TestSeenVersions checks that a heartbeat of a server that has given up sets the resource versions
+// that the client has seen, and that no other heartbeat does.
+func TestSeenVersions(t *testing.T) {
+	s := welcomedStream(t, 1)
+	high, low := &pb.ResourceVersions{Services: 9, Slices: 9}, &pb.ResourceVersions{Services: 3, Slices: 4}
+	require.NoError(t, s.handle(&wire.Response{InSync: &pb.InSync{Sequences: []uint64{1}, ResourceVersions: high}}))
+	for _, c := range []struct {
+		beat *pb.Heartbeat
+		want *pb.ResourceVersions
+	}{{&pb.Heartbeat{ResourceVersions: low}, high}, {&pb.Heartbeat{}, high}, {&pb.Heartbeat{SeenVersions: low}, low}} {
+		require.NoError(t, s.handle(&wire.Response{Heartbeat: c.beat}))
+		require.Equal(t, c.want.String(), wire.ResourceVersionsToProto(s.cache.Status().ResourceVersions).String())
+	}
+}
+
 // TestHeartbeatsOncePerMonth checks that a server cannot make a client wait long for its next
 // heartbeat.
 func TestHeartbeatsOncePerMonth(t *testing.T) {

@@ -2112,7 +2112,9 @@ type InSync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The position in every shard, by shard number, in the epoch of the Welcome.
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// The resource versions that the state reflects.
+	// The resource versions that the client has seen from now on. They are those that the state
+	// reflects, unless the client holds the same state and has seen higher versions. Then they are
+	// these, until the server has them, too, or sends Heartbeat.seen_versions.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,2,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	// All Nodes were sent earlier on this stream, and other Nodes no longer exist. It is set only for
 	// a relay.
@@ -2190,7 +2192,11 @@ type Heartbeat struct {
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	// As in Welcome. It is set when the server has become stale, or is stale no longer, and is then
 	// sent alone. Absent means that what the server said last on this stream still holds.
-	StaleMs       *uint64 `protobuf:"varint,4,opt,name=stale_ms,json=staleMs,proto3,oneof" json:"stale_ms,omitempty"`
+	StaleMs *uint64 `protobuf:"varint,4,opt,name=stale_ms,json=staleMs,proto3,oneof" json:"stale_ms,omitempty"`
+	// The resource versions that the client has seen from now on. They may be lower than before: the
+	// server has stopped waiting for the versions of the client's Hello after InSync. They are sent
+	// alone.
+	SeenVersions  *ResourceVersions `protobuf:"bytes,5,opt,name=seen_versions,json=seenVersions,proto3" json:"seen_versions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2251,6 +2257,13 @@ func (x *Heartbeat) GetStaleMs() uint64 {
 		return *x.StaleMs
 	}
 	return 0
+}
+
+func (x *Heartbeat) GetSeenVersions() *ResourceVersions {
+	if x != nil {
+		return x.SeenVersions
+	}
+	return nil
 }
 
 // DigestQuery asks for the digests of all shards. The answer is Digests.
@@ -3463,12 +3476,13 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
 	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
-	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\xc0\x01\n" +
+	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\x85\x02\n" +
 	"\tHeartbeat\x12!\n" +
 	"\fsequence_sum\x18\x01 \x01(\x04R\vsequenceSum\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12K\n" +
 	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1e\n" +
-	"\bstale_ms\x18\x04 \x01(\x04H\x00R\astaleMs\x88\x01\x01B\v\n" +
+	"\bstale_ms\x18\x04 \x01(\x04H\x00R\astaleMs\x88\x01\x01\x12C\n" +
+	"\rseen_versions\x18\x05 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\fseenVersionsB\v\n" +
 	"\t_stale_ms\"\r\n" +
 	"\vDigestQuery\"A\n" +
 	"\aDigests\x12\x1c\n" +
@@ -3695,27 +3709,28 @@ var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	38, // 31: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
 	13, // 32: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
 	13, // 33: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	3,  // 34: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	5,  // 35: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	31, // 36: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	32, // 37: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	6,  // 38: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	6,  // 39: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	4,  // 40: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	7,  // 41: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	34, // 42: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	35, // 43: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	4,  // 44: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	35, // 45: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	37, // 46: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	39, // 47: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	8,  // 48: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	9,  // 49: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	49, // [49:50] is the sub-list for method output_type
-	48, // [48:49] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	13, // 34: slicecast.v1.Heartbeat.seen_versions:type_name -> slicecast.v1.ResourceVersions
+	3,  // 35: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	5,  // 36: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	31, // 37: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	32, // 38: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	6,  // 39: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	6,  // 40: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	4,  // 41: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	7,  // 42: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	34, // 43: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	35, // 44: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	4,  // 45: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	35, // 46: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	37, // 47: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	39, // 48: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	8,  // 49: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	9,  // 50: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	50, // [50:51] is the sub-list for method output_type
+	49, // [49:50] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
