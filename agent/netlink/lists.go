@@ -27,7 +27,7 @@ type Link struct {
 	Flags net.Flags
 }
 
-// Route is a route. Of the attributes of a route, it has only those that a caller needs.
+// Route is a route, with those of its attributes that callers need.
 type Route struct {
 	// Destination is not valid for a default route.
 	Destination netip.Prefix

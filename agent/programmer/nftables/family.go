@@ -157,8 +157,7 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 }
 
 func (f *family) replaceOnce(ctx context.Context, c *content, state view.State) error {
-	wanted, unknown := f.adopt(c)
-	f.adoptChains(c, wanted, unknown)
+	f.adopt(c)
 	steps := make([]change, 0, len(state.Ports))
 	byName := map[string]*port{}
 	for id, found := range c.found {
@@ -190,10 +189,10 @@ func (f *family) replaceOnce(ctx context.Context, c *content, state view.State) 
 }
 
 // adopt records what was read as what the kernel holds, and prepares in prefix what must change
-// apart from chains and Service ports. It returns the rules of the chains that there should be, and
-// the sets that there should not be. It counts each part of the table that Service ports may need
-// once, as if an additional Service port needed it. The caller gives these counts up at the end,
-// which removes the parts that nothing needs.
+// apart from Service ports. It returns the rules of the chains that there should be, and the sets
+// that there should not be. It counts each part of the table that Service ports may need once, as
+// if an additional Service port needed it. The caller gives these counts up at the end, which
+// removes the parts that nothing needs.
 func (f *family) adopt(c *content) (wanted map[string][]nft.Rule, unknown map[string]nft.HeldSet) {
 	f.holdings = holdings{ports: map[view.ServicePortID]*port{}, ids: map[uint32]struct{}{}, held: map[ref]int{}}
 	if f.lastID == 0 {
@@ -236,6 +235,7 @@ func (f *family) adopt(c *content) (wanted map[string][]nft.Rule, unknown map[st
 			c.stray[k] = struct{}{}
 		}
 	}
+	f.adoptChains(c, wanted, unknown)
 	return wanted, unknown
 }
 
