@@ -126,10 +126,10 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 		half.Services, u.Services = u.Services, nil
 		half.Slices = nil
 		parts := cache.NewParts(1)
-		whole, err := parts.Join(&half, true, 0)
+		whole, err := parts.Join(&half, true)
 		require.NoError(t, err)
 		require.Nil(t, whole)
-		whole, err = parts.Join(u, false, 0)
+		whole, err = parts.Join(u, false)
 		require.NoError(t, err)
 		_, err = c.Apply(whole)
 		require.NoError(t, err)

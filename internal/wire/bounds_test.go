@@ -144,7 +144,6 @@ func TestFramesOfSeveralObjects(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, r.Problems)
 	require.Len(t, r.Update.Slices, 1)
-	require.Greater(t, r.Size, 3*MaxPart/2)
 
 	big.Services = append(big.Services, modeltest.Web())
 	frame, err = EncodeUpdate(big)

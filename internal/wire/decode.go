@@ -25,7 +25,7 @@ type Problem struct {
 // does not know the message.
 type Response struct {
 	Welcome     *pb.Welcome
-	Update      *model.Update // with Problems, More and Size
+	Update      *model.Update // with Problems and More
 	Node        *NodeUpdate
 	InSync      *pb.InSync
 	Heartbeat   *pb.Heartbeat
@@ -39,8 +39,6 @@ type Response struct {
 	Problems []Problem
 	// More reports that further parts of Update follow.
 	More bool
-	// Size is the size of Update in bytes, decompressed.
-	Size int
 }
 
 // NodeUpdate carries a Node. If the Node does not decode, it is also a Problem.

@@ -32,7 +32,7 @@ func decodeDeltas(b []byte) *Response {
 		return nil
 	}
 	u.From = fromOf(u)
-	return &Response{Update: u, Size: len(b)}
+	return &Response{Update: u}
 }
 
 // Fields of ShardUpdate, SliceDelta and EndpointConditions.

@@ -51,7 +51,7 @@ func decodeUpdate(b []byte) (*Response, error) {
 		return nil, err
 	}
 	d.update.From = fromOf(d.update)
-	return &Response{Update: d.update, Problems: d.problems, More: d.more, Size: len(b)}, nil
+	return &Response{Update: d.update, Problems: d.problems, More: d.more}, nil
 }
 
 // fromOf returns the From of an update as it was sent. Of a partial one, 0 means To-1.

@@ -14,13 +14,9 @@ import (
 // everything. maxName bounds each name in bytes, as Kubernetes does.
 const maxSubscription, maxName = 1024, 253
 
-// wantedAtOnce is how many bytes of its Services a client with a subscription may be sent without
-// waiting for a turn.
-const wantedAtOnce = 64 << 10
-
-// objectBytes is about the size of an object without its lists, and addressBytes that of a list
-// entry with an address or a port.
-const objectBytes, addressBytes = 128, 24
+// wantedAtOnce is how large its Services may be in memory, in bytes, which a client with a
+// subscription is sent without waiting for a turn.
+const wantedAtOnce = 256 << 10
 
 // subscription is the set of Services that a client subscribed to. A nil subscription has all.
 type subscription struct {
@@ -115,20 +111,11 @@ func (p *narrowedPolicy) start(up *startup, state clientState) error {
 // sendShards sends the Services of the subscription in some shards. If they are large, it waits for
 // the client's turn, as a subscription may include nearly everything.
 func (p *narrowedPolicy) sendShards(up *startup, shards []uint32) error {
-	size := func(snapshot *store.Snapshot) (int64, error) { return roughBytes(snapshot.Where(p.wanted.wants)), nil }
+	// Objects are smaller on the wire than in memory.
+	size := func(snapshot *store.Snapshot) (int64, error) {
+		return int64(snapshot.Where(p.wanted.wants).Memory()), nil
+	}
 	return up.sendShards(shards, size, wantedAtOnce, p.catchUp)
-}
-
-// roughBytes returns the approximate size of an Update of whole objects on the wire.
-func roughBytes(u *model.Update) (size int64) {
-	for _, s := range u.Services {
-		lists := len(s.ExternalIPs) + len(s.LoadBalancerIngress) + len(s.LoadBalancerSourceRanges) + len(s.Ports)
-		size += objectBytes + addressBytes*int64(lists)
-	}
-	for _, s := range u.Slices {
-		size += objectBytes + addressBytes*int64(len(s.Ports)) + endpointBytes*int64(len(s.Endpoints))
-	}
-	return size
 }
 
 // catchUp sends the Services of the subscription in a shard, as a full update.

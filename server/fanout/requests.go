@@ -19,9 +19,11 @@ const (
 	// maxKeys bounds the objects that a Resync may name. A client that lacks more asks for buckets
 	// or for the shard.
 	maxKeys = 1024
-	// maxWaiting bounds the bytes of a session's unanswered Resyncs, in addition to one Resync for
-	// each shard.
-	maxWaiting = 64 << 10
+	// maxWaiting bounds the memory, in bytes, of a session's unanswered Resyncs, in addition to one
+	// Resync for each shard. It has room for one of maxKeys ordinary names.
+	maxWaiting = 256 << 10
+	// keyBytes is about the memory, in bytes, of a key without its names, in a list that grows.
+	keyBytes = 2 * (40 + 2*16)
 	// resyncBytes is about the size of a Resync of one shard with the digests of its buckets.
 	resyncBytes = 2 * model.HashSize * model.Buckets
 	// maxPositions bounds the positions in an Ack. Clients send fewer.
@@ -52,9 +54,10 @@ func (r *requests) addNode(name string) {
 	r.nodes[name] = struct{}{}
 }
 
-// addResync merges a Resync into those of its shard. It returns false if there is no room for it.
-func (r *requests) addResync(m *pb.Resync, shards uint32) bool {
-	size := proto.Size(m) + resyncBytes/4
+// addResync merges a Resync into those of its shard. keys are those that it names. It returns false
+// if there is no room for it.
+func (r *requests) addResync(m *pb.Resync, keys []model.Key, shards uint32) bool {
+	size := proto.Size(m) + keyBytes*len(keys) + resyncBytes/4
 	if r.size+size > maxWaiting+int(shards)*resyncBytes {
 		return false
 	}
@@ -64,7 +67,7 @@ func (r *requests) addResync(m *pb.Resync, shards uint32) bool {
 	if r.resyncs[m.GetShard()] == nil {
 		r.resyncs[m.GetShard()] = &resync{}
 	}
-	r.resyncs[m.GetShard()].add(m)
+	r.resyncs[m.GetShard()].add(m, keys)
 	r.size += size
 	return true
 }
@@ -73,13 +76,13 @@ func (r *requests) addResync(m *pb.Resync, shards uint32) bool {
 type resync struct {
 	whole   bool       // whether it is the whole shard
 	buckets *pb.Resync // the latest Resync with digests; nil if there is none
-	keys    []*pb.ObjectKey
+	keys    []model.Key
 }
 
-func (r *resync) add(m *pb.Resync) {
+func (r *resync) add(m *pb.Resync, keys []model.Key) {
 	switch {
-	case len(m.GetKeys()) > 0:
-		r.keys = append(r.keys, m.GetKeys()...)
+	case len(keys) > 0:
+		r.keys = append(r.keys, keys...)
 	case len(m.GetBucketDigests()) > 0:
 		r.buckets = m
 	default:
@@ -259,6 +262,10 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 		return invalid("invalid Resync: %d objects: name at most %d, or request the shard",
 			len(r.GetKeys()), maxKeys)
 	}
+	keys, err := keysOf(r)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	asked := s.queries.closeBuckets(r)
 	s.mu.Unlock()
@@ -269,10 +276,23 @@ func (s *Session) receiveResync(r *pb.Resync) error {
 		}
 	}
 	r.Reason = ""
-	if !s.request(func() bool { return s.requests.addResync(r, shards) }) {
+	if !s.request(func() bool { return s.requests.addResync(r, keys, shards) }) {
 		return status.Error(codes.ResourceExhausted, "too many resyncs are waiting: read the answers to earlier ones first")
 	}
 	return nil
+}
+
+// keysOf returns the keys that a Resync names.
+func keysOf(r *pb.Resync) ([]model.Key, error) {
+	keys := make([]model.Key, 0, len(r.GetKeys()))
+	for _, k := range r.GetKeys() {
+		key, err := wire.KeyFromProto(k)
+		if err != nil {
+			return nil, invalid("invalid Resync: %v", err)
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
 }
 
 // countResync counts and logs a Resync that answers no question. It returns an error if the client
@@ -354,15 +374,7 @@ func (s *Session) sendBuckets(snapshot *store.Snapshot, buckets []uint32) error 
 
 // sendObjects sends named objects of a shard as they are in a snapshot, each once. It brings the
 // client to the snapshot first.
-func (s *Session) sendObjects(snapshot *store.Snapshot, named []*pb.ObjectKey) error {
-	keys := make([]model.Key, 0, len(named))
-	for _, k := range named {
-		key, err := wire.KeyFromProto(k)
-		if err != nil {
-			return invalid("invalid Resync: %v", err)
-		}
-		keys = append(keys, key)
-	}
+func (s *Session) sendObjects(snapshot *store.Snapshot, keys []model.Key) error {
 	slices.SortFunc(keys, model.Key.Compare)
 	frames, err := wire.EncodeParts(snapshot.Select(slices.Compact(keys)))
 	if err != nil {

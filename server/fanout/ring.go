@@ -14,12 +14,14 @@ const (
 	ringBytes   = 32 << 20
 )
 
-// endpointBytes is about the memory of an endpoint in a slice that only the ring keeps alive.
-const endpointBytes = 128
+// updateBytes and objectBytes are about the memory, in bytes, that an Update and each of its
+// objects take in an entry besides their own.
+const updateBytes, objectBytes = 512, 64
 
-// batchBytes bounds the bytes of the ring that a stream sends at a time, and thus what a stalled
-// stream keeps alive. A single entry may be larger.
-const batchBytes = 64 << 10
+// batchBytes bounds the bytes of the ring that a stream sends at a time. batchHeld bounds the
+// memory of their entries, and thus what a stalled stream keeps alive. A single entry may be
+// larger.
+const batchBytes, batchHeld = 64 << 10, 1 << 20
 
 // encodedUpdate is the Update of one shard and its frames.
 type encodedUpdate struct {
@@ -48,7 +50,8 @@ type entry struct {
 	// updates.
 	narrowed []wire.Frame
 	bytes    int
-	// held counts the bytes of the frames and of the slices that the deltas were computed from.
+	// held counts the bytes that the entry keeps alive: the frames and the objects, with the slices
+	// that deltas were computed from.
 	held int
 }
 
@@ -57,10 +60,7 @@ func (e *entry) add(u *model.Update, frames []wire.Frame) {
 	e.frames = append(e.frames, frames...)
 	size := wire.Bytes(frames)
 	e.bytes += size
-	e.held += size
-	for _, d := range u.Deltas {
-		e.held += endpointBytes * len(d.Before.Endpoints)
-	}
+	e.held += size + u.Memory() + updateBytes + objectBytes*u.Len()
 }
 
 // ring holds the latest entries. It has one writer, the publisher, and any number of readers. Its
@@ -126,6 +126,7 @@ type batch struct {
 	frames   []wire.Frame
 	narrowed []wire.Frame
 	bytes    int
+	held     int
 }
 
 // after returns the entries that follow a position. It reuses the memory of b.
@@ -140,13 +141,14 @@ func (r *ring) after(position uint64, b batch) batch {
 	}
 	for next.to < head {
 		e := &r.entries[next.to%ringEntries]
-		if next.bytes > 0 && next.bytes+e.bytes > batchBytes {
+		if next.bytes > 0 && (next.bytes+e.bytes > batchBytes || next.held+e.held > batchHeld) {
 			break
 		}
 		next.updates = append(next.updates, e.updates...)
 		next.frames = append(next.frames, e.frames...)
 		next.narrowed = append(next.narrowed, e.narrowed...)
 		next.bytes += e.bytes
+		next.held += e.held
 		next.to++
 	}
 	return next

@@ -57,7 +57,7 @@ func checkUpdates(t *testing.T, data []byte) {
 		if err != nil || r.Update == nil {
 			continue
 		}
-		u, err := parts.Join(r.Update, r.More, r.Size)
+		u, err := parts.Join(r.Update, r.More)
 		if u != nil {
 			_, err = w.Apply(u)
 		}

@@ -7,14 +7,9 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-const (
-	// maxUnfinished bounds, in bytes, the updates whose last part is still to come. A shard of the
-	// largest objects takes 400 MiB.
-	maxUnfinished = 1 << 30
-	// objectMemory is the memory, in bytes, that an object in an unfinished update takes beyond its
-	// encoded size.
-	objectMemory = 256
-)
+// maxUnfinished bounds the memory, in bytes, of the updates whose last part is still to come. A
+// shard of the largest objects takes 400 MiB.
+const maxUnfinished = 1 << 30
 
 // Parts joins the parts in which one stream's Updates arrive, so that each is applied as a whole.
 //
@@ -22,49 +17,59 @@ const (
 //
 //  1. waiting holds, by shard, what has arrived of an Update whose last part is still to come. The
 //     spare capacity of its lists belongs to Parts alone, because other caches may share a part.
-//  2. memory is at least the memory, in bytes, that waiting takes. It is 0 if waiting is empty.
+//  2. memory is the sum of the memory of all that is in waiting, which is at most maxUnfinished.
 type Parts struct {
 	shards  uint32
-	waiting map[uint32]*model.Update
+	waiting map[uint32]unfinished
 	memory  int
+}
+
+// unfinished is what has arrived of an Update.
+type unfinished struct {
+	*model.Update
+	memory int
 }
 
 // NewParts returns a Parts for a stream whose server has this number of shards.
 func NewParts(shards uint32) *Parts {
-	return &Parts{shards: shards, waiting: make(map[uint32]*model.Update)}
+	return &Parts{shards: shards, waiting: make(map[uint32]unfinished)}
 }
 
 // Waiting reports whether the last part of an Update is still to come.
 func (p *Parts) Waiting() bool { return len(p.waiting) > 0 }
 
-// Join adds a part, which had size bytes on the wire. more reports that further parts follow. With
-// the last part, Join returns the whole Update, and nil before.
-func (p *Parts) Join(u *model.Update, more bool, size int) (whole *model.Update, err error) {
+// Join adds a part. more reports that further parts follow. With the last part, Join returns the
+// whole Update, and nil before.
+func (p *Parts) Join(u *model.Update, more bool) (whole *model.Update, err error) {
 	if u.Shard >= p.shards {
 		return nil, fmt.Errorf("%w: update of shard %d of %d", ErrProtocol, u.Shard, p.shards)
 	}
-	if p.memory += size + objectMemory*(u.Len()+len(u.Unreadable)+len(u.Unverified)); p.memory > maxUnfinished {
+	first, waits := p.waiting[u.Shard]
+	if !waits && !more {
+		return u, nil
+	}
+	size := u.Memory()
+	if p.memory+size > maxUnfinished {
 		return nil, fmt.Errorf("%w: unfinished updates of more than %d bytes", ErrProtocol, maxUnfinished)
 	}
-	if first := p.waiting[u.Shard]; first != nil {
+	if waits {
 		if first.From != u.From || first.To != u.To || first.Full != u.Full {
 			return nil, fmt.Errorf("%w: parts of different updates of shard %d", ErrProtocol, u.Shard)
 		}
 		if n := len(first.FullBuckets) + len(u.FullBuckets); n > model.Buckets {
 			return nil, fmt.Errorf("%w: an update of %d buckets of %d", ErrProtocol, n, model.Buckets)
 		}
-		u = join(first, u)
-	} else if more {
+		u = join(first.Update, u)
+	} else {
 		u = clipped(u)
 	}
 	if more {
-		p.waiting[u.Shard] = u
+		p.memory += size
+		p.waiting[u.Shard] = unfinished{u, first.memory + size}
 		return nil, nil
 	}
+	p.memory -= first.memory
 	delete(p.waiting, u.Shard)
-	if !p.Waiting() {
-		p.memory = 0
-	}
 	return u, nil
 }
 

@@ -36,8 +36,8 @@ const (
 	maxNodes = 1 << 17
 	// maxPath bounds the length of Welcome.path, which is the number of relays in a row.
 	maxPath = 64
-	// maxStale bounds the time for which a server may claim to have been stale. It keeps times within
-	// what Go and protobuf can represent.
+	// maxStale bounds the time for which a server may claim to have been stale. It keeps times
+	// within what Go and protobuf can represent.
 	maxStale = 10 * 365 * 24 * time.Hour
 	// maxText bounds the length, in bytes, of a server's name and version.
 	maxText = 256
@@ -289,7 +289,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 }
 
 func (s *stream) update(r *wire.Response) error {
-	u, err := s.parts.Join(r.Update, r.More, r.Size)
+	u, err := s.parts.Join(r.Update, r.More)
 	if err != nil {
 		return err
 	}
