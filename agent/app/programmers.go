@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
@@ -108,8 +109,39 @@ type chosen struct {
 // that, no programmer works.
 func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
 	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
-		return o.newProgrammer(name, logger, out)
+		return patiently(logger, name, func() (programmer.Programmer, error) { return o.newProgrammer(name, logger, out) })
 	})
+}
+
+// A probe that fails for want of memory, or because a signal interrupts it, says nothing about the
+// kernel. It is repeated this often.
+const (
+	probeAttempts = 20
+	probeInterval = 500 * time.Millisecond
+)
+
+// patiently returns what newProgrammer returns, unless that is an error that may pass. Then it
+// tries again.
+func patiently(
+	logger *slog.Logger, name string, newProgrammer func() (programmer.Programmer, error),
+) (p programmer.Programmer, err error) {
+	for attempt := range probeAttempts {
+		if p, err = newProgrammer(); err == nil || !passes(err) {
+			return p, err
+		}
+		if attempt == 0 {
+			logger.Warn("Cannot find out yet whether a programmer can be used, trying again", "programmer", name, "err", err)
+		}
+		<-time.After(probeInterval)
+	}
+	return p, err
+}
+
+// passes reports whether an error is about the machine's present state and not about what its
+// kernel supports.
+func passes(err error) bool {
+	return slices.ContainsFunc([]unix.Errno{unix.EINTR, unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE},
+		func(passing unix.Errno) bool { return errors.Is(err, passing) })
 }
 
 // choose returns the first of the candidates for which newProgrammer succeeds.
@@ -134,7 +166,10 @@ func choose(
 		case wanted == programmerAuto:
 			c.reason = asked + ", and the kernel supports it"
 		}
-		if len(missing) > 0 && wanted != programmerAuto {
+		switch {
+		case len(missing) > 0 && wanted == programmerAuto:
+			logger.Warn("Using another programmer than the usual one", "programmer", name, "reason", c.reason)
+		case len(missing) > 0:
 			logger.Warn("Using another programmer than configured; set --programmer-fallback=false to make this an "+
 				"error",
 				"programmer", name, "reason", c.reason)

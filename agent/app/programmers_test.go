@@ -7,14 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -33,7 +37,7 @@ func TestChoice(t *testing.T) {
 		warns    bool
 	}{
 		{"auto", true, "nftables iptables ipvs", "nftables", "--programmer=auto, and the kernel supports it", false},
-		{"auto", false, "iptables", "iptables", "--programmer=auto, but nftables cannot be used: no nftables here; nor this", false},
+		{"auto", false, "iptables", "iptables", "--programmer=auto, but nftables cannot be used: no nftables here; nor this", true},
 		{"auto", true, "", "", "--programmer=auto: nftables cannot be used: no nftables here\nnor this\niptables cannot be used", false},
 		{"nftables", true, "nftables iptables", "nftables", "--programmer=nftables", false},
 		{"nftables", true, "iptables", "iptables", "--programmer=nftables, but nftables cannot be used: no nftables here", true},
@@ -68,6 +72,42 @@ func TestChoice(t *testing.T) {
 			require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(fmt.Sprintf(
 				"# HELP slicecast_agent_programmer_info Always 1, with the programmer in use and the reason for its choice as labels.\n# TYPE slicecast_agent_programmer_info gauge\n"+
 					"slicecast_agent_programmer_info{programmer=%q,reason=%q} 1\n", got.name, got.reason))))
+		})
+	}
+}
+
+// TestPassingErrors asserts that an error that says nothing about the kernel does not make a node
+// use another programmer, unless it lasts, and that the log says so.
+func TestPassingErrors(t *testing.T) {
+	for _, c := range []struct {
+		err      error
+		fails    int // how often the probe of nftables fails
+		gets     string
+		attempts int
+	}{
+		{unix.ENOBUFS, 3, "nftables", 4},
+		{&netlink.Error{Errno: unix.EINTR}, probeAttempts - 1, "nftables", probeAttempts},
+		{fmt.Errorf("open a socket: %w", os.NewSyscallError("socket", unix.EMFILE)), 1, "nftables", 2},
+		{unix.ENOMEM, 1000, "iptables", probeAttempts},
+		{unix.EOPNOTSUPP, 1, "iptables", 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			logger := slog.New(slog.NewTextHandler(&log, nil))
+			attempts := map[string]int{}
+			got, err := choose("auto", true, logger, func(name string) (programmer.Programmer, error) {
+				return patiently(logger, name, func() (programmer.Programmer, error) {
+					if attempts[name]++; name == "nftables" && attempts[name] <= c.fails {
+						return nil, c.err
+					}
+					return printer.New(&log), nil
+				})
+			})
+			require.NoError(t, err)
+			require.Equal(t, c.gets, got.name, c.err)
+			require.Equal(t, c.attempts, attempts["nftables"], c.err)
+			require.Equal(t, c.gets == "iptables", strings.Contains(log.String(), "Using another programmer"))
+			require.Equal(t, c.attempts > 1, strings.Contains(log.String(), "trying again"))
 		})
 	}
 }

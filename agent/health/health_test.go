@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -383,6 +385,56 @@ func TestAddresses(t *testing.T) {
 	eventually(t, "http://192.168.0.2:31801/", refused)
 	giveAddresses(t, "192.168.5.2/32")
 	eventually(t, "http://192.168.5.2:31801/", http.StatusOK)
+}
+
+// TestLoadBalancersAddress asserts that health checks which a load balancer sends to its own address
+// are answered as soon as the node has that address, be it by a route. That holds even if NodePorts
+// are on other addresses (kubernetes/kubernetes#117621, projectcalico/calico#10748).
+func TestLoadBalancersAddress(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
+	s, _, log := start(t)
+	vip, vip6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:5::1")
+	checks := map[view.HealthCheckID]view.HealthCheck{
+		web:  {Port: 31801, LocalEndpoints: 1, Addresses: []netip.Addr{vip}},
+		web6: {Port: 31801, LocalEndpoints: 1, Addresses: []netip.Addr{vip6}},
+		api:  {Port: 31802, LocalEndpoints: 1},
+	}
+	s.Sync(checks, view.Node{NodePorts: prefixes("192.168.0.2/32", "2001:db8::1/128")})
+	eventually(t, "http://192.168.0.2:31801/", http.StatusOK)
+	for _, a := range []netip.Addr{vip, vip6} {
+		route := &netlink.Route{
+			Dst: netlink.NewIPNet(a.AsSlice()), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, LinkIndex: 1, Scope: netlink.SCOPE_HOST,
+		}
+		require.NoError(t, netlink.RouteAdd(route))
+		t.Cleanup(func() { require.NoError(t, netlink.RouteDel(route)) })
+		eventually(t, "http://"+netip.AddrPortFrom(a, 31801).String()+"/", http.StatusOK)
+		eventually(t, "http://"+netip.AddrPortFrom(a, 31802).String()+"/", refused)
+	}
+	require.Zero(t, log.Count("level=ERROR"))
+	checks[web] = view.HealthCheck{Port: 31801, LocalEndpoints: 1}
+	s.Sync(maps.Clone(checks), view.Node{NodePorts: prefixes("192.168.0.2/32", "2001:db8::1/128")})
+	eventually(t, "http://192.0.2.1:31801/", refused)
+	// With NodePorts on all addresses, there is one listener for all.
+	s.Sync(checks, everywhere)
+	eventually(t, "http://[2001:db8:5::1]:31801/", http.StatusOK)
+}
+
+// TestAddressesOfServices asserts that health checks do not listen on the addresses of Services
+// that IPVS has on a device, even if NodePorts are on all addresses of a range that contains them.
+func TestAddressesOfServices(t *testing.T) {
+	giveAddresses(t, "10.0.0.2/32")
+	for i, name := range []string{"slicecast-ipvs0", "kube-ipvs0"} {
+		device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: fmt.Sprint("peer", i)}
+		require.NoError(t, netlink.LinkAdd(device))
+		t.Cleanup(func() { require.NoError(t, netlink.LinkDel(device)) })
+		require.NoError(t, netlink.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(net.IPv4(10, 96, 0, byte(1+i)))}))
+		require.NoError(t, netlink.LinkSetUp(device))
+	}
+	s, _, _ := start(t)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}}, view.Node{NodePorts: prefixes("10.0.0.0/8")})
+	eventually(t, "http://10.0.0.2:31801/", http.StatusOK)
+	eventually(t, "http://10.96.0.1:31801/", refused)
+	eventually(t, "http://10.96.0.2:31801/", refused)
 }
 
 // TestFamilies asserts that each family of a Service is counted separately.

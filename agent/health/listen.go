@@ -2,13 +2,17 @@ package health
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
@@ -85,15 +89,18 @@ func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	of := map[model.Family][]netip.Addr{}
 	for _, address := range listenAddresses(node, addresses) {
-		network, family := "tcp4", model.IPv4
-		if address.Is6() {
-			network, family = "tcp6", model.IPv6
+		of[model.FamilyOf(address)] = append(of[model.FamilyOf(address)], address)
+	}
+	networks := map[model.Family]string{model.IPv4: "tcp4", model.IPv6: "tcp6"}
+	for id, check := range checks {
+		on := of[id.Family]
+		if !slices.ContainsFunc(on, netip.Addr.IsUnspecified) {
+			on = slices.Concat(on, check.Addresses)
 		}
-		for id, check := range checks {
-			if id.Family == family {
-				wanted[listenerKey{network, netip.AddrPortFrom(address, check.Port).String(), id}] = l.serviceHandler(id)
-			}
+		for _, address := range on {
+			wanted[listenerKey{networks[id.Family], netip.AddrPortFrom(address, check.Port).String(), id}] = l.serviceHandler(id)
 		}
 	}
 	return wanted, nil
@@ -121,8 +128,20 @@ func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
 	return out
 }
 
+// freeBind lets a socket listen on an address that the node does not have, and may never have. A
+// load balancer's address often becomes the node's by a route, which nobody reports as an address.
+func freeBind(_, _ string, socket syscall.RawConn) error {
+	var err error
+	control := socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+	return errors.Join(control, err)
+}
+
 func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Handler) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, key.network, key.address)
+	config := net.ListenConfig{}
+	if key.check != (view.HealthCheckID{}) {
+		config.Control = freeBind
+	}
+	listener, err := config.Listen(ctx, key.network, key.address)
 	if err != nil {
 		if ctx.Err() != nil {
 			return

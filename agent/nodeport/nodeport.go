@@ -13,22 +13,40 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
+// The dummy devices of IPVS hold addresses of Services, which have no NodePorts.
+const (
+	IPVSDevice          = "slicecast-ipvs0" // the IPVS programmer's
+	KubeProxyIPVSDevice = "kube-ipvs0"
+)
+
 // Addresses returns the addresses that this machine has now and on which NodePorts are open (see
 // view.Node), ascending, each once.
 func Addresses(node view.Node) ([]netip.Addr, error) {
-	all, err := Local()
-	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !on(node, a) }), err
+	return addresses(func(a netlink.Address) bool { return on(node, a.Addr()) }, IPVSDevice, KubeProxyIPVSDevice)
 }
 
 // Local returns all addresses that this machine has now, ascending, each once.
-func Local() ([]netip.Addr, error) {
+func Local() ([]netip.Addr, error) { return addresses(func(netlink.Address) bool { return true }) }
+
+// addresses returns the addresses that wanted accepts and that are on none of these devices.
+func addresses(wanted func(netlink.Address) bool, except ...string) ([]netip.Addr, error) {
 	list, err := netlink.Addresses()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
+	links, err := netlink.Links()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's interfaces: %w", err)
+	}
+	excepted := make(map[int]bool)
+	for _, l := range links {
+		excepted[l.Index] = slices.Contains(except, l.Name)
+	}
 	var out []netip.Addr
 	for _, a := range list {
-		out = append(out, a.Addr())
+		if wanted(a) && !excepted[a.Link] {
+			out = append(out, a.Addr())
+		}
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out), nil

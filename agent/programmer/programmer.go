@@ -82,6 +82,9 @@ type PortError struct {
 	// Lasting means that another attempt would fail in the same way. If that can change without a
 	// change of the Service, a Monitor reports it.
 	Lasting bool
+	// Served means that all traffic is led to where it should, only not in the way that the Service
+	// asks for. So load balancers may go on using this node.
+	Served bool
 }
 
 // Error returns the Service port and the reason.

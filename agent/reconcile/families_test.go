@@ -300,6 +300,15 @@ func TestHealthCheckOfAFailedService(t *testing.T) {
 		for other, check := range f.checks {
 			require.Equal(t, 1, check.LocalEndpoints, other)
 		}
+
+		// A Service that is served otherwise than it asks for stays a target.
+		n.kernel.broken["d"], n.kernel.served = true, true
+		endpoint("10.0.1.4")
+		local(1)
+		require.Len(t, n.Status().Failures, 1)
+		n.kernel.served = false
+		endpoint("10.0.1.5")
+		local(0)
 	}, func(o *Options) { o.Health = f })
 }
 

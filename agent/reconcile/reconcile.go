@@ -298,7 +298,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		return
 	}
 	for _, f := range failed {
-		if held := r.failed[f.ID]; held == nil || held.Lasting {
+		if held := r.failed[f.ID]; held == nil || held.Lasting && (held.Served || !f.Served) {
 			r.failed[f.ID], r.checksDue = f, true
 		}
 	}
@@ -462,8 +462,8 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 }
 
 // tellHealth reports to Health what health checks should answer. The checks of an IP family that is
-// out stay as they were last reported. A Service of which something is not programmed reports no
-// local endpoints, because traffic to this node might not reach them.
+// out stay as they were last reported. A Service of which something is not served reports no local
+// endpoints, because traffic to this node might not reach them.
 func (r *Reconciler) tellHealth() {
 	r.checksDue = false
 	if r.Health == nil {
@@ -472,7 +472,10 @@ func (r *Reconciler) tellHealth() {
 	told := r.checks
 	if len(r.out) > 0 || len(r.failed) > 0 {
 		told = maps.Clone(told)
-		for failed := range r.failed {
+		for failed, why := range r.failed {
+			if why.Served {
+				continue
+			}
 			id := view.HealthCheckID{Service: failed.Service, Family: failed.Family}
 			if check, ok := told[id]; ok {
 				check.LocalEndpoints = 0

@@ -51,6 +51,8 @@ type kernel struct {
 	broken map[string]bool
 	// lasting means that it would be in vain to try them again.
 	lasting bool
+	// served means that they are led where they should.
+	served bool
 	// busy, if not nil, blocks each operation until it is closed.
 	busy chan struct{}
 	// lost is the function that Watch was called with.
@@ -111,7 +113,7 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 			continue
 		}
 		if k.broken[id.Service.Name] {
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting, Served: k.served})
 			if old := k.ports[id]; old != nil {
 				ports[id] = old
 			}
@@ -141,7 +143,7 @@ func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
 			errs = append(errs, &programmer.FamilyError{Family: id.Family, Err: k.out[id.Family]})
 			k.unknown = true
 		case k.broken[id.Service.Name]:
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting, Served: k.served})
 		case c.After == nil:
 			delete(k.ports, id)
 		default:

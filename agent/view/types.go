@@ -116,6 +116,10 @@ type Frontend struct {
 	// Sources are the source addresses that may use the frontend. New connections from other addresses
 	// are dropped before anything else applies. Empty means that every address may use it.
 	Sources []netip.Prefix
+	// OfNodes means that the load balancer's addresses are addresses of nodes, one of which is this
+	// node. So the address is this node's or that of another one, and not the Service's alone. k3s'
+	// ServiceLB has such addresses.
+	OfNodes bool
 	// Pods is the route for connections from pods, as Node.Pods recognizes them. Node is the route for
 	// other connections from this node, whatever their source address. Others is the route for
 	// everything else. If Node.Pods recognizes no pods of the family, Pods equals Others.
@@ -124,8 +128,8 @@ type Frontend struct {
 
 // Equal reports whether the frontends are the same in every field.
 func (f Frontend) Equal(o Frontend) bool {
-	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port && slices.Equal(f.Sources, o.Sources) &&
-		f.Pods == o.Pods && f.Node == o.Node && f.Others == o.Others
+	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port && f.OfNodes == o.OfNodes &&
+		slices.Equal(f.Sources, o.Sources) && f.Pods == o.Pods && f.Node == o.Node && f.Others == o.Others
 }
 
 // Backend is one endpoint's address and port, to which traffic goes.
@@ -214,7 +218,20 @@ type HealthCheck struct {
 	// LocalEndpoints is the number of ready endpoints on this node. An address counts once, whichever
 	// of the Service's ports it serves.
 	LocalEndpoints int
+	// Addresses are the load balancer's addresses of the family, ascending: at most maxCheckAddresses.
+	// A load balancer that passes packets on as they are sends its health checks to its own address,
+	// which the node then has, too (kubernetes/kubernetes#117621).
+	Addresses []netip.Addr
 }
+
+// Equal reports whether the health checks are the same in every field.
+func (h HealthCheck) Equal(o HealthCheck) bool {
+	return h.Port == o.Port && h.LocalEndpoints == o.LocalEndpoints && slices.Equal(h.Addresses, o.Addresses)
+}
+
+// maxCheckAddresses bounds the addresses of a load balancer, of one family, at which health checks
+// are answered.
+const maxCheckAddresses = 16
 
 // Problem describes what this node cannot serve of a Service as it is written.
 type Problem struct {

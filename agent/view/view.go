@@ -399,7 +399,7 @@ func (v *View) updateHealthChecks(s *service) {
 		before, had := v.health[id]
 		now, has := v.healthCheck(s, family)
 		switch {
-		case has && now != before:
+		case has && !(had && now.Equal(before)):
 			v.health[id] = now
 		case !has && had:
 			delete(v.health, id)
@@ -440,5 +440,8 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 		}
 	}
 	slices.SortFunc(counted, netip.Addr.Compare)
-	return HealthCheck{Port: port, LocalEndpoints: len(slices.Compact(counted))}, true
+	addresses := slices.Compact(slices.Collect(vips(s.object, family)))
+	return HealthCheck{
+		Port: port, LocalEndpoints: len(slices.Compact(counted)), Addresses: addresses[:min(len(addresses), maxCheckAddresses)],
+	}, true
 }

@@ -4,6 +4,7 @@
 package view_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -222,9 +223,10 @@ func TestHealthChecks(t *testing.T) {
 		v.Update()
 		return v.TakeHealthChecks()
 	}
-	is := func(port uint16, endpoints int) view.HealthCheck {
-		return view.HealthCheck{Port: port, LocalEndpoints: endpoints}
+	is := func(port uint16, endpoints int, addresses ...netip.Addr) view.HealthCheck {
+		return view.HealthCheck{Port: port, LocalEndpoints: endpoints, Addresses: addresses}
 	}
+	vip := addr("192.0.2.1")
 
 	lb := service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck)
 	endpoints := sliceOf("s", []model.SlicePort{http8080, dns5353}, endpoint("10.180.0.1", local), endpoint("10.180.0.2", local),
@@ -233,17 +235,17 @@ func TestHealthChecks(t *testing.T) {
 	portless := sliceOf("p", nil, endpoint("10.180.0.10", local))
 	checks, changed = set(lb, endpoints, other, portless, slice("6", endpoint("fd00:180::1", local)))
 	require.True(t, changed)
-	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 3)}, checks, "each address once, whatever its port; families are apart")
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 3, vip)}, checks, "each address once, whatever its port; families are apart")
 	_, changed = set(lb, endpoints, other)
 	require.False(t, changed)
 
 	// Only ready endpoints count, although terminating ones receive traffic.
 	checks, _ = set(lb, slice("s", endpoint("10.180.0.3", local, terminating), endpoint("10.180.1.1")))
-	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 0)}, checks)
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 0, vip)}, checks)
 	checks, _ = set(lb)
 	require.Nil(t, checks, "it was 0 already")
 	checks, _ = set(service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck, dualStack), endpoints, slice("6", endpoint("fd00:180::1", local)))
-	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 2), six: is(31000, 1)}, checks)
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 2, vip), six: is(31000, 1)}, checks)
 	given := checks
 
 	// Only a LoadBalancer with externalTrafficPolicy Local has a health check.
@@ -307,4 +309,54 @@ func TestPortsOf(t *testing.T) {
 	changes, node := v.Update()
 	require.Empty(t, changes)
 	require.False(t, node)
+}
+
+// TestHealthChecksOfTheLoadBalancersAddresses asserts at which addresses of a load balancer health
+// checks are answered: a bounded number of those that nodes capture.
+func TestHealthChecksOfTheLoadBalancersAddresses(t *testing.T) {
+	addresses := func(edit func(*model.Service)) []netip.Addr {
+		v := view.New(options)
+		v.Set(web, service(web, edit, externalLocal, func(s *model.Service) { s.HealthCheckNodePort = 31000 }), nil)
+		v.Update()
+		checks, _ := v.TakeHealthChecks()
+		return checks[view.HealthCheckID{Service: web, Family: model.IPv4}].Addresses
+	}
+	require.Equal(t, addrs("192.0.2.1", "192.0.2.2"), addresses(loadBalancer("192.0.2.2", "192.0.2.1", "2001:db8:5::1")))
+	require.Empty(t, addresses(func(s *model.Service) {
+		loadBalancer("192.0.2.1")(s)
+		s.LoadBalancerIngress[0].ProxyMode = true
+	}))
+	many := make([]string, 300)
+	for i := range many {
+		many[i] = fmt.Sprintf("192.0.%d.%d", 2+i/250, 1+i%250)
+	}
+	require.Len(t, addresses(loadBalancer(many...)), 16, "docs/security.md names this number")
+}
+
+// TestAddressesOfNodes asserts that the view says which load balancers have the addresses of nodes,
+// as those of k3s' ServiceLB have (kubernetes/kubernetes#104679), and follows the Node.
+func TestAddressesOfNodes(t *testing.T) {
+	f := newFight(t)
+	of := func() (nodes []string) {
+		for _, e := range f.State().Ports[id(http, model.IPv4)].Frontends {
+			if e.OfNodes {
+				nodes = append(nodes, e.Address.String())
+			}
+		}
+		return nodes
+	}
+	f.set(web, loadBalancer("192.168.0.2", "192.168.0.3"), externalIP("192.168.0.4"))
+	f.change()
+	require.Equal(t, []string{"192.168.0.2", "192.168.0.3"}, of())
+	moved := *thisNode
+	moved.InternalIPs = addrs("192.168.0.7", "2001:db8::2")
+	f.SetNode(&moved)
+	f.Update()
+	require.Empty(t, of())
+	f.SetNode(thisNode)
+	f.Update()
+	require.Len(t, of(), 2)
+	f.set(web, loadBalancer("192.0.2.1"), externalIP("192.168.0.2"))
+	f.change()
+	require.Empty(t, of(), "anybody may write an external IP")
 }

@@ -37,11 +37,9 @@ func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
 	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err, Lasting: lasting})
 }
 
-// blameScheduler records an error if a virtual service has another scheduler than the wanted one.
-func (x *change) blameScheduler(v *virtual) {
-	if v.fault != nil {
-		x.blame(v.owner, v.fault, true)
-	}
+// blameScheduler records that a virtual service has another scheduler than the wanted one, and why.
+func (x *change) blameScheduler(v *virtual, why error) {
+	x.errs = append(x.errs, &programmer.PortError{ID: v.owner, Err: why, Lasting: true, Served: true})
 }
 
 // carryOut first makes packets go where they should, and then removes what they no longer go to. It

@@ -175,8 +175,8 @@ func (f *family) remedy(x *change, c *command, refusal *netlink.Error) (retry bo
 		c.kind = commandNewBackend
 		return true, err
 	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != f.options.Scheduler:
-		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), using the default: %w",
-			c.virtual.scheduler, c.virtual.scheduler, refusal), true)
+		x.blameScheduler(c.virtual, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), using the default: %w",
+			c.virtual.scheduler, c.virtual.scheduler, refusal))
 		f.lacking[c.virtual.scheduler] = true
 		plain := *c.virtual
 		plain.scheduler = f.options.Scheduler

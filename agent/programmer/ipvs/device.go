@@ -14,16 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/netlink"
+	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Device is the name of the dummy device that has the addresses of Services. It makes them the
 // node's own, because IPVS sees only packets for the node.
-const Device = "slicecast-ipvs0"
+const Device = nodeport.IPVSDevice
 
 // KubeProxyDevice is the name of kube-proxy's device for the same purpose.
-const KubeProxyDevice = "kube-ipvs0"
+const KubeProxyDevice = nodeport.KubeProxyIPVSDevice
 
 // device is the dummy device with the addresses of Services, and the sockets to reach it. link is
 // nil before find or ensure has found it.

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -159,12 +161,17 @@ func own(to elements, port *view.ServicePort, numbers ids, withPods bool) {
 	}
 }
 
-// shared adds by to the count of each element that other Service ports may have as well: addresses
-// and local backends' hairpins.
+// shared adds by to the count of each element that other Service ports may have as well: addresses,
+// the port for health checks of a load balancer's addresses, and local backends' hairpins.
+// Addresses of nodes are left out, because the node would be cut off from other nodes whose
+// addresses it took. What it sends there itself passes IPVS in any case.
 func shared(counts map[elementKey]int, port *view.ServicePort, by int) {
 	for _, f := range port.Frontends {
-		if f.Kind != view.NodePort {
+		if f.Kind != view.NodePort && !f.OfNodes {
 			counts[elementKey{setAddresses, addressKey(f.Address)}] += by
+		}
+		if f.Kind == view.LoadBalancer && port.HealthCheckPort != 0 {
+			counts[elementKey{setHealth, addressKey(f.Address) + portKey(unix.IPPROTO_TCP, port.HealthCheckPort)}] += by
 		}
 	}
 	for r := range roles {

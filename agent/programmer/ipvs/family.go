@@ -222,7 +222,9 @@ func (f *family) replaceService(x *change, v *virtual, held *heldService) {
 	}
 	x.ensureService(v, held.settings)
 	f.replaceBackends(x, v, held.backends)
-	x.blameScheduler(v)
+	if v.fault != nil {
+		x.blameScheduler(v, v.fault)
+	}
 }
 
 // replaceBackends adds the commands that make a virtual service have its backends. held are those
@@ -327,7 +329,7 @@ func (f *family) move(x *change, left estate, c view.Change) (was, now *programm
 func sameTable(was, now *programmed) bool {
 	a, b := was.port, now.port
 	return was.identity == now.identity && a.Affinity == b.Affinity && a.Scheduler == b.Scheduler &&
-		len(a.Frontends) == len(b.Frontends) && len(a.Frontends) > 0 && &a.Frontends[0] == &b.Frontends[0]
+		a.HealthCheckPort == b.HealthCheckPort && len(a.Frontends) == len(b.Frontends) && len(a.Frontends) > 0 && &a.Frontends[0] == &b.Frontends[0]
 }
 
 // changeBackends changes a Service port of which only the backends differ.
@@ -366,7 +368,9 @@ func (f *family) changeService(x *change, was, v *virtual) {
 		}
 	}
 	f.makeRoom(x, v)
-	x.blameScheduler(v)
+	if v.fault != nil {
+		x.blameScheduler(v, v.fault)
+	}
 }
 
 // changeShared changes the count of an element that Service ports share. It adds the element with

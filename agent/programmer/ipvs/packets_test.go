@@ -179,3 +179,59 @@ func TestMarkedByOthers(t *testing.T) {
 		require.Equal(t, []netip.Addr{c.a.Addr(family == model.IPv6)}, r.Clients("pod2"), "%v", r)
 	}
 }
+
+// TestAddressesThatAreNotTheServicesAlone asserts two things of a load balancer's addresses. The
+// agent's answers to health checks are reached there, at any address that the Service has, while
+// other ports are refused (kubernetes/kubernetes#117621, projectcalico/calico#10748). And a node
+// does not take another node's address (kubernetes/kubernetes#104679).
+func TestAddressesThatAreNotTheServicesAlone(t *testing.T) {
+	c := newCluster(t, Options{})
+	const check, changed, other = 31801, 31802, 31803
+	c.a.Serve(testenv.TCP, check, changed, other)
+	c.b.Serve(testenv.TCP, other)
+	for _, family := range families {
+		six := family == model.IPv6
+		to := func(from *testenv.Host, a netip.Addr, port uint16, answer testenv.Outcome) {
+			t.Helper()
+			r := from.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, port), 2, patient)
+			require.True(t, r.All(answer), "%s to %v port %d: %v", from.Name, a, port, r)
+		}
+		balanced := func(checkPort uint16, ofNodes bool, addresses ...netip.Addr) *view.ServicePort {
+			p := &view.ServicePort{
+				ID: serviceID("edge", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))},
+				Cluster: c.backends(family, tcpPort, 0, 2), HealthCheckPort: checkPort,
+			}
+			for _, a := range addresses {
+				p.Frontends = append(p.Frontends, everywhere(view.Frontend{Kind: view.LoadBalancer, Address: a, Port: servicePort, OfNodes: ofNodes}, view.Cluster, true))
+			}
+			return p
+		}
+		c.set(balanced(check, false, ingress(family, 1)))
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		id := serviceID("edge", model.TCP, family)
+		for range 2 {
+			for _, from := range []*testenv.Host{c.client.Host, c.a.Host, c.pods[0].Host} {
+				to(from, ingress(family, 1), servicePort, testenv.Answered)
+				to(from, ingress(family, 1), check, testenv.Answered)
+				to(from, ingress(family, 1), other, testenv.Refused)
+				to(from, vip(family, 1), check, testenv.Refused)
+			}
+			c.inHost = newInHost(t, c.a.Host, Options{})
+			require.NoError(t, c.Replace(t.Context(), c.state))
+		}
+		// Only the port for health checks changes, so the frontends stay the same memory.
+		next := *c.state.Ports[id]
+		next.HealthCheckPort = changed
+		c.apply(t, id, &next)
+		to(c.client.Host, ingress(family, 1), check, testenv.Refused)
+		to(c.client.Host, ingress(family, 1), changed, testenv.Answered)
+
+		c.apply(t, id, balanced(check, true, c.a.Addr(six), c.b.Addr(six)))
+		for _, from := range []*testenv.Host{c.a.Host, c.pods[0].Host} {
+			to(from, c.b.Addr(six), other, testenv.Answered)
+		}
+		to(c.a.Host, c.b.Addr(six), servicePort, testenv.Answered)
+		to(c.client.Host, c.a.Addr(six), servicePort, testenv.Answered)
+		c.apply(t, id, nil)
+	}
+}

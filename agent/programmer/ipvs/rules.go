@@ -141,13 +141,17 @@ func (l *layout) unusedRules() (rules []nft.Rule) {
 }
 
 // unknownRules refuse new connections to unknown ports of addresses that only Services have.
-// Otherwise they would reach whatever listens on all of the node's addresses.
+// Otherwise they would reach whatever listens on all of the node's addresses. The agent itself
+// answers a load balancer's health checks there.
 func (l *layout) unknownRules() []nft.Rule {
 	portless := nft.Protocol(0)
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 		portless = append(portless, nft.Compare(expr.CmpOpNeq, []byte{protocol})...)
 	}
-	return append([]nft.Rule{nft.Do(portless, nft.Return()).Because("no ports")}, l.Refuse("no Service", isNew())...)
+	return append([]nft.Rule{
+		nft.Do(portless, nft.Return()).Because("no ports"),
+		nft.Do(l.Frontend(0), l.in(setHealth), nft.Return()).Because("the agent answers"),
+	}, l.Refuse("no Service", isNew())...)
 }
 
 // routeRules do what the flags of the mark say, and leave the rest to IPVS. They reject and drop

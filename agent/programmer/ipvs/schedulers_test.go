@@ -100,6 +100,7 @@ func TestSchedulersTables(t *testing.T) {
 		require.True(t, ok, "%v", err)
 		require.Len(t, ports, 1)
 		require.Equal(t, large.ID, ports[0].ID)
+		require.True(t, ports[0].Served)
 		require.ErrorContains(t, ports[0], "mh supports at most 4093 backends, and there are 4094: using rr")
 	}
 	scheduler := func() string {

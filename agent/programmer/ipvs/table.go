@@ -49,6 +49,7 @@ const (
 const (
 	setFiltered setID = setAddresses + 1 + iota
 	setSources
+	setHealth
 	setHairpins
 	setServices
 	setCount
@@ -70,6 +71,7 @@ func newLayout(family model.Family, node view.Node, masqBit uint32) *layout {
 	l.sets[setFiltered] = set{"filtered", nft.Definition{Key: frontend}}
 	source := slices.Concat(frontend, address)
 	l.sets[setSources] = set{"sources", nft.Definition{Key: source, Flags: unix.NFT_SET_INTERVAL}}
+	l.sets[setHealth] = set{"health-checks", nft.Definition{Key: frontend}}
 	l.sets[setHairpins] = set{"hairpins", nft.Definition{Key: slices.Concat(address, address)}}
 	l.sets[setServices] = set{"services", nft.Definition{Key: mark}}
 	return l

@@ -146,8 +146,8 @@ func (a affine) dynset(operation uint32, timeout time.Duration) []expr.Any {
 	return nft.UpdateSet(affinity.String(), operation, 0, a.number, timeout)
 }
 
-// units are in seconds. A timeout of affinity is rounded up to a multiple of the largest unit that is
-// at most a tenth of it, so there are few different timeouts.
+// units are in seconds. A timeout of affinity is rounded up to a multiple of the largest unit that
+// is at most a tenth of it, so there are few different timeouts.
 var units = []uint32{3600, 1800, 900, 600, 300, 120, 60, 30, 15, 10, 5, 2, 1}
 
 // maxTimeout is the longest timeout in seconds. Kubernetes allows no longer one.
