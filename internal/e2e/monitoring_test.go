@@ -10,27 +10,37 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	prom "github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/ca"
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/prometheus"
+	"github.com/slicecast/slicecast/server/certificates"
 )
 
 // monitoring is the folder with the rules and dashboards.
@@ -124,6 +134,52 @@ func (m *monitored) certify(name string, days int) {
 	require.NoError(m.t, err)
 	_, _, err = testca.Write(m.dir, name, c)
 	require.NoError(m.t, err)
+}
+
+const published = "slicecast_server_ca_published"
+
+// keepCA adds a target with the metrics of a server's CA. The CA was created years ago, and is
+// followed by a new one that issues in a month. The ConfigMap of the agents cannot be written
+// before the function that it returns is called.
+func (m *monitored) keepCA(name string) (publish func()) {
+	m.t.Helper()
+	core, _, err := kube.Core(m.cp.AdminConfig())
+	require.NoError(m.t, err)
+	const day = 24 * time.Hour
+	// A CA of five years is followed by another one when 455 days are left, which issues after 365.
+	var behind atomic.Int64
+	behind.Store(int64((5*365 - 455 + 335) * day))
+	registry := prom.NewRegistry()
+	keeper := certificates.New(certificates.Options{
+		Client: core, Secret: types.NamespacedName{Namespace: "default", Name: "monitored-tls"},
+		ConfigMaps: []types.NamespacedName{{Namespace: "published-later", Name: "ca"}}, Names: []string{"server.test"},
+		Now:      func() time.Time { return time.Now().Add(-time.Duration(behind.Load())) },
+		Interval: 10 * time.Millisecond, Log: slog.New(slog.DiscardHandler), Registerer: registry,
+	})
+	ctx, cancel := context.WithCancel(m.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { keeper.Run(ctx) })
+	m.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	m.targets[name] = prometheus.Target{Job: "slicecast-server", Instance: name, Scrape: func(context.Context) (string, error) {
+		w := httptest.NewRecorder()
+		daemon.MetricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return w.Body.String(), nil
+	}}
+	return func() {
+		_, err := m.api.CoreV1().Namespaces().Create(m.t.Context(), &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: "published-later"},
+		}, metav1.CreateOptions{})
+		require.NoError(m.t, err)
+		m.await(name, published, 1, 1)
+		behind.Store(int64(335 * day))
+		testenv.Eventually(m.t, settleTimeout, func() error {
+			_, err := keeper.Content()
+			return err
+		})
+	}
 }
 
 // target adds a target at a URL, as a host sees it. The credentials are those of an administrator.
@@ -306,6 +362,17 @@ func TestMonitoring(t *testing.T) {
 	certify(1)
 	during("certificate of 1 day", 30*time.Minute, "SlicecastCertificateExpiresSoon", "SlicecastCertificateExpires")
 	certify(365)
+	recovered()
+
+	publish := m.keepCA("cas")
+	m.await("cas", published, 0, 0)
+	during("CAs are not published", 40*time.Minute, "SlicecastCANotPublished")
+	publish()
+	m.await("cas", published, 1, 1)
+	change60 := float64(time.Now().AddDate(0, 0, 60).Unix())
+	m.await("cas", "slicecast_server_ca_change_timestamp_seconds", 1, change60)
+	during("another CA will issue", 80*time.Minute, "SlicecastCAChanges")
+	delete(m.targets, "cas")
 	recovered()
 
 	require.NoError(t, os.MkdirAll(m.programs(), 0o755))

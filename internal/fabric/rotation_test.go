@@ -43,8 +43,8 @@ import (
 const (
 	day       = 24 * time.Hour
 	caLife    = 5 * 365 * day
-	caRenewal = 365 * day
-	caSpread  = 7 * day
+	caRenewal = caSpread + 90*day
+	caSpread  = 365 * day
 	stride    = 25 * day
 )
 
@@ -310,7 +310,7 @@ func (r *rotation) reach(after time.Duration) {
 		require.True(r.t, eventually(func() bool {
 			for _, s := range r.servers {
 				ends := s.metric(r.t, "slicecast_server_certificate_expiry_timestamp_seconds")
-				if ends < float64(now.Add(30*day-caSpread).Unix()) {
+				if ends < float64(now.Add(23*day).Unix()) {
 					return false
 				}
 			}

@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -77,11 +78,13 @@ type Options struct {
 type Manager struct {
 	Options
 	renewals, failures *prometheus.CounterVec
+	published, change  prometheus.Gauge
 
 	mu      sync.Mutex       // guards the fields below
 	content *tlsfiles.PEM    // nil until the Secret has been read or written once
 	latest  error            // why the last look at the Secret failed; nil if it did not
 	failing map[failure]bool // the failures that have been logged
+	inPlace bool             // all ConfigMaps had the CAs at the last look
 }
 
 // failure is a kind of failure: of an object, with the API server's reason.
@@ -105,6 +108,16 @@ func New(o Options) *Manager {
 			Help: "Number of times that the server could not maintain its certificates, by what it could not read, " +
 				"understand or write: secrets or configmaps. The log has the reason.",
 		}, []string{"resource"}),
+		published: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "slicecast_server_ca_published",
+			Help: "1 if all ConfigMaps of --ca-config-map had the CAs when the server last looked, 0 otherwise. A CA that is not " +
+				"published does not issue the servers' certificate while another one can.",
+		}),
+		change: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "slicecast_server_ca_change_timestamp_seconds",
+			Help: "Time at which a newer CA is to issue the servers' certificate, in seconds since 1970; 0 if none is. Clients " +
+				"whose CA file lacks that CA cannot connect from then on.",
+		}),
 		failing: make(map[failure]bool),
 	}
 	for _, kind := range []string{"ca", "serving"} {
@@ -113,7 +126,7 @@ func New(o Options) *Manager {
 	for _, resource := range []string{secrets, configMaps} {
 		m.failures.WithLabelValues(resource)
 	}
-	o.Registerer.MustRegister(m.renewals, m.failures)
+	o.Registerer.MustRegister(m.renewals, m.failures, m.published, m.change)
 	return m
 }
 
@@ -170,11 +183,40 @@ func (m *Manager) look(ctx context.Context) {
 		}
 	}
 	m.mu.Unlock()
-	if err != nil {
+	inPlace := err == nil
+	if inPlace {
+		for _, name := range m.ConfigMaps {
+			err := m.publish(ctx, name, data[caBundleKey])
+			inPlace = inPlace && err == nil
+			m.report(ctx, configMaps, name, err)
+		}
+	}
+	m.mu.Lock()
+	m.inPlace = inPlace
+	m.mu.Unlock()
+	value := 0.0
+	if inPlace {
+		value = 1
+		m.mark(ctx, data)
+	}
+	m.published.Set(value)
+	m.change.Set(changeAt(data, m.Now()))
+}
+
+// mark notes in the Secret that all ConfigMaps have its first CA, unless data says so. A failure
+// delays only when that CA issues, and the next look tries again.
+func (m *Manager) mark(ctx context.Context, data map[string][]byte) {
+	if _, due := markPublished(data, m.Now()); !due {
 		return
 	}
-	for _, name := range m.ConfigMaps {
-		m.report(ctx, configMaps, name, m.publish(ctx, name, data[caBundleKey]))
+	have := &corev1.Secret{ObjectMeta: meta(m.Secret), Type: corev1.SecretTypeTLS}
+	err := m.get(ctx, secrets, m.Secret, have)
+	if err != nil || !bytes.Equal(have.Data[caBundleKey], data[caBundleKey]) {
+		return // the bundle in the ConfigMaps may be an older one
+	}
+	have.Data, _ = markPublished(have.Data, m.Now())
+	if err := m.put(ctx, secrets, have); err != nil && !apierrors.IsConflict(err) {
+		m.report(ctx, secrets, m.Secret, fmt.Errorf("write Secret %s: %w%s", m.Secret, err, advice(err)))
 	}
 }
 
@@ -216,7 +258,10 @@ func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 			return nil, fmt.Errorf("read Secret %s: %w%s", m.Secret, err, advice(err))
 		}
 		before := have.Data
-		data, due, err := next(before, m.Names, m.Now())
+		m.mu.Lock()
+		inPlace := m.inPlace
+		m.mu.Unlock()
+		data, due, err := next(before, m.Names, m.Now(), inPlace)
 		if err != nil {
 			return nil, fmt.Errorf("read Secret %s: %w; delete it to let the servers create another one", m.Secret, err)
 		}
@@ -236,8 +281,9 @@ func (m *Manager) secret(ctx context.Context) (map[string][]byte, error) {
 
 // renewed counts and logs what this server has written.
 func (m *Manager) renewed(before, now map[string][]byte) {
-	for key, kind := range map[string]string{caKeyKey: "ca", corev1.TLSCertKey: "serving"} {
-		if !bytes.Equal(before[key], now[key]) {
+	for key, kind := range map[string]string{caBundleKey: "ca", corev1.TLSCertKey: "serving"} {
+		was, _ := pem.Decode(before[key])
+		if is, _ := pem.Decode(now[key]); was == nil || !bytes.Equal(was.Bytes, is.Bytes) {
 			m.renewals.WithLabelValues(kind).Inc()
 			m.Log.Info("Created a certificate", "kind", kind, "secret", m.Secret)
 		}

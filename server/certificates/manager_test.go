@@ -6,6 +6,7 @@ package certificates
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -244,6 +246,51 @@ func TestWhatCannotBeWritten(t *testing.T) {
 	require.Equal(t, before+1, failures(server, configMaps))
 	require.NoError(t, bundles.Delete(t.Context(), "ca", metav1.DeleteOptions{}))
 	r.look(0)
+}
+
+// TestANewCAIsPublishedFirst requires that a new CA issues nothing while a ConfigMap cannot be
+// written, although its year is over, and not at once when it can.
+func TestANewCAIsPublishedFirst(t *testing.T) {
+	r := startReplicas(t, 2)
+	first := r.look(0)
+	r.look(caLife - caRenewal - day)
+	for _, m := range r.servers {
+		m.ConfigMaps[1].Namespace = "later"
+	}
+	lookAll := func(after time.Duration) map[string][]byte {
+		r.advance(after)
+		for range 2 {
+			for _, m := range r.servers {
+				m.look(t.Context())
+			}
+		}
+		for _, m := range r.servers {
+			content, err := m.Content()
+			require.NoError(t, err)
+			require.Equal(t, r.secret().Data[corev1.TLSCertKey], content.Certificate)
+		}
+		return r.secret().Data
+	}
+	for range 10 {
+		verify(t, lookAll(40*day), first.Data[caBundleKey], r.clock())
+		require.Zero(t, testutil.ToFloat64(r.servers[0].published))
+	}
+	require.Greater(t, testutil.ToFloat64(r.servers[0].change), float64(r.clock().Unix()))
+	_, err := r.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "later"}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	both := lookAll(0)
+	require.EqualValues(t, 1, testutil.ToFloat64(r.servers[1].published))
+	verify(t, both, first.Data[caBundleKey], r.clock())
+	// The old CA has a month and a half left, so its copies cannot last for a year more.
+	issued := lookAll(40 * day)
+	verify(t, issued, both[caBundleKey], r.clock())
+	pair, err := tls.X509KeyPair(issued[corev1.TLSCertKey], issued[corev1.TLSPrivateKeyKey])
+	require.NoError(t, err)
+	bundle, err := cert.ParseCertsPEM(issued[caBundleKey])
+	require.NoError(t, err)
+	require.NoError(t, pair.Leaf.CheckSignatureFrom(bundle[0]))
+	require.Zero(t, testutil.ToFloat64(r.servers[0].change))
 }
 
 // TestRights covers servers without the rights that they need, from none to those that an install

@@ -22,6 +22,16 @@ import (
 
 const serverName = "slicecast-server.slicecast-system.svc"
 
+// look returns the content that the Secret has after a look at a time, if all ConfigMaps can be
+// written.
+func look(data map[string][]byte, names []string, now time.Time) (want map[string][]byte, due bool, err error) {
+	if want, due, err = next(data, names, now, true); err != nil {
+		return nil, false, err
+	}
+	want, marked := markPublished(want, now)
+	return want, due || marked, nil
+}
+
 // verify requires that clients accept the certificate if they trust a bundle, at a time.
 func verify(t *testing.T, data map[string][]byte, bundle []byte, now time.Time) {
 	t.Helper()
@@ -33,8 +43,8 @@ func verify(t *testing.T, data map[string][]byte, bundle []byte, now time.Time) 
 	require.NoError(t, err, now)
 }
 
-// TestDecades lets servers look at random times for decades. Clients with a bundle that is up to
-// six days old, and with a clock that is up to an hour behind, accept each certificate.
+// TestDecades lets servers look at random times for decades. Clients with a copy of the bundle that
+// is up to 360 days old, and with a clock that is up to an hour behind, accept each certificate.
 func TestDecades(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -50,25 +60,25 @@ func TestDecades(t *testing.T) {
 	cas, certificates := map[string]bool{}, map[string]bool{}
 	for now := begin; now.Before(begin.AddDate(16, 0, 0)); now = now.Add(time.Duration(1 + random.Int64N(int64(4*day)))) {
 		before := maps.Clone(data)
-		want, due, err := next(data, names, now)
+		want, due, err := look(data, names, now)
 		require.NoError(t, err)
-		require.Equal(t, before, data, "next changed what it was given")
-		require.Equal(t, due, string(want[caBundleKey])+string(want[corev1.TLSCertKey]) !=
-			string(before[caBundleKey])+string(before[corev1.TLSCertKey]))
+		require.Equal(t, before, data, "look changed what it was given")
+		require.Equal(t, due, !maps.EqualFunc(want, before, bytes.Equal))
 		data = want
-		_, due, err = next(data, names, now)
+		_, due, err = look(data, names, now)
 		require.NoError(t, err)
 		require.False(t, due, "a second look at once finds something due")
 		history = append(history, published{now, data[caBundleKey]})
-		for now.Sub(history[0].at) > 6*day {
+		for now.Sub(history[0].at) > 360*day {
 			history = history[1:]
 		}
 		verify(t, data, history[0].bundle, now)
 		verify(t, data, data[caBundleKey], now.Add(-clockSkew+time.Second))
 		cas[string(data[caKeyKey])], certificates[string(data[corev1.TLSCertKey])] = true, true
 	}
-	// A CA lasts for four years before the next one is created; a certificate for two months.
-	require.InDelta(t, 16/4, len(cas), 1)
+	// A CA lasts for almost four years before the next one is created, and issues for a year more. A
+	// certificate lasts for two months.
+	require.InDelta(t, 2*16/4, len(cas), 2)
 	require.InDelta(t, 16*365/60, len(certificates), 10)
 }
 
@@ -80,8 +90,8 @@ func TestClocksThatJump(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	names := []string{serverName}
-	look := func(data map[string][]byte, now time.Time) map[string][]byte {
-		want, _, err := next(data, names, now)
+	seen := func(data map[string][]byte, now time.Time) map[string][]byte {
+		want, _, err := look(data, names, now)
 		require.NoError(t, err)
 		bundle, err := cert.ParseCertsPEM(want[caBundleKey])
 		require.NoError(t, err)
@@ -90,21 +100,21 @@ func TestClocksThatJump(t *testing.T) {
 	}
 	for range 30 {
 		now := time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)
-		data := look(nil, now)
+		data := seen(nil, now)
 		for range random.IntN(2 * maxCAs) {
 			now = now.Add(time.Duration(random.Int64N(int64(day))))
 			wrong := time.Duration((random.Float64() - 0.5) * float64(20*365*day))
-			data = look(data, now.Add(wrong))
+			data = seen(data, now.Add(wrong))
 		}
-		data = look(data, now)
+		data = seen(data, now)
 		verify(t, data, data[caBundleKey], now)
-		_, due, err := next(data, names, now)
+		_, due, err := look(data, names, now)
 		require.NoError(t, err)
 		require.False(t, due, "a second look at once finds something due")
 		for range 30 {
 			before := data[caBundleKey]
 			now = now.Add(6 * day)
-			data = look(data, now)
+			data = seen(data, now)
 			verify(t, data, before, now)
 		}
 	}
@@ -114,12 +124,12 @@ func TestClocksThatJump(t *testing.T) {
 func TestACertificateFromTheFuture(t *testing.T) {
 	now := time.Now()
 	names := []string{serverName}
-	data, _, err := next(nil, names, now)
+	data, _, err := look(nil, names, now)
 	require.NoError(t, err)
-	fast, due, err := next(data, names, now.Add(80*day))
+	fast, due, err := look(data, names, now.Add(80*day))
 	require.NoError(t, err)
 	require.True(t, due)
-	right, due, err := next(fast, names, now)
+	right, due, err := look(fast, names, now)
 	require.NoError(t, err)
 	require.True(t, due)
 	verify(t, right, data[caBundleKey], now)
@@ -130,13 +140,13 @@ func TestACertificateFromTheFuture(t *testing.T) {
 func TestServersThatWereAway(t *testing.T) {
 	names := []string{serverName}
 	begin := time.Now()
-	data, _, err := next(nil, names, begin)
+	data, _, err := look(nil, names, begin)
 	require.NoError(t, err)
 	for _, away := range []time.Duration{
 		servingLife - servingRenewal + day, servingLife + day, caLife - caRenewal + day, caLife + day, 2 * caLife,
 	} {
 		now := begin.Add(away)
-		want, due, err := next(data, names, now)
+		want, due, err := look(data, names, now)
 		require.NoError(t, err)
 		require.True(t, due)
 		verify(t, want, want[caBundleKey], now)
@@ -145,26 +155,74 @@ func TestServersThatWereAway(t *testing.T) {
 		}
 	}
 
-	// The new CA is only a day old when the certificate ends, so clients must have its bundle then.
+	// A certificate of the old CA is due when the new CA is a day old, and is of the old CA again.
 	now := begin.Add(caLife - caRenewal - servingLife + day)
-	data, _, err = next(data, names, now)
+	before, _, err := look(data, names, now)
 	require.NoError(t, err)
-	now = now.Add(servingLife - day)
-	data, _, err = next(data, names, now)
-	require.NoError(t, err)
-	verify(t, data, data[caBundleKey], now)
-	now = now.Add(2 * day)
-	want, due, err := next(data, names, now)
-	require.NoError(t, err)
-	require.True(t, due)
-	verify(t, want, data[caBundleKey], now)
+	for _, after := range []time.Duration{servingLife - day, 2 * day} {
+		now = now.Add(after)
+		data, _, err = look(before, names, now)
+		require.NoError(t, err)
+		verify(t, data, before[caBundleKey], now)
+	}
+}
+
+// TestUnpublishedCAs lets servers look for years at ConfigMaps that cannot be written at times.
+// A CA that is not published issues nothing while the other one can, and one that was published
+// waits for its year.
+func TestUnpublishedCAs(t *testing.T) {
+	names := []string{serverName}
+	for name, c := range map[string]struct {
+		writable func(age time.Duration) bool // by the age of the new CA
+		changes  time.Duration                // the age at which the new CA issues
+	}{
+		"always":               {func(time.Duration) bool { return true }, caCopies},
+		"never":                {func(time.Duration) bool { return false }, caRenewal},
+		"after 50 days":        {func(age time.Duration) bool { return age >= 50*day }, 50*day + caCopies},
+		"late":                 {func(age time.Duration) bool { return age >= 350*day }, caRenewal - servingRenewal},
+		"not when it is time":  {func(age time.Duration) bool { return age < 300*day || age > 380*day }, 381 * day},
+		"while it is new":      {func(age time.Duration) bool { return age < 10*day }, caRenewal},
+		"too late for copies":  {func(age time.Duration) bool { return age >= caRenewal-10*day }, caRenewal - 3*day},
+		"never while it could": {func(age time.Duration) bool { return age >= caRenewal+day }, caRenewal},
+	} {
+		begin := time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)
+		data, _, err := look(nil, names, begin)
+		require.NoError(t, err)
+		first := data[caBundleKey]
+		born := begin.Add(caLife - caRenewal)
+		for now := begin; now.Before(begin.Add(caLife + 30*day)); now = now.Add(day) {
+			writable := now.Before(born) || c.writable(now.Sub(born))
+			data, _, err = next(data, names, now, writable)
+			require.NoError(t, err)
+			if writable {
+				data, _ = markPublished(data, now)
+			}
+			pair, err := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
+			require.NoError(t, err)
+			bundle, err := cert.ParseCertsPEM(data[caBundleKey])
+			require.NoError(t, err)
+			changed := now.After(born) && signed(bundle[0], pair.Leaf)
+			keys := bytes.Count(data[caKeyKey], []byte("BEGIN"))
+			switch {
+			case now.Before(born.Add(c.changes - day)):
+				require.False(t, changed, "%s: the new CA issues after %v", name, now.Sub(born))
+				verify(t, data, first, now)
+				require.Equal(t, !now.Before(born), changeAt(data, now) > 0, name)
+				require.Equal(t, !now.Before(born), keys == 2, name)
+			case now.After(born.Add(c.changes + day)):
+				require.True(t, changed, "%s: the new CA does not issue after %v", name, now.Sub(born))
+				require.Zero(t, changeAt(data, now))
+				require.Equal(t, 1, keys, "the old key can be misused")
+			}
+		}
+	}
 }
 
 func TestNamesThatChange(t *testing.T) {
 	now := time.Now()
-	data, _, err := next(nil, []string{"old.example"}, now)
+	data, _, err := look(nil, []string{"old.example"}, now)
 	require.NoError(t, err)
-	data, due, err := next(data, []string{serverName, "other.example"}, now)
+	data, due, err := look(data, []string{serverName, "other.example"}, now)
 	require.NoError(t, err)
 	require.True(t, due)
 	verify(t, data, data[caBundleKey], now)
@@ -192,7 +250,7 @@ func newPEM(t *testing.T, validity ca.Validity) (certificate, key []byte) {
 func TestForeignSecrets(t *testing.T) {
 	now := time.Now()
 	names := []string{serverName}
-	own, _, err := next(nil, names, now)
+	own, _, err := look(nil, names, now)
 	require.NoError(t, err)
 	for name, test := range map[string]struct {
 		data map[string][]byte
@@ -202,7 +260,7 @@ func TestForeignSecrets(t *testing.T) {
 		"torn bundle":   {edited(own, caBundleKey, own[caBundleKey][:50]), "ca.crt: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := next(test.data, names, now)
+			_, _, err := look(test.data, names, now)
 			require.ErrorContains(t, err, test.want)
 		})
 	}
@@ -213,7 +271,7 @@ func TestForeignSecrets(t *testing.T) {
 func TestEdits(t *testing.T) {
 	now := time.Now()
 	names := []string{serverName}
-	own, _, err := next(nil, names, now)
+	own, _, err := look(nil, names, now)
 	require.NoError(t, err)
 	otherCA, otherKey := newPEM(t, ca.Validity{NotBefore: now, NotAfter: now.Add(10 * caLife)})
 	endedCA, endedKey := newPEM(t, ca.Validity{NotBefore: now.Add(-caLife), NotAfter: now.Add(-day)})
@@ -238,7 +296,7 @@ func TestEdits(t *testing.T) {
 		"nothing but keys":       {map[string][]byte{corev1.TLSCertKey: {}, corev1.TLSPrivateKeyKey: {}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, _, err := next(test.data, names, now)
+			data, _, err := look(test.data, names, now)
 			require.NoError(t, err)
 			verify(t, data, data[caBundleKey], now)
 			require.Equal(t, test.stays, bytes.Equal(own[corev1.TLSCertKey], data[corev1.TLSCertKey]))
@@ -247,11 +305,11 @@ func TestEdits(t *testing.T) {
 			if bytes.Contains(test.data[caBundleKey], otherCA) {
 				require.Contains(t, string(data[caBundleKey]), string(otherCA))
 			}
-			_, due, err := next(data, names, now)
+			_, due, err := look(data, names, now)
 			require.NoError(t, err)
 			require.False(t, due)
 			// The next certificate is accepted by clients with the bundle of today.
-			later, _, err := next(data, names, now.Add(servingLife-servingRenewal+day))
+			later, _, err := look(data, names, now.Add(servingLife-servingRenewal+day))
 			require.NoError(t, err)
 			verify(t, later, data[caBundleKey], now.Add(servingLife-servingRenewal+day))
 		})

@@ -112,6 +112,15 @@ func serverAlerts() ruleGroup {
 			`slicecast_server_certificate_expiry_timestamp_seconds < time() + 2 * 24 * 3600`,
 			"A server's certificate ends within 2 days, or has ended.",
 			"The certificate of {{ $labels.instance }} ends at {{ $value | humanizeTimestamp }}. Agents do not connect after that."),
+		alert("SlicecastCANotPublished", warning, "30m", `slicecast_server_ca_published == 0`,
+			"The CAs of the servers are not in all ConfigMaps.",
+			"{{ $labels.instance }} cannot write the CAs to a ConfigMap. New agents may not be able to connect, and a new CA "+
+				"does not issue the servers' certificate."),
+		alert("SlicecastCAChanges", warning, "1h",
+			`(slicecast_server_ca_change_timestamp_seconds < time() + 60 * 24 * 3600) > 0`,
+			"Another CA issues the servers' certificate within 60 days.",
+			"From {{ $value | humanizeTimestamp }} on, clients of {{ $labels.instance }} need the new CA in their CA file. Kubelets "+
+				"update files from ConfigMaps; copies have to be made again."),
 		alert("SlicecastNacks", warning, "", `increase(slicecast_server_nacks_total[15m]) > 0`,
 			"Nodes cannot program what they receive.",
 			"{{ $labels.instance }} has received {{ $value | humanize }} nacks in 15 minutes, each for an object that a node "+
