@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,12 +16,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// These are the paths at which an API server publishes the issuer of its ServiceAccount tokens and
-// the keys that verify them (KEP-1393).
-const (
-	discoveryPath = "/.well-known/openid-configuration"
-	keysPath      = "/openid/v1/jwks"
-)
+// keysPath is the path at which an API server publishes the keys that verify its ServiceAccount
+// tokens (KEP-1393).
+const keysPath = "/openid/v1/jwks"
 
 const (
 	// maxTokenBytes bounds tokens. A ServiceAccount's token has about 1,000 bytes.
@@ -39,9 +35,6 @@ const (
 	refreshTimeout = time.Second
 	// maxDoublings bounds how often the time after failures doubles.
 	maxDoublings = 16
-	// maxIssuers is how many issuers are accepted: the one that the API server names now, and
-	// earlier ones.
-	maxIssuers = 4
 )
 
 // tokenError is what is wrong with a token. The token's bearer is told.
@@ -58,12 +51,10 @@ const (
 	errUnknownKey tokenError = "it is signed with a key that the API server does not publish"
 	// errSignature means that the named key did not sign the token.
 	errSignature tokenError = "its signature is invalid"
-	// errIssuer means that the token's issuer is neither that of the API server nor an earlier one.
-	errIssuer tokenError = "its issuer is not the API server's"
 )
 
-// errTooSoon means that a token names an unknown key or issuer, and that the keys were read less
-// than the interval ago.
+// errTooSoon means that a token names an unknown key, and that the keys were read less than the
+// interval ago.
 var errTooSoon = errors.New("the API server's keys were just read, and the token's key is not among them: try again " +
 	"later")
 
@@ -87,7 +78,9 @@ type objectName struct {
 }
 
 // keys verifies tokens with the keys that the API server publishes. It reads the keys when a token
-// needs them.
+// needs them. It does not check the issuer: an API server may accept several, and publishes only
+// the one of new tokens. Whoever can sign with a published key is the API server, whose review of
+// the token decides about the issuer, too.
 //
 // Invariants:
 //
@@ -109,10 +102,9 @@ type keys struct {
 
 // published is what the API server published when it was last read. It is immutable.
 type published struct {
-	issuers []string // the current one is last
-	keys    map[string]any
-	read    time.Time // the zero time means never
-	err     error     // why later reads have failed; nil if they have not
+	keys map[string]any
+	read time.Time // the zero time means never
+	err  error     // why later reads have failed; nil if they have not
 }
 
 func newKeys(get func(ctx context.Context, path string) ([]byte, error), now func() time.Time) *keys {
@@ -121,8 +113,8 @@ func newKeys(get func(ctx context.Context, path string) ([]byte, error), now fun
 	return k
 }
 
-// verify checks a token's signature and issuer, and returns its claims. The caller must check
-// audience, subject and expiry. An error that is neither a tokenError nor errTooSoon means that the
+// verify checks a token's signature, and returns its claims. The caller must check audience, subject
+// and expiry. An error that is neither a tokenError nor errTooSoon means that the
 // keys could not be read from the API server.
 func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	if len(token) > maxTokenBytes {
@@ -132,12 +124,8 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	if err != nil {
 		return claims{}, errNoToken
 	}
-	var says jwt.Claims
-	if err := parsed.UnsafeClaimsWithoutVerification(&says); err != nil {
-		return claims{}, errNoToken
-	}
 	id := parsed.Headers[0].KeyID
-	p, err := k.find(ctx, id, says.Issuer)
+	p, err := k.find(ctx, id)
 	if err != nil {
 		return claims{}, err
 	}
@@ -148,17 +136,14 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	if err := parsed.Claims(key, &c); err != nil {
 		return claims{}, errSignature
 	}
-	if !slices.Contains(p.issuers, c.Issuer) {
-		return claims{}, errIssuer
-	}
 	return c, nil
 }
 
-// find returns what the API server has published. It reads it again if the key or the issuer is
-// unknown, or if the last read is older than life. For the latter it waits for refreshTimeout only,
-// so that callers whose key is known still have time for what follows.
-func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) {
-	has := func(p *published) bool { return p.keys[id] != nil && slices.Contains(p.issuers, issuer) }
+// find returns what the API server has published. It reads it again if the key is unknown, or if the
+// last read is older than life. For the latter it waits for refreshTimeout only, so that callers
+// whose key is known still have time for what follows.
+func (k *keys) find(ctx context.Context, id string) (*published, error) {
+	has := func(p *published) bool { return p.keys[id] != nil }
 	p := k.held.Load()
 	if has(p) && k.now().Before(p.read.Add(k.life)) {
 		return p, nil
@@ -171,7 +156,7 @@ func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) 
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keysTimeout)
 		defer cancel()
 		old := k.held.Load()
-		next, err := k.read(ctx, old)
+		next, err := k.read(ctx)
 		pause := k.interval
 		if err == nil {
 			k.failures = 0
@@ -209,30 +194,22 @@ func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) 
 	}
 }
 
-func (k *keys) read(ctx context.Context, old *published) (*published, error) {
-	var discovery struct {
-		Issuer string `json:"issuer"`
-	}
+func (k *keys) read(ctx context.Context) (*published, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
-	for path, into := range map[string]any{discoveryPath: &discovery, keysPath: &set} {
-		body, err := k.get(ctx, path)
-		switch {
-		case apierrors.IsForbidden(err):
-			return nil, fmt.Errorf("read the API server's keys: %w; allow this server to get the nonResourceURLs %s "+
-				"and %s",
-				err, discoveryPath, keysPath)
-		case apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("read the API server's keys: %s: %w; set the API server's "+
-				"--service-account-issuer to an https URL",
-				path, err)
-		case err != nil:
-			return nil, fmt.Errorf("read the API server's keys: %w", err)
-		}
-		if err := json.Unmarshal(body, into); err != nil {
-			return nil, fmt.Errorf("read the API server's keys: %s: %w", path, err)
-		}
+	body, err := k.get(ctx, keysPath)
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("read the API server's keys: %w; allow this server to get the nonResourceURL %s", err, keysPath)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read the API server's keys: %s: %w; set the API server's "+
+			"--service-account-issuer to an https URL", keysPath, err)
+	case err != nil:
+		return nil, fmt.Errorf("read the API server's keys: %w", err)
+	}
+	if err := json.Unmarshal(body, &set); err != nil {
+		return nil, fmt.Errorf("read the API server's keys: %s: %w", keysPath, err)
 	}
 	next := &published{keys: make(map[string]any), read: k.now()}
 	for _, one := range set.Keys {
@@ -245,13 +222,8 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 			next.keys[key.KeyID] = key.Key
 		}
 	}
-	if discovery.Issuer == "" || len(next.keys) == 0 {
-		return nil, fmt.Errorf("read the API server's keys: %s has the issuer %q and %s has %d RSA and ECDSA keys: "+
-			"an issuer and at least one key are required", discoveryPath, discovery.Issuer, keysPath, len(next.keys))
+	if len(next.keys) == 0 {
+		return nil, fmt.Errorf("read the API server's keys: %s has no RSA or ECDSA key: at least one is required", keysPath)
 	}
-	// An API server whose issuer changes still accepts tokens of the earlier issuer.
-	next.issuers = slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer })
-	next.issuers = append(next.issuers, discovery.Issuer)
-	next.issuers = next.issuers[max(0, len(next.issuers)-maxIssuers):]
 	return next, nil
 }

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -40,7 +41,6 @@ type signer struct {
 	t testing.TB
 
 	mu      sync.Mutex
-	issuer  string
 	keys    map[string]crypto.Signer // published, by their IDs
 	raw     []json.RawMessage        // published in addition
 	reads   int                      // reads of the keys
@@ -52,7 +52,7 @@ type signer struct {
 }
 
 func newSigner(t testing.TB) *signer {
-	s := &signer{t: t, issuer: issuer, keys: map[string]crypto.Signer{}}
+	s := &signer{t: t, keys: map[string]crypto.Signer{}}
 	s.add("key-1")
 	return s
 }
@@ -70,9 +70,7 @@ func (s *signer) get(_ context.Context, path string) ([]byte, error) {
 	if s.down != nil {
 		return nil, s.down
 	}
-	if path == discoveryPath {
-		return json.Marshal(map[string]any{"issuer": s.issuer, "jwks_uri": "https://elsewhere.example/jwks"})
-	}
+	require.Equal(s.t, keysPath, path)
 	s.reads++
 	published := s.raw
 	for id, key := range s.keys {
@@ -180,8 +178,8 @@ func unsigned(t testing.TB, header, signature string, c map[string]any) string {
 	return encode([]byte(header)) + "." + encode(payload) + "." + encode([]byte(signature))
 }
 
-// TestInvalidTokensAreNotReviewed checks that only tokens with a valid signature, issuer,
-// audience and expiry, of an agent with a node, are reviewed.
+// TestInvalidTokensAreNotReviewed checks that only tokens with a valid signature, audience and
+// expiry, of an agent with a node, are reviewed.
 func TestInvalidTokensAreNotReviewed(t *testing.T) {
 	s := newSigner(t)
 	r := s.reviewer()
@@ -281,8 +279,8 @@ func TestTokensExpireByTheServersClock(t *testing.T) {
 	}
 }
 
-// TestKeysAreReadAgain checks when keys are read: when a token names an unknown key or issuer, at
-// most once per keysInterval, and after keysLife.
+// TestKeysAreReadAgain checks when keys are read: when a token names an unknown key, at most once
+// per keysInterval, and after keysLife.
 func TestKeysAreReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
@@ -383,30 +381,52 @@ func TestKeysOfManyReaders(t *testing.T) {
 	})
 }
 
-// TestIssuer checks that tokens of the API server's current and earlier issuers are accepted.
+// TestIssuer checks that the API server decides about a token's issuer, of which it may accept
+// several and publishes one (gardener/gardener#5817, kubernetes/kubernetes#107031). A server that
+// has just started has never heard of the earlier ones. Tokens that the API server refuses cost the
+// shares of their nodes, and those that it has not signed cost nothing, whatever their issuer.
 func TestIssuer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
+		accepted := map[string]bool{issuer: true, "https://earlier.example": true, "kubernetes.default.svc": true}
+		s.review = func(r *authenticationv1.TokenReview) authenticationv1.TokenReviewStatus {
+			token, err := jwt.ParseSigned(r.Spec.Token, algorithms)
+			require.NoError(t, err)
+			var c claims
+			require.NoError(t, token.UnsafeClaimsWithoutVerification(&c))
+			return authenticationv1.TokenReviewStatus{
+				Authenticated: accepted[c.Issuer], Audiences: c.Audience, User: authenticationv1.UserInfo{
+					Username: c.Subject, Extra: map[string]authenticationv1.ExtraValue{nodeNameClaim: {c.Kubernetes.Node.Name}},
+				},
+			}
+		}
 		r := s.reviewer()
-		of := func(issuer string) verdict {
+		show := func(token string) verdict {
 			t.Helper()
-			<-time.After(keysInterval)
-			v, err := r.review(t.Context(), s.token(changed(good("node-1"), map[string]any{"iss": issuer})), stream)
+			v, err := r.review(t.Context(), token, stream)
 			require.NoError(t, err)
 			return v
 		}
-		require.Empty(t, of(issuer).refusal)
-		require.Contains(t, of("https://other.example").refusal, "issuer")
-		require.Contains(t, of("").refusal, "issuer")
-		for i := range maxIssuers {
-			s.issuer = fmt.Sprintf("https://issuer-%d.example", i)
-			if i == maxIssuers-1 {
-				require.Empty(t, of(issuer).refusal)
-			}
-			require.Empty(t, of(s.issuer).refusal)
+		of := func(node, issuer string) map[string]any { return changed(good(node), map[string]any{"iss": issuer}) }
+		node := 0
+		for name := range accepted {
+			node++
+			require.Empty(t, show(s.token(of(fmt.Sprint("node-", node), name))).refusal, name)
 		}
-		require.Contains(t, of(issuer).refusal, "issuer", "only the last ones are remembered")
-		require.Len(t, r.keys.held.Load().issuers, maxIssuers)
+		require.Equal(t, len(accepted), s.reviews)
+		require.Contains(t, show(s.token(of("node-4", "https://other.example"))).refusal, "no longer accepts it")
+		require.Equal(t, len(accepted)+1, s.reviews)
+
+		// Those of one node, as of another cluster with the same keys, cost no more than its share.
+		for i := range 1000 {
+			v := show(s.token(changed(of("node-5", "https://other.example"), map[string]any{"i": i})))
+			require.NotEmpty(t, v.refusal)
+		}
+		require.Equal(t, len(accepted)+1+reviewsOfOneBurst, s.reviews)
+		for _, name := range []string{issuer, "https://earlier.example", ""} {
+			require.Contains(t, show(invented(t, "key-1", of("node-6", name))).refusal, "signature")
+		}
+		require.Equal(t, len(accepted)+1+reviewsOfOneBurst, s.reviews)
 	})
 }
 
@@ -440,7 +460,7 @@ func TestAPIServerWithoutKeys(t *testing.T) {
 		s.down, s.keys = nil, nil
 		<-time.After(keysInterval)
 		_, err = s.reviewer().review(t.Context(), invented(t, "key-1", good("node-1")), stream)
-		require.ErrorContains(t, err, "has 0 RSA and ECDSA keys")
+		require.ErrorContains(t, err, "no RSA or ECDSA key")
 	})
 }
 
@@ -568,7 +588,7 @@ func TestKeysOfTheAPIServer(t *testing.T) {
 	require.NoError(t, err)
 	k := newKeys(get, time.Now)
 	_, err = k.verify(t.Context(), invented(t, "key-1", good("node-1")))
-	require.ErrorContains(t, err, "allow this server to get the nonResourceURLs "+discoveryPath+" and "+keysPath)
+	require.ErrorContains(t, err, "allow this server to get the nonResourceURL "+keysPath)
 
 	admin, err := kube.Paths(cluster.AdminConfig())
 	require.NoError(t, err)

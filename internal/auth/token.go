@@ -86,7 +86,7 @@ type TokenOptions struct {
 	// non-resource URL, as for other components of Kubernetes. If it is nil, the API server is asked
 	// nothing about tokens of ServiceAccounts that are not listed here, and they are refused.
 	Access func(context.Context, *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error)
-	// Get reads a path of the API server, such as those of its issuer and its keys.
+	// Get reads a path of the API server, such as that of its keys.
 	Get func(ctx context.Context, path string) ([]byte, error)
 	// Audience is the audience that tokens must have.
 	Audience string
@@ -135,8 +135,8 @@ func (l Limit) limiter() *rate.Limiter { return rate.NewLimiter(l.PerSecond, l.A
 type access struct{ verb, path string }
 
 // tokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
-// itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
-// knows whether the Pod still exists, within the budgets of the token's node. If the ServiceAccount
+// itself: signature, audience, expiry and subject. It then asks the API server, which also knows the
+// issuers that it accepts, and whether the Pod still exists, within the budgets of the token's node. If the ServiceAccount
 // is neither an agent's, a relay's nor an observer's, the API server also says whether it may make
 // the request, or it is refused if the options say so.
 // Verdicts are cached for a short time, by the token's hash, and those on requests also by the

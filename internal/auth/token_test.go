@@ -10,12 +10,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
@@ -171,6 +176,44 @@ func TestIdentityExpires(t *testing.T) {
 	i, ok := certificateIdentity(certificate)
 	require.True(t, ok)
 	require.Equal(t, certificate.NotAfter, i.Until)
+}
+
+// TestTokensOfAnEarlierIssuer checks that a server which starts after the API server's issuer has
+// changed accepts what the API server accepts.
+func TestTokensOfAnEarlierIssuer(t *testing.T) {
+	const earlier = "https://earlier.example"
+	dir := t.TempDir()
+	cluster := controlplane.Start(t, controlplane.Options{Dir: dir, APIServerFlags: []string{"--service-account-issuer=" + earlier}})
+	namespace := cluster.Namespace(t)
+	now := newAccountOf(t, cluster, namespace, "agent", "node-a").token(audience, true)
+	// The token as the API server issued it before.
+	files, err := filepath.Glob(filepath.Join(dir, "*", "service-accounts.key"))
+	require.NoError(t, err)
+	more, err := filepath.Glob(filepath.Join(dir, "*", "*", "service-accounts.key"))
+	require.NoError(t, err)
+	files = append(files, more...)
+	require.Len(t, files, 1)
+	text, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	key, err := keyutil.ParsePrivateKeyPEM(text)
+	require.NoError(t, err)
+	parsed, err := jwt.ParseSigned(now, algorithms)
+	require.NoError(t, err)
+	of := func(issuer string) string {
+		var c map[string]any
+		require.NoError(t, parsed.UnsafeClaimsWithoutVerification(&c))
+		c["iss"] = issuer
+		header := parsed.Headers[0]
+		return sign(t, jose.SignatureAlgorithm(header.Algorithm), key, header.KeyID, c)
+	}
+	reviewer, reviews := reviewerOf(cluster, namespace)
+	for issuer, accepted := range map[string]bool{controlplane.Issuer: true, earlier: true, "https://other.example": false} {
+		v, err := reviewer.review(t.Context(), of(issuer), stream)
+		require.NoError(t, err)
+		require.Equal(t, accepted, v.refusal == "", "%s: %s", issuer, v.refusal)
+		require.Equal(t, accepted, v.identity.Node == "node-a", issuer)
+	}
+	require.Equal(t, int32(3), reviews.count.Load())
 }
 
 func TestTokens(t *testing.T) {

@@ -263,7 +263,7 @@ func serverRights(s *fleet.Server) []authorizationv1.SubjectAccessReviewSpec {
 		right("list", "discovery.k8s.io", "endpointslices"), right("watch", "discovery.k8s.io", "endpointslices"),
 		right("list", "networking.k8s.io", "servicecidrs"), right("watch", "networking.k8s.io", "servicecidrs"),
 		right("create", "authentication.k8s.io", "tokenreviews"), right("create", "authorization.k8s.io", "subjectaccessreviews"),
-		pathRight("/.well-known/openid-configuration"), pathRight("/openid/v1/jwks"),
+		pathRight("/openid/v1/jwks"),
 		rightOn("create", "", "events", metav1.NamespaceDefault, ""),
 	}
 	var secret string
