@@ -113,9 +113,9 @@ func newKeys(get func(ctx context.Context, path string) ([]byte, error), now fun
 	return k
 }
 
-// verify checks a token's signature, and returns its claims. The caller must check audience, subject
-// and expiry. An error that is neither a tokenError nor errTooSoon means that the
-// keys could not be read from the API server.
+// verify checks a token's signature, and returns its claims. The caller must check audience,
+// subject and expiry. An error that is neither a tokenError nor errTooSoon means that the keys
+// could not be read from the API server.
 func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	if len(token) > maxTokenBytes {
 		return claims{}, errNoToken
@@ -139,9 +139,9 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	return c, nil
 }
 
-// find returns what the API server has published. It reads it again if the key is unknown, or if the
-// last read is older than life. For the latter it waits for refreshTimeout only, so that callers
-// whose key is known still have time for what follows.
+// find returns what the API server has published. It reads it again if the key is unknown, or if
+// the last read is older than life. For the latter it waits for refreshTimeout only, so that
+// callers whose key is known still have time for what follows.
 func (k *keys) find(ctx context.Context, id string) (*published, error) {
 	has := func(p *published) bool { return p.keys[id] != nil }
 	p := k.held.Load()

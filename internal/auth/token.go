@@ -135,12 +135,11 @@ func (l Limit) limiter() *rate.Limiter { return rate.NewLimiter(l.PerSecond, l.A
 type access struct{ verb, path string }
 
 // tokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
-// itself: signature, audience, expiry and subject. It then asks the API server, which also knows the
-// issuers that it accepts, and whether the Pod still exists, within the budgets of the token's node. If the ServiceAccount
-// is neither an agent's, a relay's nor an observer's, the API server also says whether it may make
-// the request, or it is refused if the options say so.
-// Verdicts are cached for a short time, by the token's hash, and those on requests also by the
-// request.
+// itself: signature, audience, expiry and subject. It then asks the API server, which also knows
+// the issuers that it accepts, and whether the Pod still exists, within the budgets of the token's
+// node. If the ServiceAccount is neither an agent's, a relay's nor an observer's, the API server
+// also says whether it may make the request, or it is refused if the options say so. Verdicts are
+// cached for a short time, by the token's hash, and those on requests also by the request.
 //
 // Invariants:
 //

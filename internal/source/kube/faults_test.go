@@ -408,7 +408,7 @@ func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
 }
 
 // TestStateGoesBackInTime checks an etcd that was restored from a backup. The source follows it
-// when a second list confirms the first.
+// when other connections lead to no newer state.
 func TestStateGoesBackInTime(t *testing.T) {
 	a := newAPI(t)
 	for i := range 10 {

@@ -83,12 +83,15 @@ func New(o Options) (*Source, error) {
 		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
 	}}
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
-// ofItsOwn returns a configuration whose client shares no connection with those of others. client-go
-// gives configurations with the same credentials the same connections, unless they dial by
-// themselves.
+// ofItsOwn returns a configuration whose client shares no connection with those of others.
+// client-go gives configurations with the same credentials the same connections, unless they dial
+// by themselves.
 func ofItsOwn(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	if t, ok := config.Transport.(*http.Transport); ok {

@@ -1,7 +1,7 @@
-// These tests prove that what counts of an API server is progress: a streamed list without an end, a
-// watch that brings nothing new, and a state that goes back for seconds are noticed in a stated
-// time, are told as staleness and in the log, and cost no more than a list now and then. The API
-// server is a fake that is called without a network, and the hours pass in virtual time.
+// These tests prove that what counts of an API server is progress: streamed lists without an end,
+// watches that bring nothing new, and a state that goes back for seconds. Each is noticed in a
+// stated time, is told as staleness and in the log, and costs no more than a list now and then. The
+// API server is a fake that is called without a network, and the hours pass in virtual time.
 package kube
 
 import (
