@@ -30,6 +30,9 @@ type contact struct {
 	// latest failure.
 	failing time.Time
 	why     string
+	// refused is when the API server first said what is not believed, since the last complete list;
+	// zero if it has not. An answer to a request does not undo it.
+	refused time.Time
 	// asked is when a list or watch was requested that is not answered yet; zero if there is none.
 	// While a list is streamed, it is when the latest object came.
 	asked time.Time
@@ -96,7 +99,7 @@ func (c *contact) complete(at time.Time, missed bool) (news bool) {
 		c.still = time.Time{}
 	}
 	c.heard, c.advanced, c.failing, c.why = at, at, time.Time{}, ""
-	c.asked, c.streaming = time.Time{}, time.Time{}
+	c.refused, c.asked, c.streaming = time.Time{}, time.Time{}, time.Time{}
 	return news
 }
 
@@ -115,10 +118,10 @@ func (c *contact) left(opened, now time.Time) time.Duration {
 func (c *contact) succeed(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.heard, c.failing, c.why = at, time.Time{}, ""
+	c.heard, c.failing = at, c.refused
 }
 
-// fail records that a request failed, or that its answer was refused.
+// fail records that a request failed.
 func (c *contact) fail(at time.Time, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,6 +129,16 @@ func (c *contact) fail(at time.Time, err error) {
 		c.failing = at
 	}
 	c.why = err.Error()
+}
+
+// refuse records that what the API server says is not believed, until a list is complete.
+func (c *contact) refuse(at time.Time, err error) {
+	c.fail(at, err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refused.IsZero() {
+		c.refused = at
+	}
 }
 
 // last returns when something last came from the API server, or zero.

@@ -83,4 +83,16 @@ func TestContact(t *testing.T) {
 	since, why = c.stale(now.Add(5 * time.Minute))
 	require.Equal(t, now.Add(2*time.Minute), since)
 	require.Equal(t, "refused", why)
+
+	// A list that is not believed stays the last word until one is, whatever else is answered.
+	c.succeed(now.Add(6 * time.Minute))
+	c.refuse(now.Add(7*time.Minute), errors.New("too old"))
+	c.refuse(now.Add(8*time.Minute), errors.New("too old"))
+	c.succeed(now.Add(9 * time.Minute))
+	since, why = c.stale(now.Add(10 * time.Minute))
+	require.Equal(t, now.Add(7*time.Minute), since)
+	require.Equal(t, "too old", why)
+	require.False(t, c.complete(now.Add(11*time.Minute), false))
+	since, _ = c.stale(now.Add(12 * time.Minute))
+	require.Zero(t, since)
 }

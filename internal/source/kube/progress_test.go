@@ -274,6 +274,47 @@ func TestStateThatGoesBackForSeconds(t *testing.T) {
 	}
 }
 
+// TestRefusedListsAreStaleness checks that the source is stale from the first list that it does not
+// believe to one that it does, although the API server answers each request between them. Clients
+// are told only of staleness that lasts.
+func TestRefusedListsAreStaleness(t *testing.T) {
+	for name, list := range map[string]string{"old": `"7"`, "without a version": `""`} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				a := virtualAPI()
+				a.put(service("a"))
+				r := startWithout(t, a)
+				await(t, "the first sync", time.Second, r.IsSynced)
+				a.fail(func(w http.ResponseWriter, q *http.Request) bool {
+					switch {
+					case !isServices(q):
+						return false
+					case isStream(q):
+						return noStreams(w, q)
+					case q.FormValue("limit") == "1":
+						return refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+					}
+					_, _ = fmt.Fprintf(w, `{"apiVersion":"v1","kind":"ServiceList","metadata":{"resourceVersion":%s},"items":[]}`, list)
+					return true
+				})
+				a.expire()
+				services := &r.source.resources[0].contact
+				var first time.Time
+				await(t, "staleness", time.Second, func() bool { first, _ = services.stale(time.Now()); return !first.IsZero() })
+				for range 120 {
+					<-time.After(time.Second)
+					synctest.Wait()
+					since, _ := services.stale(time.Now())
+					require.Equal(t, first, since)
+				}
+				a.fail(nil)
+				await(t, "freshness", time.Minute, func() bool { since, _ := services.stale(time.Now()); return since.IsZero() })
+				require.NotNil(t, r.Get(serviceKey("a")))
+			})
+		})
+	}
+}
+
 // TestPagesThatRepeat checks an API server, or a proxy before it, that answers each page of a list
 // with the first one. It must not be asked for ever.
 func TestPagesThatRepeat(t *testing.T) {

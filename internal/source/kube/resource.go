@@ -195,7 +195,7 @@ var confirmPause = 2 * time.Second
 // it is no older. confirm reports whether an API server was found that has not gone back.
 func (r *resource) confirm(ctx context.Context) (elsewhere bool) {
 	r.doubted = false
-	r.contact.fail(time.Now(), fmt.Errorf("the API server has gone back from resourceVersion %d, asking over other connections", r.highest))
+	r.contact.refuse(time.Now(), fmt.Errorf("the API server has gone back from resourceVersion %d, asking over other connections", r.highest))
 	var newest uint64
 	for range confirmations {
 		select {

@@ -147,7 +147,7 @@ func (r *resource) touch() { r.metrics.lastEvent.WithLabelValues(r.kind.String()
 // refuse reports a list that is not accepted, and returns err, which makes the reflector try again.
 // It stops the watch of a streamed list, as the reflector would leave it open.
 func (r *resource) refuse(err error) error {
-	r.contact.fail(time.Now(), err)
+	r.contact.refuse(time.Now(), err)
 	r.metrics.errors.WithLabelValues(r.kind.String(), "replace").Inc()
 	r.log.Warn("Refused a list from the API server, keeping the current state and trying again", "err", err)
 	if r.watch != nil {
