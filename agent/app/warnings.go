@@ -120,10 +120,10 @@ func readRoutes(n *model.Node) (routes, error) {
 	return newRoutes(all, held, n), nil
 }
 
-// newRoutes returns those routes of the main table that list has, of a machine that has the addresses
-// held. A route leads to pods if it has no gateway, or one of the machine's own addresses as the
-// gateway, and if its interface is neither that of a default route nor one with an address of the
-// Node.
+// newRoutes returns those routes of the main table that list has, of a machine that has the
+// addresses held. A route leads to pods if it has no gateway, or one of the machine's own addresses
+// as the gateway, and if its interface is neither that of a default route nor one with an address
+// of the Node.
 func newRoutes(list []netlink.Route, held []netlink.Address, n *model.Node) routes {
 	out := routes{pods: make(map[netip.Prefix]bool)}
 	own, uplinks := make(map[netip.Addr]bool), make(map[int]bool)

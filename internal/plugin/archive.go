@@ -79,7 +79,11 @@ func (a *archive) begin(name string) {
 
 // add adds a file, unless there is an error instead of it. With both, the file is incomplete.
 func (a *archive) add(group, file, title string, content []byte, err error) {
-	text := a.redact.Text(strings.ToValidUTF8(string(content), "\uFFFD"))
+	a.addWithoutSecrets(group, file, title, a.redact.Text(strings.ToValidUTF8(string(content), "\uFFFD")), err)
+}
+
+// addWithoutSecrets adds a file as add does, from which secrets are left out already.
+func (a *archive) addWithoutSecrets(group, file, title, text string, err error) {
 	reason := ""
 	if err != nil {
 		reason = a.redact.Text(err.Error())
@@ -137,7 +141,11 @@ func (a *archive) missing() (n int) {
 func (a *archive) finish(index reportIndex) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	index.Groups = a.groups
+	index.Groups, index.Sampled = a.groups, a.redact.Text(index.Sampled)
+	for i := range index.Nodes {
+		n := &index.Nodes[i]
+		n.Name, n.State, n.Why = a.redact.Text(n.Name), a.redact.Text(n.State), a.redact.Text(n.Why)
+	}
 	for _, g := range a.groups {
 		index.Missing = append(index.Missing, g.Missing...)
 	}
@@ -145,7 +153,7 @@ func (a *archive) finish(index reportIndex) error {
 	if err := indexTemplate.Execute(&page, index); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}
-	a.write("index.html", a.redact.Text(page.String()))
+	a.write("index.html", page.String())
 	if err := errors.Join(a.failed, a.tar.Close(), a.zip.Close()); err != nil {
 		return fmt.Errorf("write the archive: %w; is the disk full?", err)
 	}

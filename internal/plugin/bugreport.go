@@ -330,7 +330,7 @@ func (b *bugreport) serverParts(
 // podParts adds a Pod and its logs.
 func (b *bugreport) podParts(ctx context.Context, f *fleet.Fleet, a *archive, group, dir string, pod *corev1.Pod, container string) {
 	text, err := a.redact.YAML(a.redact.Pod(pod, container))
-	a.add(group, dir+"pod.yaml", "Pod, with its flags", text, err)
+	a.addWithoutSecrets(group, dir+"pod.yaml", "Pod, with its flags", string(text), err)
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	log, err := f.Log(ctx, name, container, false, b.since, maxReportPart)
 	a.add(group, dir+"log.txt", "Log", log, err)

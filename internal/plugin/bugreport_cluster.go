@@ -25,7 +25,7 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 		if err == nil {
 			text, err = a.redact.YAML(objects)
 		}
-		a.add(clusterGroup, "cluster/"+file, title, text, err)
+		a.addWithoutSecrets(clusterGroup, "cluster/"+file, title, string(text), err)
 	}
 	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
 		return f.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -51,9 +51,6 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 		b.namespaceParts(ctx, f, a, namespace, add)
 	}
 }
-
-// configKeys are the keys of the ConfigMap of the chart. Others may hold anything.
-var configKeys = []string{"agent.yaml", "apiServerHost", "apiServerPort"}
 
 // namespaceParts adds the objects of a namespace of servers or agents with add.
 func (b *bugreport) namespaceParts(
@@ -91,7 +88,12 @@ func (b *bugreport) namespaceParts(
 	kept := make(map[string]string)
 	if err == nil {
 		for key, value := range config.Data {
-			if kept[key] = value; !slices.Contains(configKeys, key) {
+			switch key {
+			case "agent.yaml":
+				kept[key] = a.redact.Settings(value)
+			case "apiServerHost", "apiServerPort":
+				kept[key] = redact.Address(value)
+			default: // may hold anything
 				kept[key] = redact.LeftOut
 			}
 		}

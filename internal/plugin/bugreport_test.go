@@ -14,18 +14,23 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/internal/plugin/redact"
 	"github.com/slicecast/slicecast/internal/plugin/redact/redacttest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/app"
 )
 
 // unpack returns the files of an archive, by their paths in its folder.
@@ -293,11 +298,41 @@ func TestBugreportForms(t *testing.T) {
 		}
 	}
 	for path, kept := range map[string]string{
-		"cluster/slicecast-agents/config.yaml": "msg=Line", "cluster/slicecast-agents/events.yaml": "Seeded Pod/agent-node-0", "nodes/node-0/pod.yaml": "msg=Line",
-		"servers/slicecast-system/server-0/pod.yaml": "msg=Line", "index.html": "msg=Line",
+		"cluster/slicecast-agents/config.yaml": "agent.yaml: (left out)\napiServerHost: (left out)\nvendor: (left out)\n", "cluster/slicecast-agents/events.yaml": "Seeded Pod/agent-node-0", "nodes/node-0/pod.yaml": "--vendor=(left out)",
+		"servers/slicecast-system/server-0/pod.yaml": "--vendor=(left out)", "index.html": "msg=Line",
 	} {
 		require.Contains(t, files[path], kept, path)
 	}
+}
+
+// TestOwnSettings checks that a bug report keeps all flags and settings of servers and agents, and
+// no others.
+func TestOwnSettings(t *testing.T) {
+	flags, fields := []string{"init-only"}, []string{"apiVersion", "kind"}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	(&app.Options{}).AddFlags(fs)
+	fs.VisitAll(func(f *pflag.Flag) { flags = append(flags, f.Name) })
+	var visit func(reflect.Type)
+	visit = func(of reflect.Type) {
+		for of.Kind() == reflect.Pointer {
+			of = of.Elem()
+		}
+		if of.Kind() != reflect.Struct {
+			return
+		}
+		for f := range of.Fields() {
+			if flag, ok := f.Tag.Lookup("flag"); ok && !slices.Contains(flags, flag) {
+				flags = append(flags, flag)
+			}
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && !slices.Contains(fields, name) {
+				fields = append(fields, name)
+			}
+			visit(f.Type)
+		}
+	}
+	visit(reflect.TypeFor[config.Agent]())
+	require.ElementsMatch(t, flags, redact.OwnFlags)
+	require.ElementsMatch(t, fields, redact.OwnFields)
 }
 
 // TestBugreportWithoutRights checks that what a user may not have is named, beside what the roles

@@ -1,7 +1,7 @@
 package redact
 
 import (
-	"math"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -10,6 +10,7 @@ import (
 var secretWords = []string{
 	"token", "password", "passwd", "passphrase", "passcode", "secret", "credential", "apikey", "privatekey", "accesskey", "accountkey", "pwd",
 	"dockerconfigjson", "dockercfg", "signature", "connectionstring", "client-key-data", "userpass", "dbpass", "rootpass", "adminpass", "proxypass",
+	"authorization", "cookie",
 }
 
 // secretSegments are whole segments of the names of secrets. Longer words that contain them name
@@ -23,18 +24,11 @@ var keyQualifiers = []string{
 	"ssh", "storage", "subscription", "tls", "webhook", "write",
 }
 
-// weakSegments are the last segments of names that secrets and other things have. A value after
-// such a name is left out if it looks random.
-var weakSegments = []string{"key", "keys", "auth", "session", "sessionid", "sid", "sig", "salt", "nonce", "access", "seed", "code", "csrf", "xsrf", "pin"}
+// candidate matches what all names of secrets contain. A line without it has none.
+var candidate = regexp.MustCompile(`(?i)token|pass|secret|cred|key|pw|dockerc|sig|connection|auth|jwt|otp|psk|dsn|bearer|cookie`)
 
-// candidates are what all names of secrets contain, in lower case.
-var candidates = []string{
-	"token", "pass", "secret", "cred", "key", "pw", "dockerc", "sig", "connection", "auth", "jwt", "otp", "psk", "dsn", "bearer", "session", "sid",
-	"salt", "nonce", "access", "seed", "code", "csrf", "xsrf", "pin",
-}
-
-// maxName bounds what is looked at of a name, in bytes on each side of a candidate.
-const maxName = 100
+// maxName bounds what is looked at of a name, in bytes, and maxNames how many are remembered.
+const maxName, maxNames = 100, 1000
 
 // harmlessEnds are the ends of names of what is no secret, although a part of the name says so:
 // files, names of objects, and numbers of metrics. They are in lower case.
@@ -46,77 +40,39 @@ var harmlessEnds = []string{
 // objectFlag is the flag of servers that names a Secret.
 const objectFlag = "tls-secret"
 
-// suspicion says what a name says about its value.
-type suspicion int
-
-const (
-	// harmless means that the value is no secret.
-	harmless suspicion = iota
-	// weak means that the value is a secret if it looks random.
-	weak
-	// strong means that the value is a secret.
-	strong
-)
-
 // IsSecret reports whether the value of a name is a secret, as far as one can tell by both.
 func IsSecret(name, value string) bool {
-	says := suspect(name)
-	return says == strong || says == weak && looksRandom(value)
+	return isSecretName(name) || !strings.ContainsAny(value, " \t\n") && withoutRandom(value) != value
 }
 
 // joined leaves out what separates the words of names.
 var joined = strings.NewReplacer("-", "", "_", "", ".", "")
 
-// maxNames bounds how many names a text's names are compared with.
-const maxNames = 1000
-
-// remembered returns a function that does what says does, and keeps the answers. Most names of a
-// text are in it many times.
-func remembered(says func(string) suspicion) func(string) suspicion {
-	known := make(map[string]suspicion)
-	return func(name string) suspicion {
-		answer, ok := known[name]
-		if !ok {
-			answer = says(name)
-			if len(known) < maxNames {
-				known[name] = answer
-			}
-		}
-		return answer
-	}
-}
-
-// suspect returns what a name says about its value.
-func suspect(name string) suspicion {
-	lower := strings.TrimLeft(lowered(name), "-")
-	ends := func(end string) bool { return strings.HasSuffix(lower, end) }
-	if lower == objectFlag || slices.ContainsFunc(harmlessEnds, ends) {
-		return harmless
+// isSecretName reports whether the values of a name are secrets.
+func isSecretName(name string) bool {
+	lower := strings.TrimLeft(strings.ToLower(name), "-")
+	if lower == objectFlag || slices.ContainsFunc(harmlessEnds, func(end string) bool { return strings.HasSuffix(lower, end) }) {
+		return false
 	}
 	plain := joined.Replace(lower)
-	contains := func(word string) bool { return strings.Contains(lower, word) || strings.Contains(plain, word) }
-	if slices.ContainsFunc(secretWords, contains) {
-		return strong
+	if slices.ContainsFunc(secretWords, func(w string) bool { return strings.Contains(lower, w) || strings.Contains(plain, w) }) {
+		return true
 	}
 	all := segments(name)
 	if len(all) == 0 || slices.Contains(all, "public") || slices.Contains(all, "pub") {
-		return harmless
+		return false
 	}
-	if slices.ContainsFunc(all, func(s string) bool { return slices.Contains(secretSegments, s) }) || lower == "auth" {
-		return strong
+	if slices.ContainsFunc(all, func(s string) bool { return slices.Contains(secretSegments, s) }) || lower == "auth" || lower == "sig" {
+		return true
 	}
-	last := all[len(all)-1]
 	for _, noun := range []string{"key", "keys", "auth"} {
 		before, isKey := strings.CutSuffix(plain, noun)
 		header := len(all) > 1 && all[0] == "x" // such as X-Any-Key
 		if isKey && !isFile(lower) && (header || slices.ContainsFunc(keyQualifiers, func(q string) bool { return strings.HasSuffix(before, q) })) {
-			return strong
+			return true
 		}
 	}
-	if slices.Contains(weakSegments, last) {
-		return weak
-	}
-	return harmless
+	return false
 }
 
 // isFile reports whether a name is that of a file with a key, such as tls.key. Errors name such
@@ -128,7 +84,7 @@ func segments(name string) (all []string) {
 	begin := 0
 	end := func(i int) {
 		if i > begin {
-			all = append(all, lowered(name[begin:i]))
+			all = append(all, strings.ToLower(name[begin:i]))
 		}
 	}
 	upper := func(i int) bool { return 'A' <= name[i] && name[i] <= 'Z' }
@@ -147,57 +103,3 @@ func segments(name string) (all []string) {
 }
 
 func isLetter(c byte) bool { return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' }
-
-// isEncoded reports whether a byte can be within base64 of either alphabet, in hexadecimal digits
-// and in most tokens.
-func isEncoded(c byte) bool {
-	return isLetter(c) || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_'
-}
-
-// These are how long a random value is at least, in bytes, and how many bits of entropy each of its
-// characters has. Hexadecimal digits have 4 at most, and those of short values have less.
-const minRandom, minEntropy = 20, 3.0
-
-// looksRandom reports whether a value looks like a key: it has letters and digits in a long word,
-// or capital and small letters and digits in several, and few of its characters are alike. Names in
-// Kubernetes have neither.
-func looksRandom(value string) bool {
-	value = strings.TrimRight(value, "=")
-	if len(value) < minRandom {
-		return false
-	}
-	var counts [256]int
-	var small, capital, digit bool
-	word, longest := 0, 0 // of letters and digits
-	wordHas := [2]bool{}  // letters and digits in the word
-	mixed := false        // a long word has both
-	for i := range len(value) {
-		c := value[i]
-		if !isEncoded(c) && c != '.' && c != '~' {
-			return false
-		}
-		counts[c]++
-		switch {
-		case 'a' <= c && c <= 'z':
-			small, wordHas[0] = true, true
-		case 'A' <= c && c <= 'Z':
-			capital, wordHas[0] = true, true
-		case '0' <= c && c <= '9':
-			digit, wordHas[1] = true, true
-		default:
-			word, wordHas = 0, [2]bool{}
-			continue
-		}
-		word++
-		longest = max(longest, word)
-		mixed = mixed || word >= minRandom && wordHas[0] && wordHas[1]
-	}
-	entropy := 0.0
-	for _, n := range counts {
-		if n > 0 {
-			p := float64(n) / float64(len(value))
-			entropy -= p * math.Log2(p)
-		}
-	}
-	return entropy >= minEntropy && (mixed || small && capital && digit && longest >= 6)
-}

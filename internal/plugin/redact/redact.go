@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"io"
 	"maps"
 	"net/url"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // LeftOut stands for what was left out.
@@ -143,91 +145,147 @@ func (r *Redactor) withoutKnown(s string) string {
 	return replacer.Replace(s)
 }
 
-// rule is what secrets look like, and what remains of them.
-type rule struct {
-	// hints are in lower case. Without one of them, the pattern does not match, which is much
-	// faster to find out.
-	hints   []string
-	pattern *regexp.Regexp
-	with    string
-}
-
 // privateKey matches keys. One whose end is missing may go on until the end of the text. The lines
 // of a key can also be separated by \n in a string. Of a key whose beginning is missing, it matches
 // the lines before the end.
 var privateKey = regexp.MustCompile(`(?s)-{4,5} ?BEGIN [\w ]*(?:PRIVATE KEY|Static key).*?(?:-{4,5} ?END [\w ]*(?:PRIVATE KEY|Static key)[\w ]*-{4,5}|\z)|` +
 	`(?:[\w+/]{16,}={0,2}[ \t]*(?:\r?\n|\\n)[ \t]*)*(?:[\w+/]+={0,2}[ \t]*(?:\r?\n|\\n)[ \t]*)?-----END [A-Z0-9 ]*PRIVATE KEY-----`)
 
-// before matches where a word begins, also after an escaped end of line in a string.
-const before = `(\\[nrt]|\b)`
-
-var rules = []rule{
-	{
-		[]string{"authorization", "cookie"},
-		regexp.MustCompile(`(?i)((?:proxy-)?authorization|(?:set-)?cookie)(["']?[ \t]*[:=][ \t]*)\[?["']?[^"'\r\n\]}]+`), "${1}${2}" + LeftOut,
-	},
-	{[]string{"eyj"}, regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), LeftOut},
-	{
-		[]string{"bearer", "basic", "negotiate"},
-		regexp.MustCompile(`(?i)` + before + `(bearer|basic|negotiate)[ \t]+[\w\-.~+/=]{8,}`), "${1}${2} " + LeftOut,
-	},
+// rules leave out what follows something other than a name. Without one of the hints, a pattern
+// does not match, which is much faster to find out.
+var rules = []struct {
+	hints   []string
+	pattern *regexp.Regexp
+	with    string
+}{
+	{[]string{"earer", "asic", "egotiate", "EARER", "ASIC"}, regexp.MustCompile(`(?i)((?:\\[nrt]|\b)(?:bearer|basic|negotiate))[ \t]+[\w\-.~+/=]{8,}`), "${1} " + LeftOut},
 	// What is before the host is a name and a password, or a token. JSON may escape slashes.
-	{[]string{":/", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^\s"']+@`), "${1}" + LeftOut + "@"},
-	// Signatures in URLs, as of Azure's storage, and URLs that are secret as a whole.
-	{[]string{"sig="}, regexp.MustCompile(`([?&]sig=)[^&\s"'()]+`), "${1}" + LeftOut},
-	{
-		[]string{"hooks.slack.com", "webhook.office.com", "/api/webhooks/"},
-		regexp.MustCompile(`((?:hooks\.slack\.com|webhook\.office\.com|/api/webhooks)/)[^\s"'()]+`), "${1}" + LeftOut,
-	},
+	{[]string{"://", `:\/`}, regexp.MustCompile(`(:\\?/\\?/)[^\s"']+@`), "${1}" + LeftOut + "@"},
+	// URLs that are secret as a whole.
+	{[]string{"hooks.slack.com/", "webhook.office.com/", "/api/webhooks/"}, regexp.MustCompile(`((?:hooks\.slack\.com|webhook\.office\.com|/api/webhooks)/)[^\s"'()]+`), "${1}" + LeftOut},
 	// Names and passwords of curl and of MySQL.
-	{
-		[]string{"curl"},
-		regexp.MustCompile(`(\bcurl\b[^\r\n]*?[ \t](?:-u|--user|--proxy-user)(?:=|[ \t]*)["']?[^\s:"']*:)[^\s"'()]+`), "${1}" + LeftOut,
-	},
-	{[]string{"@tcp(", "@unix(", "@udp("}, regexp.MustCompile(`([\w.\-]+:)[^\s"'()]+@(tcp|udp|unix)\(`), "${1}" + LeftOut + "@${2}("},
+	{[]string{"curl"}, regexp.MustCompile(`(\bcurl\b[^\r\n]*?[ \t](?:-u|--user|--proxy-user)(?:=|[ \t]*)["']?[^\s:"']*:)[^\s"'()]+`), "${1}" + LeftOut},
+	{[]string{"@tcp(", "@udp(", "@unix("}, regexp.MustCompile(`([\w.\-]+:)[^\s"'()]+@(tcp|udp|unix)\(`), "${1}" + LeftOut + "@${2}("},
+	// Passwords of .netrc, and hashes of passwords.
+	{[]string{"login"}, regexp.MustCompile(`(\blogin[ \t]+\S+[ \t]+(?:password|account)[ \t]+)[^\s(]\S*`), "${1}" + LeftOut},
+	{[]string{"$"}, regexp.MustCompile(`\$(?:1|2[abxy]?|5|6|7|y|apr1|argon2\w*|pbkdf2[\w\-]*|scrypt)\$[^\s"':]{8,}`), LeftOut},
 	// Private keys in JSON (RFC 7517), whose fields have short names.
 	{[]string{"kty"}, regexp.MustCompile(`("(?:d|p|q|dp|dq|qi|k)\\*"[ \t]*:[ \t]*\\*")[\w\-]{16,}`), "${1}" + LeftOut},
 }
 
 // harmlessValue matches values that are no secrets: truth values, short numbers, durations and
 // paths.
-var harmlessValue = regexp.MustCompile(`^["']?(?:true|false|null|nil|none|\d{1,5}|[\d.]+(?:ns|µs|ms|s|m|h)|` +
-	`/(?:run|var/run|etc)/[\w./\-]*)["']?$`)
+var harmlessValue = regexp.MustCompile(`^\\*["']?(?:true|false|null|nil|none|\d{1,5}|[\d.]+(?:ns|µs|ms|s|m|h)|` +
+	`/(?:run|var/run|etc)/[\w./\-]*)\\*["']?(?:[\s,;&})\]]|$)`)
 
-// Text returns a text without secrets. The time that it takes is proportional to the text's length.
+// Text returns a text without secrets. It leaves out values that are known, keys and tokens by
+// their form, and what is after the name of a secret, to the end of the line and in the lines that
+// belong to it. In JSON, it is the value of the name. The time that it takes is proportional to the
+// text's length.
 func (r *Redactor) Text(s string) string { return r.text(s, 0) }
+
+// maxDepth bounds how often a text within JSON within JSON is decoded.
+const maxDepth = 3
 
 // text returns a text without secrets that has been decoded so many times.
 func (r *Redactor) text(s string, depth int) string {
-	s = r.withoutQuoted(s, depth)
-	// Keys come first: a part of a known value may be in the lines around them.
+	s = r.withoutKnown(s)
+	if out, ok := r.json(s, false, depth); ok {
+		return out
+	}
 	if strings.Contains(s, "PRIVATE KEY") || strings.Contains(s, "Static key") {
 		s = privateKey.ReplaceAllString(s, LeftOut)
 	}
-	s = r.withoutEncoded(r.withoutKnown(s), depth)
-	lower := lowered(s)
-	for _, rule := range rules {
-		if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
-			s = rule.pattern.ReplaceAllString(s, rule.with)
-		}
-	}
-	return withoutBootstrapTokens(withoutNamed(withoutTokens(s)))
+	return r.withoutNamed(withoutTokens(s), depth)
 }
 
-// lowered returns s with letters of ASCII in lower case, so that it has the same length.
-func lowered(s string) string {
-	b := []byte(s)
-	for i, c := range b {
-		if 'A' <= c && c <= 'Z' {
-			b[i] = c + 'a' - 'A'
-		}
+// json returns JSON without secrets, or false if a text is none. With typed, the names are those of
+// Kubernetes' types, of which no object or list is a secret.
+func (r *Redactor) json(s string, typed bool, depth int) (string, bool) {
+	if trimmed := strings.TrimSpace(s); depth == maxDepth || trimmed == "" || strings.IndexByte(`{["`, trimmed[0]) < 0 {
+		return "", false
 	}
-	return string(b)
+	decoder := json.NewDecoder(strings.NewReader(s))
+	decoder.UseNumber()
+	var value any
+	if decoder.Decode(&value) != nil || decoder.Decode(new(any)) != io.EOF {
+		return "", false
+	}
+	changed := false
+	value = r.value(value, secretObject.MatchString(s), typed, depth, &changed)
+	if !changed {
+		return s, true
+	}
+	var out strings.Builder
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	if strings.Contains(s, "\n") {
+		encoder.SetIndent("", "  ")
+	}
+	_ = encoder.Encode(value) // what was decoded can be encoded
+	if !strings.HasSuffix(s, "\n") {
+		return strings.TrimSuffix(out.String(), "\n"), true
+	}
+	return out.String(), true
 }
 
-// isName reports whether a byte can be in a name.
-func isName(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-' || c == '.'
+// value returns a value of JSON without secrets, and sets changed if it had some. secret means that
+// there is a Secret in the text, whose data are secrets.
+func (r *Redactor) value(v any, secret, typed bool, depth int, changed *bool) any {
+	text := func(s string) string {
+		out := r.text(s, depth+1)
+		*changed = *changed || out != s
+		return out
+	}
+	switch v := v.(type) {
+	case string:
+		return text(v)
+	case []any:
+		for i := range v {
+			v[i] = r.value(v[i], secret, typed, depth, changed)
+		}
+	case map[string]any:
+		name, _ := v["name"].(string)
+		out := make(map[string]any, len(v))
+		for key, value := range v {
+			_, isText := value.(string)
+			of := key
+			if key == "value" && name != "" {
+				of = name
+			}
+			isSecret := isSecretName(of) || secret && slices.Contains(secretFields, strings.ToLower(of))
+			encoded, err := json.Marshal(value)
+			harmless := typed && !isText || value == LeftOut || err == nil && harmlessValue.Match(encoded)
+			if isSecret && !harmless {
+				*changed = true
+				value = LeftOut
+			} else if !slices.Contains(randomFields, key) || !randomValue.Match(encoded) {
+				value = r.value(value, secret, typed, depth, changed)
+			}
+			out[text(key)] = value
+		}
+		return out
+	}
+	return v
+}
+
+// randomFields are fields whose values are random and no secrets. randomValue matches them in JSON.
+var (
+	randomFields = []string{"digest", "digests", "version", "versions", "hash", "uid"}
+	randomValue  = regexp.MustCompile(`^[\["][\w+/=\-",]*[\]"]$`)
+)
+
+// YAML returns an object of Kubernetes' types as YAML without secrets.
+func (r *Redactor) YAML(object any) ([]byte, error) {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	left, ok := r.json(r.withoutKnown(string(text)), true, 0)
+	if !ok {
+		left = r.Text(string(text))
+	}
+	return yaml.JSONToYAML([]byte(left))
 }
 
 // secretObject matches what says that an object is a Secret, in YAML and JSON, also in a string.
@@ -236,109 +294,141 @@ var secretObject = regexp.MustCompile(`(?:\b|\\n)kind\\*["']?[ \t]*:[ \t]*\\*["'
 // secretFields are the fields of a Secret that have its values, in lower case.
 var secretFields = []string{"data", "stringdata"}
 
-// withoutNamed leaves out the values after names that secrets have. If there is a Secret in the
-// text, it leaves out everything that may be the values of one.
-func withoutNamed(s string) string {
-	lower := lowered(s)
-	words, says := candidates, suspect
-	if secretObject.MatchString(s) {
-		words = append(slices.Clone(words), "data") // which stringdata has, too
-		says = func(name string) suspicion {
-			if slices.Contains(secretFields, lowered(name)) {
-				return strong
-			}
-			return suspect(name)
-		}
-	}
-	var at []int // where candidates begin
-	for _, word := range words {
-		for i := 0; ; i++ {
-			next := strings.Index(lower[i:], word)
-			if next < 0 {
-				break
-			}
-			i += next
-			at = append(at, i)
-		}
-	}
-	slices.Sort(at)
-	says = remembered(says)
+// withoutNamed leaves out what follows the names of secrets: the rest of the line, and the lines
+// that are further to the right, or items of a list. Lines that are JSON lose only values.
+func (r *Redactor) withoutNamed(s string, depth int) string {
+	says := remembered(secretObject.MatchString(s))
 	var out strings.Builder
-	done := 0 // what is before it is in out
-	seen := 0 // where the last name ends
-	for _, i := range at {
-		if i < max(done, seen) {
+	below := -1           // lines that are further to the right than this are left out
+	expectsValue := false // the line before ends with the name of a secret as a value
+	until := ""           // if it is not empty, lines are left out up to the one that has it
+	for line := range strings.SplitAfterSeq(s, "\n") {
+		text := strings.TrimRight(line, "\r\n")
+		content := strings.TrimLeft(text, " \t")
+		indent := len(text) - len(content)
+		switch {
+		case until == `\`:
+			if !strings.HasSuffix(text, until) {
+				until = ""
+			}
+			continue
+		case until != "":
+			if strings.Contains(text, until) {
+				until = ""
+			}
+			continue
+		case below >= 0 && content == "":
+		case below >= 0 && (indent > below || indent == below && strings.HasPrefix(content, "- ")):
+			continue
+		case expectsValue && valueLine.MatchString(content):
+			continue
+		default:
+			below = -1
+		}
+		expectsValue = false
+		if left, ok := r.json(text, false, depth); ok && left != "" {
+			out.WriteString(left + line[len(text):])
 			continue
 		}
-		begin, end := i, i
-		for begin > max(done, i-maxName) && isName(s[begin-1]) {
-			begin--
+		left := text
+		for _, rule := range rules {
+			if slices.ContainsFunc(rule.hints, func(hint string) bool { return strings.Contains(left, hint) }) {
+				left = rule.pattern.ReplaceAllString(left, rule.with)
+			}
 		}
-		for end < min(len(s), i+maxName) && isName(s[end]) {
+		line, text = left+line[len(text):], left
+		cut, ends := named(text, says)
+		if cut < 0 {
+			out.WriteString(line)
+			expectsValue = ends
+			continue
+		}
+		out.WriteString(text[:cut] + LeftOut + line[len(text):])
+		below = indent
+		if m := opens.FindString(text[cut:]); m != "" && strings.Count(text[cut:], m) == 1 {
+			until = m
+		}
+	}
+	return out.String()
+}
+
+// opens matches what begins a value of several lines: three quotes, or a backslash at the end.
+var opens = regexp.MustCompile("\"\"\"|'''|\\\\$")
+
+// valueLine matches a line with the value that belongs to the name in the line before.
+var valueLine = regexp.MustCompile(`^["']?value["']?[ \t]*[:=]`)
+
+// These match what is between the name of a secret and its value: a sign; the next field, which is
+// the value; and the end of the name's element in XML.
+var (
+	separator  = regexp.MustCompile(`^\\*(?:["']|&(?:quot|apos|#3[49]);)?\]?[ \t]*(?::=|=>|={1,2}|:|%3D|%3A)[ \t]*`)
+	valueField = regexp.MustCompile(`^\\*["']?(?:,?[ \t]*\\*["']?|\\+n[ \t]*)value\\*["']?[ \t]*[:=][ \t]*`)
+)
+
+// remembered returns isSecretName, which also knows the fields of a Secret if there is one, and
+// keeps its answers: most names of a text are in it many times.
+func remembered(secret bool) func(name string) bool {
+	known := make(map[string]bool)
+	return func(name string) bool {
+		is, ok := known[name]
+		if !ok {
+			is = isSecretName(name) || secret && slices.Contains(secretFields, strings.ToLower(name))
+			if len(known) < maxNames {
+				known[name] = is
+			}
+		}
+		return is
+	}
+}
+
+// named returns where in a line the value of the first name of a secret begins, or -1 if there is
+// none. Then it also reports whether the line ends with such a name.
+func named(line string, isSecret func(name string) bool) (cut int, ends bool) {
+	for begin := 0; begin < len(line); begin++ {
+		if !isName(line[begin]) {
+			continue
+		}
+		end := begin
+		for end < len(line) && isName(line[end]) {
 			end++
 		}
-		seen = end
-		name := s[begin:end]
+		name := line[max(begin, end-maxName):end]
 		switch {
-		case begin > 0 && s[begin-1] == '\\' && strings.IndexByte("nrt", name[0]) >= 0:
+		case begin > 0 && line[begin-1] == '\\' && strings.IndexByte("nrt", name[0]) >= 0:
 			name = name[1:] // after an escaped end of line
-		case begin > 0 && s[begin-1] == '%' && len(name) > 2:
+		case begin > 0 && line[begin-1] == '%' && len(name) > 2:
 			name = name[2:] // after an escaped byte in a URL
 		}
-		var v found
-		switch says(name) {
-		case strong:
-			if v = valueAfter(s, begin, end); v.end > v.begin && harmlessValue.MatchString(s[v.begin:v.end]) {
-				continue
+		if isSecret(name) {
+			if cut := valueAfter(line, begin, end); cut >= 0 && !harmlessValue.MatchString(line[cut:]) {
+				return cut, false
 			}
-		case weak:
-			v = randomAfter(s, end)
+			ends = strings.TrimLeft(line[end:], `\"', `) == ""
 		}
-		if v.end > v.begin {
-			out.WriteString(s[done:v.begin] + v.instead)
-			done = v.end
-		}
+		begin = end
 	}
-	out.WriteString(s[done:])
-	return out.String()
+	return -1, ends
 }
 
-// The lengths of the two parts of a token for bootstrapping nodes.
-const bootstrapID, bootstrapSecret = 6, 16
-
-// withoutBootstrapTokens leaves out tokens for bootstrapping nodes, which are two words of letters
-// and digits with a dot in between.
-func withoutBootstrapTokens(s string) string {
-	isPart := func(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
-	ends := func(i int) bool { return i < 0 || i >= len(s) || !isName(s[i]) || i > 0 && s[i-1] == '\\' }
-	var out strings.Builder
-	done := 0
-	for i := strings.IndexByte(s, '.'); i >= 0; {
-		begin, end := i-bootstrapID, i+1+bootstrapSecret
-		if begin >= done && end <= len(s) && ends(begin-1) && ends(end) &&
-			!strings.ContainsFunc(s[begin:i]+s[i+1:end], func(r rune) bool { return r > 0x7f || !isPart(byte(r)) }) {
-			out.WriteString(s[done:begin] + LeftOut)
-			done = end
-		}
-		next := strings.IndexByte(s[i+1:], '.')
-		if next < 0 {
-			break
-		}
-		i += 1 + next
-	}
-	out.WriteString(s[done:])
-	return out.String()
-}
-
-// words returns a command line without the words that follow flags for secrets.
-func words(line []string) []string {
-	for i := 1; i < len(line); i++ {
-		if flag := line[i-1]; strings.HasPrefix(flag, "-") && !strings.Contains(flag, "=") && IsSecret(flag, line[i]) {
-			line[i] = LeftOut
+// valueAfter returns where the value of a name begins, or -1 if it has none in this line.
+func valueAfter(line string, begin, end int) int {
+	rest := line[end:]
+	for _, between := range []*regexp.Regexp{separator, valueField} {
+		if m := between.FindString(rest); m != "" {
+			return end + len(m)
 		}
 	}
-	return line
+	if begin > 0 && line[begin-1] == '<' && strings.HasPrefix(rest, ">") {
+		return end + 1
+	}
+	if value := blanks(line, end); line[begin] == '-' && value > end && !strings.HasPrefix(line[value:], "--") {
+		return value // the next word is a flag's value, unless it is the next flag
+	}
+	return -1
 }
+
+// isName reports whether a byte can be in a name.
+func isName(c byte) bool { return isWord(c) || strings.IndexByte("_-.", c) >= 0 }
 
 // Pod removes from a Pod what may be secret, and makes the Redactor look for the values of the
 // environment elsewhere. main is the container whose command line is kept.
@@ -354,8 +444,10 @@ func (r *Redactor) Spec(s *corev1.PodSpec, main string) {
 	for _, list := range [][]corev1.Container{s.InitContainers, s.Containers} {
 		for i := range list {
 			c := &list[i]
-			c.Command, c.Args = words(c.Command), words(c.Args)
-			if c.Name != main {
+			if c.Name == main {
+				c.Args = commandLine(c.Args, len(c.Command) == 0)
+				c.Command = commandLine(c.Command, true)
+			} else {
 				// Nothing is known of the command lines of others.
 				c.Command, c.Args = leaveOut(c.Command), leaveOut(c.Args)
 			}

@@ -152,6 +152,14 @@ func (m *maker) named() {
 	m.add("Server=tcp:db;User ID=a;Password=%s;Encrypt=true", plain())
 	m.add("https://%s@host/path", plain())
 	m.add("redis://:%s@host:6379", plain())
+	m.add("machine host login user password %s", plain())
+	m.add("{&quot;password&quot;:&quot;%s&quot;}", plain())
+	for _, form := range []string{"password = \"\"\"\n%s\n\"\"\"\n", "export PASSWORD=\\\n%s", "password = '''a\n%s'''"} {
+		m.add(form, plain())
+	}
+	for _, form := range []string{"root:$6$salt$%s:19000:0", "user:$apr1$salt$%s", "hash $2y$10$%s", "$argon2id$v=19$m=65536,t=3,p=4$c2FsdA$%s"} {
+		m.add(form, m.random(43, letters))
+	}
 	// Such a name is not only of secrets, but the value is random.
 	for _, value := range []string{m.random(32, hexa), m.random(64, hexa), m.random(40, all), base64.StdEncoding.EncodeToString([]byte(m.random(32, all)))} {
 		for _, form := range []string{"key=%s", "key: %s", `{"key":"%s"}`, "session=%s", "tls.key: %s", "ca.key=%s", "peer-key %s", "the token %s was refused", "password %s", "sid: %s", "salt='%s'", "keys: [%s]", "keys:\n- %s", "key: |\n  %s"} {
