@@ -387,9 +387,9 @@ func TestAddresses(t *testing.T) {
 	eventually(t, "http://192.168.5.2:31801/", http.StatusOK)
 }
 
-// TestLoadBalancersAddress asserts that health checks which a load balancer sends to its own address
-// are answered as soon as the node has that address, be it by a route. That holds even if NodePorts
-// are on other addresses (kubernetes/kubernetes#117621, projectcalico/calico#10748).
+// TestLoadBalancersAddress asserts that health checks which a load balancer sends to its own
+// address are answered as soon as the node has that address, be it by a route. That holds even if
+// NodePorts are on other addresses (kubernetes/kubernetes#117621, projectcalico/calico#10748).
 func TestLoadBalancersAddress(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
 	s, _, log := start(t)

@@ -18,14 +18,15 @@ import (
 // fight is a view whose Services compete for addresses and ports.
 type fight struct {
 	*view.View
-	t *testing.T
+	t      *testing.T
+	health map[view.HealthCheckID]view.HealthCheck
 }
 
 func newFight(t *testing.T) *fight {
 	v := view.New(options)
 	v.SetNode(thisNode)
 	v.Update()
-	return &fight{v, t}
+	return &fight{View: v, t: t}
 }
 
 // set sets a Service with these edits. Without any, it removes the Service.
@@ -225,6 +226,37 @@ func TestNodePortsPrecedeExternalAddressesOnTheNode(t *testing.T) {
 	f.set(api, loadBalancer("192.168.0.2"), ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080, NodePort: 30080}))
 	f.change()
 	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "loadBalancer 192.168.0.2:30080/TCP", "nodePort 30080/TCP/IPv4"}, f.has(api))
+}
+
+// TestHealthCheckOfADisplacedService asserts that a Service which has lost all of its external
+// addresses and NodePorts to others attracts no traffic to them, until it has one again. A Service
+// that has none yet is no such Service, because its load balancer may reach its pods directly.
+func TestHealthCheckOfADisplacedService(t *testing.T) {
+	f := newFight(t)
+	endpoints := func(key model.ServiceKey) int {
+		return f.health[view.HealthCheckID{Service: key, Family: model.IPv4}].LocalEndpoints
+	}
+	set := func(key model.ServiceKey, edit ...func(*model.Service)) {
+		edit = append(edit, externalLocal, func(s *model.Service) { s.HealthCheckNodePort = 31000 })
+		e := slice("s-"+key.Name, endpoint("10.180.0.1", local))
+		f.Set(key, service(key, edit...), []*model.Slice{e})
+		f.change()
+		if checks, changed := f.TakeHealthChecks(); changed {
+			f.health = checks
+		}
+	}
+	set(web, created(1), loadBalancer("192.0.2.1"))
+	set(api, created(2), clusterIP("10.96.0.2"), loadBalancer("192.0.2.1"))
+	require.Equal(t, 1, endpoints(web))
+	require.Zero(t, endpoints(api), "the address and the NodePort are web's")
+	set(api, created(2), clusterIP("10.96.0.2"), loadBalancer("192.0.2.1", "192.0.2.2"))
+	require.Equal(t, 1, endpoints(api))
+	set(api, created(2), clusterIP("10.96.0.2"), loadBalancer("192.0.2.1"))
+	require.Zero(t, endpoints(api))
+	set(web, created(1), loadBalancer("192.0.2.9"))
+	require.Equal(t, 1, endpoints(api), "it has got the address")
+	set(api, created(2), clusterIP("10.96.0.2"), func(s *model.Service) { s.Type = model.LoadBalancer })
+	require.Equal(t, 1, endpoints(api))
 }
 
 // TestOneServiceAgainstItself covers conflicts within one Service. The API server rejects such

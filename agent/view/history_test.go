@@ -184,10 +184,26 @@ func (h *history) check(t *rapid.T) {
 			require.Equal(t, ok, s.Type == model.LoadBalancer && s.ExternalTrafficPolicy == model.TrafficLocal && s.HealthCheckNodePort != 0 &&
 				slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }))
 			if ok {
-				require.Equal(t, view.HealthCheck{Port: s.HealthCheckNodePort, LocalEndpoints: h.localEndpoints(s, family), Addresses: got.Addresses}, got)
+				want := view.HealthCheck{Port: s.HealthCheckNodePort, LocalEndpoints: h.localEndpoints(s, family), Addresses: got.Addresses}
+				if got.LocalEndpoints == 0 && h.displaced(s, family) {
+					want.LocalEndpoints = 0
+				}
+				require.Equal(t, want, got)
 			}
 		}
 	}
+}
+
+// displaced reports whether other Services have all of a Service's NodePorts and load balancer's
+// addresses.
+func (h *history) displaced(s *model.Service, family model.Family) bool {
+	for id, p := range h.view.State().Ports {
+		if id.Service == s.ServiceKey() && id.Family == family &&
+			slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Kind == view.LoadBalancer || f.Kind == view.NodePort }) {
+			return false
+		}
+	}
+	return true
 }
 
 // requirePromises asserts what the doc comments of State's types promise.

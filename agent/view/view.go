@@ -432,6 +432,9 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 			ids[ServicePortID{s.key, p.Name, p.Protocol, family}] = struct{}{}
 		}
 	}
+	if v.displaced(s, family) {
+		clear(ids)
+	}
 	for id := range ids {
 		for _, e := range v.reader.read(s.slices, id, netip.Addr{}) {
 			if e.local && e.ready() {
@@ -444,4 +447,20 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 	return HealthCheck{
 		Port: port, LocalEndpoints: len(slices.Compact(counted)), Addresses: addresses[:min(len(addresses), maxCheckAddresses)],
 	}, true
+}
+
+// displaced reports whether a Service asks for addresses of a load balancer or for NodePorts in a
+// family, and other Services have all of them. No load balancer should lead traffic here for it.
+func (v *View) displaced(s *service, family model.Family) bool {
+	for _, id := range s.ids {
+		for _, f := range v.ports[id].Frontends {
+			if id.Family == family && (f.Kind == LoadBalancer || f.Kind == NodePort) {
+				return false
+			}
+		}
+	}
+	for range vips(s.object, family) {
+		return true
+	}
+	return slices.ContainsFunc(s.object.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
