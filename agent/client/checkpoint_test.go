@@ -1,4 +1,5 @@
-// This test proves that an agent which starts with a checkpoint gets only what differs.
+// These tests prove that an agent which starts with a checkpoint gets only what differs, and that a
+// checkpoint of another cluster does not count.
 package client
 
 import (
@@ -12,7 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // openCheckpoint returns a cache that is restored from a checkpoint of node-1, and a function that
@@ -74,4 +77,61 @@ func TestResumeFromACheckpoint(t *testing.T) {
 	replica.Publish()
 	updates, _ = restart(replica, serveStore(t, id, replica, noHeartbeat))
 	require.Zero(t, updates)
+}
+
+// TestCheckpointOfAnotherCluster checks an agent that starts with the checkpoint of another
+// cluster, whose resource versions are higher. The server does not let it wait, and once the server
+// has answered, the checkpoint does not count, so nothing of it is programmed.
+func TestCheckpointOfAnotherCluster(t *testing.T) {
+	const old, now = 1_700_000_000, 1_800_000_000
+	id := newIdentity(t)
+	cluster := func(created int64, version uint64) *store.Store {
+		s := filled(t, 5)
+		if created != 0 {
+			key := model.ClusterService
+			s.Upsert(model.NewService(model.Service{
+				Namespace: key.Namespace, Name: key.Name, Type: model.ClusterIP, CreationTimeSeconds: created,
+			}), version)
+		}
+		s.Upsert(named("slice-0", "service-0", int(version)), version)
+		s.Publish()
+		require.Equal(t, created, s.Cluster())
+		return s
+	}
+	for name, c := range map[string]struct {
+		from, to int64
+		counts   bool
+	}{
+		"the same cluster":          {old, old, true},
+		"another cluster":           {old, now, false},
+		"a checkpoint of any":       {0, now, true},
+		"a server that cannot know": {old, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "checkpoint")
+			held, save := openCheckpoint(t, path)
+			s := cluster(c.from, 9)
+			a := connect(t, id, held, nil, serveStore(t, id, s, noHeartbeat).address)
+			a.waitInSync(t, 1)
+			waitHolds(t, held, s)
+			save()
+			a.stop()
+
+			held, _ = openCheckpoint(t, path)
+			to := cluster(c.to, 3)
+			welcomed := make(chan bool, 1)
+			a = connect(t, id, held, func(r *wire.Response) {
+				if r.Welcome != nil {
+					welcomed <- held.UseRestored()
+				}
+			}, serveStore(t, id, to, 5*time.Millisecond).address)
+			require.Equal(t, c.counts, <-welcomed)
+			if !c.counts {
+				waitHolds(t, held, to)
+				_, ok := held.Take()
+				require.True(t, ok, "the server has confirmed it")
+			}
+			a.stop()
+		})
+	}
 }

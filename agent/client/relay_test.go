@@ -60,7 +60,7 @@ func (h *heard) relay() *Relay {
 			return nil
 		},
 		Applied: func(a Applied) { h.add(a) },
-		Node:    func(name string, n *model.Node) { h.add([2]any{name, n}) },
+		Node:    func(name string, n *model.Node, _ uint64) { h.add([2]any{name, n}) },
 		Reached: func(v model.ResourceVersions) { h.add(v) },
 		InSync:  func(path []uint64, nodes map[string]struct{}) { h.add([]any{path, nodes}) },
 		Ended:   func() {},

@@ -225,27 +225,29 @@ type Position struct{ Epoch, Sequence uint64 }
 // has none. Each kind has its own, because each is watched separately: an up-to-date watch of
 // Services says nothing about the watch of slices.
 type ResourceVersions struct {
-	Services, Slices uint64
+	Services, Slices, Nodes uint64
 }
 
 // Max returns the higher version of each kind.
 func (r ResourceVersions) Max(o ResourceVersions) ResourceVersions {
-	return ResourceVersions{max(r.Services, o.Services), max(r.Slices, o.Slices)}
+	return ResourceVersions{max(r.Services, o.Services), max(r.Slices, o.Slices), max(r.Nodes, o.Nodes)}
 }
 
 // Min returns the lower version of each kind.
 func (r ResourceVersions) Min(o ResourceVersions) ResourceVersions {
-	return ResourceVersions{min(r.Services, o.Services), min(r.Slices, o.Slices)}
+	return ResourceVersions{min(r.Services, o.Services), min(r.Slices, o.Slices), min(r.Nodes, o.Nodes)}
 }
 
-// With returns the versions with the version of one kind replaced. It ignores kinds other than
-// Service and Slice.
+// With returns the versions with the version of one kind replaced. It ignores ServiceCIDRs, which
+// are not distributed.
 func (r ResourceVersions) With(kind Kind, version uint64) ResourceVersions {
 	switch kind {
 	case KindService:
 		r.Services = version
 	case KindSlice:
 		r.Slices = version
+	case KindNode:
+		r.Nodes = version
 	}
 	return r
 }

@@ -151,9 +151,10 @@ func TestResourceVersions(t *testing.T) {
 	r := model.ResourceVersions{Services: 5, Slices: 7}
 	require.Equal(t, model.ResourceVersions{Services: 9, Slices: 7}, r.With(model.KindService, 9))
 	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 9}, r.With(model.KindSlice, 9))
-	require.Equal(t, r, r.With(model.KindNode, 9))
-	o := model.ResourceVersions{Services: 4, Slices: 8}
-	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 8}, r.Max(o))
+	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 7, Nodes: 9}, r.With(model.KindNode, 9))
+	require.Equal(t, r, r.With(model.KindServiceCIDR, 9))
+	o := model.ResourceVersions{Services: 4, Slices: 8, Nodes: 1}
+	require.Equal(t, model.ResourceVersions{Services: 5, Slices: 8, Nodes: 1}, r.Max(o))
 	require.Equal(t, model.ResourceVersions{Services: 4, Slices: 7}, r.Min(o))
 }
 

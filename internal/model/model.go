@@ -95,6 +95,11 @@ func ParseServiceKey(s string) (key ServiceKey, ok bool) {
 // String returns "namespace/name".
 func (k ServiceKey) String() string { return k.Namespace + "/" + k.Name }
 
+// ClusterService is the Service of a cluster's API server, which the API server itself creates. Its
+// creation time identifies the cluster: it survives a restore of etcd, differs between clusters,
+// and no tenant can change it. Whoever has the state of a cluster knows it.
+var ClusterService = ServiceKey{Namespace: "default", Name: "kubernetes"}
+
 // Shard returns the number of the shard that holds the Service and its slices. count is the number
 // of shards and must be a power of two.
 func (k ServiceKey) Shard(count uint32) uint32 {

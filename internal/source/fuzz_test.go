@@ -73,7 +73,7 @@ func checkConvert(t *testing.T, kind uint8, data []byte) {
 	}
 	switch o := converted.(type) {
 	case *model.Node:
-		frame, err := wire.EncodeNode(o.Name, o)
+		frame, err := wire.EncodeNode(o.Name, o, 0)
 		require.NoError(t, err)
 		r, err := wire.Decode(frame)
 		require.NoError(t, err)

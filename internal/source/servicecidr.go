@@ -120,7 +120,8 @@ func (s *nodeSink) Progress(kind model.Kind, resourceVersion uint64) {
 	}
 }
 
-// changedLocked passes all Nodes on again if the ranges have changed.
+// changedLocked passes all Nodes on again if the ranges have changed. They have no resource version
+// then, as the version of a ServiceCIDR does not say how far the watch of Nodes is.
 func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	var all []netip.Prefix
 	for _, r := range s.ranges {
@@ -134,7 +135,7 @@ func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	}
 	s.all = all
 	for _, n := range s.nodes {
-		s.Sink.Upsert(s.withRangesLocked(n), resourceVersion)
+		s.Sink.Upsert(s.withRangesLocked(n), 0)
 	}
 }
 

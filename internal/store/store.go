@@ -157,6 +157,26 @@ func (s *Store) Node(name string) *model.Node {
 	return s.nodes[name]
 }
 
+// Cluster returns what identifies the cluster of the published state: the creation time of
+// model.ClusterService in seconds since 1970. It is 0 if the state has no such Service, or the
+// source does not know its creation time.
+func (s *Store) Cluster() int64 {
+	key := model.Key{Kind: model.KindService, Namespace: model.ClusterService.Namespace, Name: model.ClusterService.Name}
+	if o, ok := s.Snapshot(model.ClusterService.Shard(s.Shards())).Get(key).(*model.Service); ok {
+		return o.CreationTimeSeconds
+	}
+	return 0
+}
+
+// NodeAsOf returns the Node with that name, or nil if there is none, and the resource version of
+// Nodes that this reflects at most.
+func (s *Store) NodeAsOf(name string) (n *model.Node, version uint64) {
+	n = s.Node(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return n, s.progress.seen.Nodes
+}
+
 // Digest returns the digest of all Services and Slices, with the sequences that the shards have in
 // that state.
 func (s *Store) Digest() (digest model.Digest, sequences []uint64) {

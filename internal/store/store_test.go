@@ -598,9 +598,10 @@ func TestProgressAfterAChange(t *testing.T) {
 	require.EqualValues(t, 110, relay.Reached().Slices)
 }
 
-// TestSeenIsNotBehindSnapshots checks that the versions which a stream is told to have seen are never
-// lower than those of a snapshot that it may have been sent, also while one shard after the other is
-// published. Otherwise, a client that is cut off then would go back in time with the next server.
+// TestSeenIsNotBehindSnapshots checks that the versions which a stream is told to have seen are
+// never lower than those of a snapshot that it may have been sent, also while one shard after the
+// other is published. Otherwise, a client that is cut off then would go back in time with the next
+// server.
 func TestSeenIsNotBehindSnapshots(t *testing.T) {
 	s := synced(t, Options{Shards: 8})
 	upsert := func(version uint64) {

@@ -87,7 +87,7 @@ func TestPartsOfOtherFrames(t *testing.T) {
 		_, err := PartsOf(u, []Frame{whole[:cut]})
 		require.Error(t, err, cut)
 	}
-	node, err := EncodeNode("n", nil)
+	node, err := EncodeNode("n", nil, 0)
 	require.NoError(t, err)
 	_, err = PartsOf(&model.Update{}, []Frame{node})
 	require.ErrorContains(t, err, "holds no update")

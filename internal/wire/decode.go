@@ -49,6 +49,8 @@ type NodeUpdate struct {
 	// Unreadable reports that the Node exists and did not decode. The receiver keeps what it knows
 	// of it.
 	Unreadable bool
+	// ResourceVersion is the resource version of Nodes that the update reflects; 0 means unknown.
+	ResourceVersion uint64
 }
 
 // Decode decodes a frame, which may be compressed. An error means that the frame as a whole is
@@ -126,7 +128,7 @@ func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 			return nil, fmt.Errorf("the name of a Node has %d bytes", len(name))
 		}
 		n, err := nodeFromProto(p.GetNode())
-		out.Node = &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}
+		out.Node = &NodeUpdate{Name: name, Node: n, Unreadable: err != nil, ResourceVersion: p.GetResourceVersion()}
 		if err != nil {
 			out.Problems = []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}}
 		}
@@ -136,7 +138,7 @@ func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 
 // ResourceVersionsFromProto converts resource versions.
 func ResourceVersionsFromProto(p *pb.ResourceVersions) model.ResourceVersions {
-	return model.ResourceVersions{Services: p.GetServices(), Slices: p.GetSlices()}
+	return model.ResourceVersions{Services: p.GetServices(), Slices: p.GetSlices(), Nodes: p.GetNodes()}
 }
 
 // KeyFromProto converts the key of a Service or slice. It accepts keys that are not canonical,

@@ -38,9 +38,12 @@ func EncodeUpdate(u *model.Update) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: UpdateToProto(u)}})
 }
 
-// EncodeNode returns the frame that announces a Node. nil means that no Node of that name exists.
-func EncodeNode(name string, n *model.Node) (Frame, error) {
-	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Node: nodeToProto(n), Name: name}}})
+// EncodeNode returns the frame that announces a Node, as of a resource version of Nodes. nil means
+// that no Node of that name exists.
+func EncodeNode(name string, n *model.Node, resourceVersion uint64) (Frame, error) {
+	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
+		Node: nodeToProto(n), Name: name, ResourceVersion: resourceVersion,
+	}}})
 }
 
 // UpdateToProto converts an Update.
@@ -71,12 +74,12 @@ func fromToProto(from, to uint64) uint64 {
 	return from
 }
 
-// ResourceVersionsToProto converts resource versions. It returns nil if both are 0.
+// ResourceVersionsToProto converts resource versions. It returns nil if all are 0.
 func ResourceVersionsToProto(r model.ResourceVersions) *pb.ResourceVersions {
 	if r == (model.ResourceVersions{}) {
 		return nil
 	}
-	return &pb.ResourceVersions{Services: r.Services, Slices: r.Slices}
+	return &pb.ResourceVersions{Services: r.Services, Slices: r.Slices, Nodes: r.Nodes}
 }
 
 // KeyToProto converts the key of a Service, a slice or a Node.

@@ -65,14 +65,14 @@ func TestUpdateRoundTrip(t *testing.T) {
 func TestNodeRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := modeltest.Node(t, "node-1")
-		f, err := EncodeNode("n", n)
+		f, err := EncodeNode("n", n, 0)
 		require.NoError(t, err)
 		r, err := Decode(f)
 		require.NoError(t, err)
 		require.True(t, n.Equal(r.Node.Node))
 		require.Equal(t, "n", r.Node.Name)
 	})
-	f, err := EncodeNode("n", nil)
+	f, err := EncodeNode("n", nil, 0)
 	require.NoError(t, err)
 	r, err := Decode(f)
 	require.NoError(t, err)
@@ -536,7 +536,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(frame))
 		f.Add([]byte(frame[:len(frame)/2]))
 	}
-	node, err := EncodeNode("n", &model.Node{Name: "n", Labels: map[string]string{"a": "b"}})
+	node, err := EncodeNode("n", &model.Node{Name: "n", Labels: map[string]string{"a": "b"}}, 0)
 	require.NoError(f, err)
 	f.Add([]byte(node))
 	f.Add([]byte(compressed(f, node)))
@@ -560,7 +560,7 @@ func checkDecode(t *testing.T, data []byte) {
 		if r.Node.Node != nil {
 			require.NoError(t, r.Node.Node.Check())
 		}
-		_, err = EncodeNode("n", r.Node.Node)
+		_, err = EncodeNode("n", r.Node.Node, 0)
 		require.NoError(t, err)
 	}
 	if r.Update == nil {

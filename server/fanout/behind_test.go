@@ -168,11 +168,15 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// seenIn waits for an InSync, and returns the resource versions that it names.
-func seenIn(t *testing.T, p *pipe) (seen *pb.ResourceVersions) {
+// seenIn waits for an InSync, and returns the resource versions that it names. It calls each check
+// with each message.
+func seenIn(t *testing.T, p *pipe, check ...func(*wire.Response)) (seen *pb.ResourceVersions) {
 	t.Helper()
 	eventually(t, func() bool {
 		for _, r := range p.read(t) {
+			for _, f := range check {
+				f(r)
+			}
 			if r.InSync != nil {
 				seen = r.InSync.GetResourceVersions()
 			}
@@ -213,5 +217,100 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 		require.Equal(t, wire.ResourceVersionsToProto(s.Seen()).String(), last.Heartbeat.GetSeenVersions().String(), "it waits once")
 		require.Equal(t, want, testutil.ToFloat64(h.metrics.behindWaits.WithLabelValues("gave_up")))
 		require.Error(t, p.close())
+	}
+}
+
+// TestNodeThatTheServerDoesNotKnowYet checks an agent that has seen newer Nodes than the server. As
+// long as that is so, the server does not send it an older Node, and does not say that its Node is
+// gone, however long it is behind. Slices do not wait for it.
+func TestNodeThatTheServerDoesNotKnowYet(t *testing.T) {
+	node := func(version byte) *model.Node {
+		return &model.Node{Name: "a", InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, version})}}
+	}
+	for name, c := range map[string]struct {
+		has  *model.Node
+		wait time.Duration
+		then func(*store.Store)
+		want []*model.Node
+	}{
+		"it comes":                          {nil, time.Hour, func(s *store.Store) { s.Upsert(node(1), 800) }, []*model.Node{node(1)}},
+		"it was older":                      {node(1), time.Hour, func(s *store.Store) { s.Upsert(node(2), 790); s.Progress(model.KindNode, 801) }, []*model.Node{node(2)}},
+		"it is gone":                        {nil, time.Hour, func(s *store.Store) { s.Progress(model.KindNode, 800) }, []*model.Node{nil}},
+		"the server gives up":               {nil, time.Millisecond, func(*store.Store) {}, nil},
+		"the server gives up, it is older":  {node(1), time.Millisecond, func(*store.Store) {}, []*model.Node{node(1)}},
+		"it comes after the server gave up": {nil, time.Millisecond, func(s *store.Store) { s.Upsert(node(1), 790) }, []*model.Node{node(1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := filled(t, 4)
+			s.Upsert(&model.Node{Name: "b"}, 700)
+			if c.has != nil {
+				s.Upsert(c.has, 701)
+			}
+			s.Publish()
+			h := running(t, Options{Store: s, MaxBehindWait: c.wait, Heartbeat: time.Hour})
+			hello := holding(s)
+			hello.NodeName, hello.Kind = "a", pb.ClientKind_CLIENT_KIND_AGENT
+			hello.ResourceVersions = &pb.ResourceVersions{Services: 1, Slices: 2, Nodes: 800}
+			p := connect(t, h, hello)
+			defer p.cancel()
+			var got []*model.Node
+			came := false
+			note := func(r *wire.Response) {
+				came = came || r.Update != nil
+				if r.Node != nil {
+					got = append(got, r.Node.Node)
+				}
+			}
+			require.EqualValues(t, 800, seenIn(t, p, note).GetNodes())
+			live := func() bool {
+				p.session.mu.Lock()
+				defer p.session.mu.Unlock()
+				return p.session.live
+			}
+			if c.wait != time.Hour {
+				eventually(t, live)
+			}
+			s.Upsert(slice(0, 2), 1000)
+			read := func() {
+				for _, r := range p.read(t) {
+					note(r)
+				}
+			}
+			eventually(t, func() bool { read(); return came })
+			if c.wait == time.Hour {
+				require.Empty(t, got, "the server is still behind")
+			}
+			c.then(s)
+			eventually(t, func() bool { read(); return len(got) >= len(c.want) && live() })
+			read()
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// TestVersionsOfAnotherCluster checks that nobody waits for resource versions of another cluster.
+func TestVersionsOfAnotherCluster(t *testing.T) {
+	for cluster, waits := range map[int64]bool{0: true, 1: true, 2: false} {
+		s := filled(t, 1)
+		s.Upsert(model.NewService(model.Service{Namespace: "default", Name: "kubernetes", Type: model.ClusterIP, CreationTimeSeconds: 1}), 1)
+		s.Publish()
+		h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Millisecond})
+		p := connect(t, h, &pb.Hello{Digest: modeltest.Digests(5), Sequences: []uint64{3, 3}, Epoch: s.Epoch() + 1, Cluster: cluster,
+			ResourceVersions: &pb.ResourceVersions{Services: 9, Slices: 9, Nodes: 9}})
+		beats, served := 0, false
+		eventually(t, func() bool {
+			for _, r := range p.read(t) {
+				if r.Welcome != nil {
+					require.EqualValues(t, 1, r.Welcome.GetCluster())
+				}
+				if r.Heartbeat != nil {
+					beats++
+				}
+				served = served || r.Update != nil || r.BucketQuery != nil || r.DigestQuery != nil
+			}
+			return served || waits && beats > 1
+		})
+		require.Equal(t, !waits, served, cluster)
+		p.cancel()
 	}
 }

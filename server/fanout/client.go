@@ -89,13 +89,14 @@ type clientState struct {
 	sequences   []uint64
 	digest      model.Digest // of the whole state
 	versions    model.ResourceVersions
+	cluster     int64        // of the content that the client holds; 0 means unknown
 	nodesDigest model.Digest // of the Nodes that a relay holds
 }
 
 func newClientState(hello *pb.Hello) (clientState, error) {
 	c := clientState{
 		epoch: hello.GetEpoch(), sequences: hello.GetSequences(),
-		versions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
+		versions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()), cluster: hello.GetCluster(),
 	}
 	if n := len(c.sequences); n > maxShards {
 		return c, invalid("invalid Hello: %d sequences: a server has at most %d shards", n, maxShards)
@@ -115,6 +116,13 @@ func newClientState(hello *pb.Hello) (clientState, error) {
 		}
 	}
 	return c, nil
+}
+
+// content returns the resource versions that the client has seen, except for that of Nodes.
+func (c clientState) content() model.ResourceVersions {
+	v := c.versions
+	v.Nodes = 0
+	return v
 }
 
 func (c clientState) empty() bool { return c.digest == model.Digest{} }

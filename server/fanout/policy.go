@@ -52,7 +52,7 @@ func (fullPolicy) sendReached(model.ResourceVersions) error { return nil }
 
 func (p fullPolicy) sendNodes(clientState) (all bool, err error) {
 	if p.s.node != "" {
-		err = p.s.sendNode(p.s.node, p.s.hub.store.Node(p.s.node))
+		err = p.s.sendNode(p.s.node)
 	}
 	return false, err
 }
@@ -138,7 +138,7 @@ func (p *relayPolicy) sendNodes(state clientState) (all bool, err error) {
 		return false, nil
 	}
 	for _, n := range nodes {
-		if err := p.s.sendNode(n.Name, n); err != nil {
+		if err := p.s.sendNode(n.Name); err != nil {
 			return false, err
 		}
 	}

@@ -339,7 +339,7 @@ func (s *Session) answer() error {
 
 func (s *Session) sendChangedNodes(names map[string]struct{}) error {
 	for name := range names {
-		if err := s.sendNode(name, s.hub.store.Node(name)); err != nil {
+		if err := s.sendNode(name); err != nil {
 			return err
 		}
 	}

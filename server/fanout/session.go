@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -382,8 +381,9 @@ func (s *Session) sendServers() error {
 }
 
 // sendNode sends a Node, or that it does not exist.
-func (s *Session) sendNode(name string, n *model.Node) error {
-	f, err := wire.EncodeNode(name, n)
+func (s *Session) sendNode(name string) error {
+	n, version := s.hub.store.NodeAsOf(name)
+	f, err := wire.EncodeNode(name, n, version)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", name, err)
 	}

@@ -46,13 +46,16 @@ func (s *Session) newStartup() *startup {
 func (s *Session) start(state clientState) error {
 	up := s.newStartup()
 	defer up.beats.Stop()
+	if own := s.hub.store.Cluster(); own != 0 && state.cluster != 0 && own != state.cluster {
+		state.versions = model.ResourceVersions{}
+	}
 	if err := s.sendWelcome(); err != nil {
 		return err
 	}
 	if err := s.sendServers(); err != nil {
 		return err
 	}
-	allNodes, err := s.policy.sendNodes(state)
+	allNodes, nodeHeld, err := up.sendNodes(state)
 	if err != nil {
 		return err
 	}
@@ -70,14 +73,42 @@ func (s *Session) start(state clientState) error {
 	if err := s.policy.sendReached(reached); err != nil {
 		return err
 	}
-	seen := s.hub.store.Seen()
+	var held model.ResourceVersions // until the server has caught up, or gives up
 	if ahead {
-		seen = seen.Max(state.versions) // until the server has caught up, or gives up
+		held = state.content()
 	}
-	if err := s.sendInSync(allNodes, seen); err != nil || !ahead {
+	if nodeHeld {
+		held.Nodes = state.versions.Nodes
+	}
+	if err := s.sendInSync(allNodes, s.hub.store.Seen().Max(held)); err != nil || held == (model.ResourceVersions{}) {
 		return err
 	}
-	return up.followAhead(state.versions)
+	return up.followAhead(held)
+}
+
+// sendNodes sends the Nodes that the client follows, unless it has seen newer ones. A server that
+// is behind may have an older Node, or not have it yet.
+//
+// An agent's Node is then held until the server has caught up, as it must delay nothing else. A
+// relay waits, because its InSync says that there are no other Nodes. all reports that.
+func (up *startup) sendNodes(state clientState) (all, held bool, err error) {
+	_, reached := up.hub.ring.now()
+	if state.versions.Nodes <= reached.Nodes || !up.policy.whole() {
+		all, err = up.policy.sendNodes(state)
+		return all, false, err
+	}
+	if up.isRelay() {
+		waitFor := model.ResourceVersions{Nodes: state.versions.Nodes}
+		_, _, gaveUp, err := up.awaitVersions(waitFor, func(model.ResourceVersions) (bool, error) { return false, nil })
+		if err == nil {
+			all, err = up.policy.sendNodes(state)
+		}
+		return all && !gaveUp, false, err
+	}
+	if up.node != "" {
+		up.request(func() bool { up.requests.addNode(up.node); return true })
+	}
+	return false, up.node != "", nil
 }
 
 func (s *Session) countStart(state clientState) {
@@ -96,7 +127,7 @@ func (s *Session) sendWelcome() error {
 	w := &pb.Welcome{
 		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(),
 		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
-		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()), StaleMs: h.staleMs(),
+		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()), StaleMs: h.staleMs(), Cluster: h.store.Cluster(),
 	}
 	if h.upward != nil {
 		w.Path, _ = h.upward.Path()
@@ -105,8 +136,7 @@ func (s *Session) sendWelcome() error {
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
 }
 
-// sendInSync tells the client that it holds the server's state, and which resource versions it has
-// seen from now on.
+// sendInSync sends an InSync, with the resource versions that the client has seen from now on.
 func (s *Session) sendInSync(allNodes bool, seen model.ResourceVersions) error {
 	s.synced.Store(true)
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
@@ -120,7 +150,7 @@ func (s *Session) sendInSync(allNodes bool, seen model.ResourceVersions) error {
 // store's. But until the store has reached those versions, its changes may lie in the client's
 // past, such as a change that the client has already seen undone.
 func (up *startup) awaitStore(state clientState) (reached model.ResourceVersions, ahead bool, err error) {
-	reached, waited, gaveUp, err := up.awaitVersions(state.versions, func(model.ResourceVersions) (bool, error) {
+	reached, waited, gaveUp, err := up.awaitVersions(state.content(), func(model.ResourceVersions) (bool, error) {
 		sequences, same := state.equals(up.hub.store)
 		if ahead = same && up.policy.whole(); ahead {
 			up.sequences = sequences
@@ -154,9 +184,20 @@ func (up *startup) followAhead(seen model.ResourceVersions) error {
 	if err := up.catchUp(); err != nil || !gaveUp {
 		return err
 	}
+	up.forgetAbsentNodes()
+	v := up.hub.store.Seen()
 	return up.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
-		SeenVersions: wire.ResourceVersionsToProto(up.hub.store.Seen()),
+		SeenVersions: &pb.ResourceVersions{Services: v.Services, Slices: v.Slices, Nodes: v.Nodes},
 	}}})
+}
+
+// forgetAbsentNodes drops what is held of Nodes that the store does not have. The store may be
+// behind for much longer than a client waits. An agent that is told that its Node is gone asks load
+// balancers to leave the node.
+func (up *startup) forgetAbsentNodes() {
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	maps.DeleteFunc(up.requests.nodes, func(name string, _ struct{}) bool { return up.hub.store.Node(name) == nil })
 }
 
 // awaitVersions waits until the store has reached the resource versions that the client has seen,
@@ -208,20 +249,23 @@ func (up *startup) countGivenUp(seen model.ResourceVersions) {
 }
 
 // sendNewer sends a client that has seen newer resource versions what is certainly new to it:
-// Nodes, and shards without a change of a kind that the store is behind in. Objects of other kinds
-// are at least as new in the store as what the client has seen.
+// Nodes, unless the store is behind in them, and shards without a change of a kind that the store
+// is behind in. Objects of other kinds are at least as new in the store as what the client has
+// seen.
 //
 // Kinds are told apart because the versions that a client has seen come from its servers' lists. A
 // server that has just listed a quiet kind knows its newest version at once. A watch learns only
 // once a minute how far a quiet kind has come. A client cannot claim less than the list's version:
 // the last change before the list may have been a removal, which a list does not show.
 func (up *startup) sendNewer(seen, reached model.ResourceVersions) error {
-	up.mu.Lock()
-	nodes := up.requests.nodes
-	up.requests.nodes = nil
-	up.mu.Unlock()
-	if err := up.sendChangedNodes(nodes); err != nil {
-		return err
+	if seen.Nodes <= reached.Nodes {
+		up.mu.Lock()
+		nodes := up.requests.nodes
+		up.requests.nodes = nil
+		up.mu.Unlock()
+		if err := up.sendChangedNodes(nodes); err != nil {
+			return err
+		}
 	}
 	for shard := range up.hub.store.Shards() {
 		snapshot, from := up.hub.store.Snapshot(shard), up.sequences[shard]

@@ -155,12 +155,12 @@ func (u *Source) nodesDigest() model.Digest {
 }
 
 // node writes a Node to the store, or removes it if n is nil.
-func (u *Source) node(name string, n *model.Node) {
+func (u *Source) node(name string, n *model.Node, resourceVersion uint64) {
 	if n == nil {
-		u.store.Remove(model.Key{Kind: model.KindNode, Name: name}, 0)
+		u.store.Remove(model.Key{Kind: model.KindNode, Name: name}, resourceVersion)
 		return
 	}
-	u.store.Upsert(n, 0)
+	u.store.Upsert(n, resourceVersion)
 }
 
 // reached records the resource versions that all shards have reached. A single update cannot show
@@ -168,6 +168,7 @@ func (u *Source) node(name string, n *model.Node) {
 func (u *Source) reached(v model.ResourceVersions) {
 	u.store.Progress(model.KindService, v.Services)
 	u.store.Progress(model.KindSlice, v.Slices)
+	u.store.Progress(model.KindNode, v.Nodes)
 }
 
 // inSync completes the initial state of a stream with this path: it removes the Nodes that no
@@ -176,7 +177,7 @@ func (u *Source) inSync(path []uint64, names map[string]struct{}) {
 	if names != nil {
 		for _, n := range u.store.Nodes() {
 			if _, ok := names[n.Name]; !ok {
-				u.node(n.Name, nil)
+				u.node(n.Name, nil, 0)
 			}
 		}
 	}

@@ -69,6 +69,8 @@ type Cache struct {
 	// stale reports that restored content counts although no server has confirmed it; see
 	// UseRestored.
 	stale bool
+	// foreign reports that the restored content is of another cluster than a server that has answered.
+	foreign bool
 	// missing and unreadable are the numbers of missing slices and of unreadable objects in all
 	// shards.
 	missing, unreadable int
@@ -276,6 +278,17 @@ func (c *Cache) ChangedUnreadable() map[uint32][]model.Key {
 
 func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
 	return &c.shards[key.Shard(uint32(len(c.shards)))]
+}
+
+// clusterLocked returns what identifies the cluster of the content; see model.ClusterService.
+func (c *Cache) clusterLocked() int64 {
+	if len(c.shards) == 0 {
+		return 0
+	}
+	if held := c.shardOf(model.ClusterService).services[model.ClusterService]; held != nil && held.service != nil {
+		return held.service.CreationTimeSeconds
+	}
+	return 0
 }
 
 func (c *Cache) signalLocked() {

@@ -116,11 +116,11 @@ func (s *cacheShard) fill(u *model.Update, shards uint32) error {
 }
 
 // UseRestored makes the restored content count until a server confirms it. It does nothing and
-// returns false if a server already has.
+// returns false if a server already has, or if a server of another cluster has answered.
 func (c *Cache) UseRestored() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.inSync {
+	if c.inSync || c.foreign {
 		return false
 	}
 	c.stale = true

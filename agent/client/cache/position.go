@@ -13,6 +13,8 @@ type Hello struct {
 	Digest model.Digest
 	// ResourceVersions are the versions that the cache reflects.
 	ResourceVersions model.ResourceVersions
+	// Cluster identifies the cluster of the content; see model.ClusterService. 0 means unknown.
+	Cluster int64
 }
 
 // Status summarizes the content of a cache.

@@ -46,7 +46,7 @@ func (w *Writer) Begin(s Subscription) Hello {
 		}
 	}
 	sequences, digests := w.digestsLocked()
-	return Hello{Epoch: w.epoch, Sequences: sequences, Digest: model.StateDigest(digests), ResourceVersions: w.seen}
+	return Hello{Epoch: w.epoch, Sequences: sequences, Digest: model.StateDigest(digests), ResourceVersions: w.seen, Cluster: w.clusterLocked()}
 }
 
 // Resubscribe notes that the server changes the subscription to s, until the stream is in sync
@@ -72,6 +72,21 @@ func (w *Writer) Welcome(epoch uint64, shards uint32) error {
 		w.forgetPositionsLocked()
 	}
 	return nil
+}
+
+// FromCluster notes the cluster of a server, which 0 leaves unknown. It reports whether the content
+// is restored from a checkpoint of another cluster. That content does not count then, and its Node
+// is dropped. The content stays until the server brings the cache in sync.
+func (w *Writer) FromCluster(cluster int64) (another bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	own := w.clusterLocked()
+	if w.inSync || w.stale || own == 0 || cluster == 0 || own == cluster {
+		return false
+	}
+	w.foreign = true
+	w.node, w.pending.node, w.restored = nil, false, nil
+	return true
 }
 
 // CheckWelcome returns ErrProtocol unless a server may have this epoch and number of shards.
@@ -137,6 +152,13 @@ func (w *Writer) InSync(sequences []uint64, seen model.ResourceVersions) error {
 	w.inSync, w.stale, w.resubscribing = true, false, false
 	w.signalLocked()
 	return nil
+}
+
+// Saw notes that the cache reflects these resource versions, unless it reflects higher ones.
+func (w *Writer) Saw(versions model.ResourceVersions) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen = w.seen.Max(versions)
 }
 
 // SetSeen sets the resource versions that the cache reflects, which may be lower than before.

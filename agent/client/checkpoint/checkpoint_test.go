@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
@@ -233,7 +234,7 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 	good := func() *pb.Hello {
 		return &pb.Hello{NodeName: "node-1", Epoch: 1, Sequences: []uint64{1}}
 	}
-	node, err := wire.EncodeNode("node-1", nil)
+	node, err := wire.EncodeNode("node-1", nil, 0)
 	require.NoError(t, err)
 	whole := frame(t, &model.Update{Full: true, Services: []*model.Service{service}})
 	file := func(change func(*pb.Hello), rest ...[]byte) []byte {
@@ -627,6 +628,28 @@ func TestCheckpointOfASubscription(t *testing.T) {
 	require.Equal(t, nothing, sequences(narrowed, nil))
 	narrowed.Resubscribe(key(only("other")))
 	require.Equal(t, nothing, sequences(narrowed, only("other")), "the change was not complete")
+}
+
+// TestCheckpointOfNewerSoftware checks that a shard has no position if its objects have fields that
+// this software does not know, so that the server sends what the cache lacks.
+func TestCheckpointOfNewerSoftware(t *testing.T) {
+	for _, unknown := range [][]byte{nil, protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)} {
+		p := wire.UpdateToProto(&model.Update{Full: true, Services: []*model.Service{modeltest.Web()}})
+		want := uint64(7)
+		if unknown != nil {
+			p.GetServices()[0].ProtoReflect().SetUnknown(unknown)
+			p.Services[0].Version[0]++
+			want = 0
+		}
+		whole, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
+		require.NoError(t, err)
+		node, err := wire.EncodeNode("node-1", nil, 0)
+		require.NoError(t, err)
+		hello := &pb.Hello{NodeName: "node-1", Epoch: 1, Sequences: []uint64{7}}
+		contents, _, err := decode(seal(marshal(t, hello), nil, nil, node, whole), "node-1")
+		require.NoError(t, err)
+		require.Equal(t, []uint64{want}, restored(t, contents).Status().Sequences)
+	}
 }
 
 // largeSlices returns slices of one shard that need several frames.

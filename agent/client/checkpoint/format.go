@@ -146,7 +146,7 @@ func (e *encoder) encodeHead(node string, c *cache.Contents) (sections [][]byte,
 		}
 		sections = append(sections, e.section(content))
 	}
-	frame, err := wire.EncodeNode(node, c.Node)
+	frame, err := wire.EncodeNode(node, c.Node, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -373,6 +373,7 @@ func (r *sectionReader) shard(shard uint32) (*model.Update, error) {
 		}
 		whole.Services = append(whole.Services, u.Services...)
 		whole.Slices = append(whole.Slices, u.Slices...)
+		whole.Unverified = append(whole.Unverified, u.Unverified...)
 		more = response.More
 	}
 	return whole, nil

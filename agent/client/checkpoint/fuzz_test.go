@@ -25,7 +25,7 @@ import (
 // have the fuzzer's content. A file that is accepted must be accepted again after it was rewritten.
 func FuzzCheckpoint(f *testing.F) {
 	service := modeltest.Web()
-	node, err := wire.EncodeNode("node-1", &model.Node{Name: "node-1"})
+	node, err := wire.EncodeNode("node-1", &model.Node{Name: "node-1"}, 0)
 	require.NoError(f, err)
 	hello := marshal(f, &pb.Hello{
 		NodeName: "node-1", Epoch: 1, Sequences: []uint64{5},

@@ -192,7 +192,7 @@ func (c *Connection) hello() *pb.Hello {
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
 		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
 		Epoch:        held.Epoch, Sequences: held.Sequences, Digest: held.Digest[:],
-		ResourceVersions: wire.ResourceVersionsToProto(held.ResourceVersions),
+		ResourceVersions: wire.ResourceVersionsToProto(held.ResourceVersions), Cluster: held.Cluster,
 	}
 	if c.options.Relay != nil {
 		digest := c.options.Relay.NodesDigest()
@@ -215,8 +215,9 @@ type Relay struct {
 	// Applied is called with each Update after the cache has applied it.
 	Applied func(cache.Applied)
 	// Node is called with each Node that arrived or changed, or with nil if the Node no longer
-	// exists. A relay's cache keeps no Nodes.
-	Node func(name string, n *model.Node)
+	// exists, and with the resource version of Nodes that this reflects. A relay's cache keeps no
+	// Nodes.
+	Node func(name string, n *model.Node, resourceVersion uint64)
 	// Ended is called when a welcomed stream has ended.
 	Ended func()
 	// Reached is called with the resource versions up to which all shards are complete.

@@ -270,6 +270,9 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if err := s.check(w); err != nil {
 		return err
 	}
+	if s.cache.FromCluster(w.GetCluster()) {
+		s.log.Warn("The checkpoint is of another cluster than the server, waiting for the server's state", "server", s.server.Address)
+	}
 	if err := s.cache.Welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
 	}
@@ -367,11 +370,15 @@ func (s *stream) node(n *wire.NodeUpdate) error {
 	if s.options.Relay != nil {
 		return s.relayNode(n)
 	}
-	if !n.Unreadable && s.cache.SetNode(n.Node) {
+	if n.Unreadable {
+		return nil
+	}
+	if s.cache.SetNode(n.Node) {
 		s.nodeLogged.Do(func() {
 			s.log.Warn("Node object was deleted, keeping its last state", "node", n.Name)
 		})
 	}
+	s.cache.Saw(model.ResourceVersions{Nodes: n.ResourceVersion})
 	return nil
 }
 
@@ -388,7 +395,8 @@ func (s *stream) relayNode(n *wire.NodeUpdate) error {
 		delete(s.nodes, n.Name)
 	}
 	if !n.Unreadable {
-		s.options.Relay.Node(n.Name, n.Node)
+		s.options.Relay.Node(n.Name, n.Node, n.ResourceVersion)
+		s.cache.Saw(model.ResourceVersions{Nodes: n.ResourceVersion})
 	}
 	return nil
 }

@@ -188,7 +188,7 @@ func TestHeartbeatsDoNotPileUpRequests(t *testing.T) {
 // TestNodesOfARelayAreBounded checks that a server cannot make a relay remember an unbounded number
 // of Node names.
 func TestNodesOfARelayAreBounded(t *testing.T) {
-	s := testStream(cache.New(), &Relay{Check: func([]uint64, uint32) error { return nil }, Node: func(string, *model.Node) {}})
+	s := testStream(cache.New(), &Relay{Check: func([]uint64, uint32) error { return nil }, Node: func(string, *model.Node, uint64) {}})
 	require.NoError(t, s.handle(welcomeMessage(1)))
 	exists := func(i int) error {
 		return s.handle(&wire.Response{Node: &wire.NodeUpdate{Name: fmt.Sprint("n-", i), Unreadable: true}})

@@ -62,7 +62,7 @@ func hostName(address string) string {
 
 // valid reports whether a stream may name a server at this address. Only the IP address or DNS name
 // of a host, with the number of a port, is accepted. gRPC knows other kinds of targets, which a
-// server must not be able to choose: for gRPC, unix-abstract:1 is not a port of a host, but a socket.
+// server must not be able to choose: for gRPC, unix-abstract:1 is a socket and no port of a host.
 func valid(address string) bool {
 	host, port, err := net.SplitHostPort(address)
 	number, bad := strconv.ParseUint(port, 10, 16)

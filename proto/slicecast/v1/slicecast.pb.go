@@ -1037,7 +1037,10 @@ type Hello struct {
 	// The client only asks whether the server would serve it, and whether the server is stale. The
 	// server sends Welcome and ends the stream. What the client holds need not be set. A server that
 	// does not know this field goes on with the stream, so the client ends it after Welcome.
-	Probe         bool `protobuf:"varint,12,opt,name=probe,proto3" json:"probe,omitempty"`
+	Probe bool `protobuf:"varint,12,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The cluster of the content that the client holds; see Welcome.cluster. If it is another one
+	// than the server's, resource_versions mean nothing.
+	Cluster       int64 `protobuf:"varint,13,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1154,6 +1157,13 @@ func (x *Hello) GetProbe() bool {
 		return x.Probe
 	}
 	return false
+}
+
+func (x *Hello) GetCluster() int64 {
+	if x != nil {
+		return x.Cluster
+	}
+	return 0
 }
 
 // Subscription names Services. It includes their Slices. A Service is named if either list includes
@@ -1283,7 +1293,9 @@ type ResourceVersions struct {
 	// The highest resource version of Services; 0 means none.
 	Services uint64 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
 	// The highest resource version of EndpointSlices; 0 means none.
-	Slices        uint64 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
+	Slices uint64 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
+	// The highest resource version of Nodes; 0 means none.
+	Nodes         uint64 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1328,6 +1340,13 @@ func (x *ResourceVersions) GetServices() uint64 {
 func (x *ResourceVersions) GetSlices() uint64 {
 	if x != nil {
 		return x.Slices
+	}
+	return 0
+}
+
+func (x *ResourceVersions) GetNodes() uint64 {
+	if x != nil {
+		return x.Nodes
 	}
 	return 0
 }
@@ -1676,7 +1695,11 @@ type Welcome struct {
 	Path []uint64 `protobuf:"fixed64,6,rep,packed,name=path,proto3" json:"path,omitempty"`
 	// For how many milliseconds the server has been stale: its source may have missed changes for
 	// that time. 0 means that the server is not stale.
-	StaleMs       uint64 `protobuf:"varint,7,opt,name=stale_ms,json=staleMs,proto3" json:"stale_ms,omitempty"`
+	StaleMs uint64 `protobuf:"varint,7,opt,name=stale_ms,json=staleMs,proto3" json:"stale_ms,omitempty"`
+	// What identifies the cluster: the creation time of the Service default/kubernetes, in seconds
+	// since 1970. It survives a restore of etcd and differs between clusters. 0 means unknown. A
+	// client that holds the state of another cluster does not use it.
+	Cluster       int64 `protobuf:"varint,8,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1756,6 +1779,13 @@ func (x *Welcome) GetPath() []uint64 {
 func (x *Welcome) GetStaleMs() uint64 {
 	if x != nil {
 		return x.StaleMs
+	}
+	return 0
+}
+
+func (x *Welcome) GetCluster() int64 {
+	if x != nil {
+		return x.Cluster
 	}
 	return 0
 }
@@ -2058,9 +2088,11 @@ type NodeUpdate struct {
 	// The Node; absent if the cluster has no Node of that name.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// The name of the Node.
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The resource version of Nodes that the update reflects; 0 means unknown.
+	ResourceVersion uint64 `protobuf:"varint,3,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *NodeUpdate) Reset() {
@@ -2105,6 +2137,13 @@ func (x *NodeUpdate) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *NodeUpdate) GetResourceVersion() uint64 {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return 0
 }
 
 // InSync says that the client now has the server's whole state, as of these positions.
@@ -3387,7 +3426,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\adigests\x18\n" +
 	" \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigests\x12>\n" +
 	"\fdigest_query\x18\v \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQueryB\t\n" +
-	"\amessage\"\xe9\x03\n" +
+	"\amessage\"\x83\x04\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -3403,7 +3442,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\fsubscription\x18\n" +
 	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
 	"\fnodes_digest\x18\v \x01(\fR\vnodesDigest\x12\x14\n" +
-	"\x05probe\x18\f \x01(\bR\x05probe\"\x85\x01\n" +
+	"\x05probe\x18\f \x01(\bR\x05probe\x12\x18\n" +
+	"\acluster\x18\r \x01(\x03R\acluster\"\x85\x01\n" +
 	"\fSubscription\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
@@ -3414,10 +3454,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"everything\"?\n" +
 	"\vServiceName\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"F\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\\\n" +
 	"\x10ResourceVersions\x12\x1a\n" +
 	"\bservices\x18\x01 \x01(\x04R\bservices\x12\x16\n" +
-	"\x06slices\x18\x02 \x01(\x04R\x06slices\"n\n" +
+	"\x06slices\x18\x02 \x01(\x04R\x06slices\x12\x14\n" +
+	"\x05nodes\x18\x03 \x01(\x04R\x05nodes\"n\n" +
 	"\x03Ack\x129\n" +
 	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12\x14\n" +
 	"\x05nodes\x18\x03 \x01(\rR\x05nodesJ\x04\b\x02\x10\x03R\x10nodes_programmed\"u\n" +
@@ -3438,7 +3479,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12+\n" +
 	"\x04keys\x18\x02 \x03(\v2\x17.slicecast.v1.ObjectKeyR\x04keys\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
-	"\x0ebucket_digests\x18\x04 \x01(\fR\rbucketDigests\"\xeb\x01\n" +
+	"\x0ebucket_digests\x18\x04 \x01(\fR\rbucketDigests\"\x85\x02\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vshard_count\x18\x02 \x01(\rR\n" +
@@ -3448,7 +3489,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\x122\n" +
 	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12\x12\n" +
 	"\x04path\x18\x06 \x03(\x06R\x04path\x12\x19\n" +
-	"\bstale_ms\x18\a \x01(\x04R\astaleMs\"9\n" +
+	"\bstale_ms\x18\a \x01(\x04R\astaleMs\x12\x18\n" +
+	"\acluster\x18\b \x01(\x03R\acluster\"9\n" +
 	"\aServers\x12.\n" +
 	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\"\n" +
 	"\x06Server\x12\x18\n" +
@@ -3468,11 +3510,12 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x17slices_resource_version\x18\f \x01(\x04R\x15slicesResourceVersion\x12\x12\n" +
 	"\x04more\x18\n" +
 	" \x01(\bR\x04more\x12!\n" +
-	"\ffull_buckets\x18\v \x03(\rR\vfullBuckets\"H\n" +
+	"\ffull_buckets\x18\v \x03(\rR\vfullBuckets\"s\n" +
 	"\n" +
 	"NodeUpdate\x12&\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.slicecast.v1.NodeR\x04node\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x90\x01\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12)\n" +
+	"\x10resource_version\x18\x03 \x01(\x04R\x0fresourceVersion\"\x90\x01\n" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
 	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
