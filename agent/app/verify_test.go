@@ -115,5 +115,5 @@ func TestVerifyFlags(t *testing.T) {
 		require.ErrorContains(t, err, text)
 	}
 	_, err := runVerify(t, node, strings.NewReader(`{"kind": "Service"`), "--objects=-", "--", "--node-name=node-1")
-	require.ErrorContains(t, err, "read objects: --objects.json:1:")
+	require.ErrorContains(t, err, "read objects from --objects: unexpected EOF")
 }

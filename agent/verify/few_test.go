@@ -46,13 +46,15 @@ func fewServices() map[string]map[view.ServicePortID]*view.ServicePort {
 	return all
 }
 
+// programmers program a node, by the name of the programmer.
+var programmers = map[string]func(*testing.T, *testenv.Node, view.State){
+	"nftables":        replaceNFT,
+	"iptables-nft":    func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.NFT, s) },
+	"iptables-legacy": func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.Legacy, s) },
+}
+
 func TestFewServices(t *testing.T) {
 	t.Parallel()
-	programmers := map[string]func(*testing.T, *testenv.Node, view.State){
-		"nftables":        replaceNFT,
-		"iptables-nft":    func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.NFT, s) },
-		"iptables-legacy": func(t *testing.T, n *testenv.Node, s view.State) { replaceIPTables(t, n, iptables.Legacy, s) },
-	}
 	settings := map[string]func(*view.Node){
 		"as the example":         func(*view.Node) {},
 		"NodePorts on loopback":  func(n *view.Node) { n.LocalhostNodePorts = true },

@@ -112,6 +112,10 @@ func (c *comparison) packet(q question) []trace.Outcome {
 	if !ok {
 		return all
 	}
+	if c.servedOnNode(q, out) {
+		c.deviates(onNode)
+		return all
+	}
 	if c.onlyOwnAddress(q, out) {
 		c.deviates(ownAddress)
 		return all
@@ -197,7 +201,7 @@ func (c *comparison) backendsDiffer(q question, set view.Backends, route view.Ro
 		case !set.Contains(o.Backend):
 			c.differ(q, wanted, fmt.Sprintf("may lead to %v, which is not among them", o.Backend), o.By)
 			return true
-		case o.Masquerade != (route.Masquerade || o.Backend.Addr() == q.source.Address):
+		case o.Masquerade != (route.Masquerade && !c.staysOnNode(q, o.Backend.Addr()) || o.Backend.Addr() == q.source.Address):
 			text, found := "with its own source address", "it is masqueraded"
 			if !o.Masquerade {
 				text, found = "masqueraded", "it is not masqueraded"

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -33,6 +34,8 @@ const (
 	affinityForAll deviation = "with IPVS, a Service with affinity leads pods and the node to the same backends as all others"
 	ownSource      deviation = "with IPVS, the node's connections to an address of a Service are masqueraded, because they come from " +
 		"this address"
+	onNode deviation = "a program on the node serves a Service itself: the node has the Service's address, and rules of others " +
+		"keep conntrack from tracking what comes to it, as those of NodeLocal DNSCache do"
 	noLoopback      deviation = "with IPVS, there are no NodePorts on loopback addresses"
 	noLoopbackRules deviation = "kube-proxy's mode nftables has no rules that lead to NodePorts on loopback addresses; if a process " +
 		"serves them (feature gate KubeProxyNFTablesLocalhostNodePorts), that is not compared"
@@ -105,8 +108,7 @@ func (c *comparison) ofSlicecastIPVS(q question, route view.Route) (out view.Rou
 	if !route.To.Leads() {
 		return out, asDecided
 	}
-	// The source of a packet from the node is an address of a Service only if the packet goes there.
-	if q.source.Over == "" && !route.Masquerade && slices.Contains(c.ServiceAddresses, q.source.Address) {
+	if c.hasOwnSource(q, route) {
 		out.Masquerade, d = true, ownSource
 	}
 	if q.port.Affinity == 0 {
@@ -121,6 +123,18 @@ func (c *comparison) ofSlicecastIPVS(q question, route view.Route) (out view.Rou
 		}
 	}
 	return out, d
+}
+
+// hasOwnSource reports whether, with IPVS, a packet from the node is masqueraded only because its
+// source is an address of a Service. It is one only if the packet goes to this address.
+func (c *comparison) hasOwnSource(q question, route view.Route) bool {
+	return q.source.Over == "" && !route.Masquerade && slices.Contains(c.ServiceAddresses, q.source.Address)
+}
+
+// staysOnNode reports whether a packet with such a source is led to the node itself. Then its
+// source may remain, because the reply does not leave the node either.
+func (c *comparison) staysOnNode(q question, backend netip.Addr) bool {
+	return c.rules.SlicecastIPVS && c.hasOwnSource(q, c.route(q.frontend, q.source)) && slices.Contains(c.Addresses, backend)
 }
 
 // ofIPVS returns what kube-proxy's mode ipvs does instead of a route of the view.
@@ -154,6 +168,16 @@ func (c *comparison) ofIPVS(q question, route view.Route) (view.Route, deviation
 		return out, masquerades
 	}
 	return out, localForAll
+}
+
+// servedOnNode reports whether a program on the node serves the frontend instead of the backends,
+// with rules that keep conntrack from tracking packets. Whoever may write such rules, and give the
+// node the address, does so on purpose.
+func (c *comparison) servedOnNode(q question, out []trace.Outcome) bool {
+	return slices.Contains(c.Addresses, q.to.Addr()) && q.frontend.Kind != view.NodePort &&
+		!slices.ContainsFunc(out, func(o trace.Outcome) bool {
+			return o.Verdict != trace.Pass || o.Backend.IsValid() || o.UntrackedBy == nil || !o.UntrackedBy.Foreign
+		})
 }
 
 // onlyOwnAddress reports whether kube-proxy's mode ipvs drops a packet because it comes from

@@ -371,3 +371,38 @@ func TestUnreadable(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	require.Contains(t, sentences(compare(t, node, state)), "there is no program iptables-legacy-save")
 }
+
+// TestNodeLocalDNSCache proves that a program which serves a Service on the node itself is no
+// difference (kubernetes/dns#682), but that its rules are one if the node lacks the address.
+func TestNodeLocalDNSCache(t *testing.T) {
+	t.Parallel()
+	for name, replace := range programmers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := newNode(t)
+			state := exampleState(node)
+			replace(t, node, state)
+			run := func(args ...string) {
+				_, err := node.Run(t.Context(), args[0], args[1:]...)
+				require.NoError(t, err)
+			}
+			// These are the rules of NodeLocal DNSCache, for the address of a Service and its own one.
+			for _, address := range []string{"169.254.20.10", "10.96.0.2"} {
+				run("iptables-nft", "-t", "raw", "-A", "PREROUTING", "-d", address, "-p", "udp", "--dport", "80", "-j", "NOTRACK")
+				run("iptables-nft", "-t", "raw", "-A", "OUTPUT", "-d", address, "-p", "udp", "--dport", "80", "-j", "NOTRACK")
+				run("iptables-nft", "-t", "raw", "-A", "OUTPUT", "-s", address, "-p", "udp", "--sport", "80", "-j", "NOTRACK")
+				run("iptables-nft", "-A", "INPUT", "-d", address, "-p", "udp", "--dport", "80", "-j", "ACCEPT")
+				run("iptables-nft", "-A", "OUTPUT", "-s", address, "-p", "udp", "--sport", "80", "-j", "ACCEPT")
+			}
+			require.Contains(t, sentences(compare(t, node, state)), "shop/dns:http/UDP/IPv4", "the node lacks the address")
+			run("ip", "link", "add", "nodelocaldns", "type", "veth", "peer", "name", "peer")
+			for _, address := range []string{"169.254.20.10/32", "10.96.0.2/32"} {
+				run("ip", "address", "add", address, "dev", "nodelocaldns")
+			}
+			r := compare(t, node, state)
+			require.Empty(t, sentences(r))
+			require.Positive(t, r.Tolerated)
+			require.Contains(t, strings.Join(r.Facts, "\n"), "NodeLocal DNSCache")
+		})
+	}
+}

@@ -70,9 +70,22 @@ func (c *comparison) chooseSources() {
 			a = a.Prev()
 		}
 	}
+	served := map[netip.Addr]bool{}
+	for _, p := range c.State.Ports {
+		for _, f := range p.Frontends {
+			served[f.Address] = true
+		}
+	}
 	for _, a := range c.Addresses {
-		if model.FamilyOf(a) == c.family && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if model.FamilyOf(a) != c.family || a.IsLoopback() || a.IsLinkLocalUnicast() {
+			continue
+		}
+		// The node is no client at an address of a Service, which it may have for a program that serves
+		// the Service itself.
+		if !c.node.IsValid() || !served[a] {
 			c.node = a
+		}
+		if !served[a] {
 			break
 		}
 	}

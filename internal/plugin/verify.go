@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -14,12 +15,20 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 const (
@@ -270,38 +279,35 @@ type clusterObjects struct {
 // readObjects reads the objects.
 func readObjects(ctx context.Context, client kubernetes.Interface, timeout time.Duration) (*clusterObjects, error) {
 	o := &clusterObjects{node: func(ctx context.Context, name string) ([]byte, error) {
-		return get(ctx, client.CoreV1().RESTClient(), "nodes", name, timeout)
+		return getNode(ctx, client.CoreV1().RESTClient(), name, timeout)
 	}}
 	var all bytes.Buffer
 	w := gzip.NewWriter(&all)
+	to := json.NewEncoder(w)
 	for _, list := range []struct {
-		from     rest.Interface
 		resource string
+		kind     schema.GroupVersionKind
 		optional bool
+		page     pager.ListPageFunc
 	}{
-		{client.CoreV1().RESTClient(), "services", false},
-		{client.DiscoveryV1().RESTClient(), "endpointslices", false},
-		{client.NetworkingV1().RESTClient(), "servicecidrs", true}, // since Kubernetes 1.33
+		{"services", corev1.SchemeGroupVersion.WithKind("Service"), false, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.CoreV1().Services("").List(ctx, o)
+		}},
+		{"endpointslices", discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), false, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.DiscoveryV1().EndpointSlices("").List(ctx, o)
+		}},
+		{"servicecidrs", networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), true, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.NetworkingV1().ServiceCIDRs().List(ctx, o) // since Kubernetes 1.33
+		}},
 	} {
-		text, err := get(ctx, list.from, list.resource, "", 6*timeout)
+		version, err := writeObjects(ctx, to, list.kind, list.page, 6*timeout)
 		if list.optional && apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w; verify needs the right to list them in all namespaces", list.resource, err)
 		}
-		if o.version == "" {
-			var meta struct {
-				Metadata struct{ ResourceVersion string }
-			}
-			if err := json.Unmarshal(text, &meta); err != nil {
-				return nil, fmt.Errorf("list %s: %w", list.resource, err)
-			}
-			o.version = meta.Metadata.ResourceVersion
-		}
-		if _, err := w.Write(text); err != nil {
-			return nil, err
-		}
+		o.version = cmp.Or(o.version, version)
 	}
 	if err := w.Close(); err != nil {
 		return nil, err
@@ -310,15 +316,34 @@ func readObjects(ctx context.Context, client kubernetes.Interface, timeout time.
 	return o, nil
 }
 
-// get reads an object, or all objects of a resource, as JSON.
-func get(ctx context.Context, from rest.Interface, resource, name string, timeout time.Duration) ([]byte, error) {
+// writeObjects writes all objects of a kind, each as a JSON value, with only what nodes use. So
+// agents need no memory for what else tenants put into them. It reads a page at a time, and returns
+// the resource version of the list.
+func writeObjects(
+	ctx context.Context, to *json.Encoder, kind schema.GroupVersionKind, page pager.ListPageFunc, timeout time.Duration,
+) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	request := from.Get().Resource(resource).SetHeader("Accept", "application/json")
-	if name != "" {
-		request = request.Name(name)
-	}
-	return request.Do(ctx).Raw()
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		list, err := page(ctx, o)
+		if err == nil {
+			version = list.(metav1.ListInterface).GetResourceVersion()
+		}
+		return list, err
+	})
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		object.GetObjectKind().SetGroupVersionKind(kind)
+		source.Trim(object.(metav1.Object))
+		return to.Encode(object)
+	})
+	return version, err
+}
+
+// getNode reads a Node as JSON.
+func getNode(ctx context.Context, from rest.Interface, name string, timeout time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return from.Get().Resource("nodes").SetHeader("Accept", "application/json").Name(name).Do(ctx).Raw()
 }
 
 // compare runs the comparison on a node.
