@@ -96,7 +96,7 @@ func (o *NodeOptions) addConntrackFlags(fs *pflag.FlagSet) {
 	c := &o.Conntrack
 	fs.IntVar(&c.MaxPerCore, "conntrack-max-per-core", 32<<10,
 		"Maximum number of connections to track per CPU core, and 1048576 in total (0 to leave the limit as it is and "+
-			"ignore --conntrack-min).")
+			"ignore --conntrack-min). A higher limit is never lowered.")
 	fs.IntVar(&c.Min, "conntrack-min", 128<<10,
 		"Minimum number of connections to track, regardless of --conntrack-max-per-core.")
 	fs.DurationVar(&c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", 24*time.Hour,

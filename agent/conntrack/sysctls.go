@@ -25,7 +25,7 @@ const maxFlows = 1 << 20
 // kube-proxy. A setting whose value is zero is left as it is.
 type Settings struct {
 	// MaxPerCore is the number of flows that the table may hold for each CPU of the machine, and Min
-	// the least number in total. Min is ignored without MaxPerCore.
+	// the least number in total. Min is ignored without MaxPerCore. A larger table stays as it is.
 	MaxPerCore, Min int
 	// The timeouts are how long a flow may be idle until it is forgotten. They are applied in whole
 	// seconds.
@@ -46,7 +46,6 @@ func (s Settings) apply(k sysctls, cpus int) error {
 		name  string
 		value int
 	}{
-		{"nf_conntrack_max", s.max(cpus)},
 		{"nf_conntrack_tcp_timeout_established", int(s.TCPEstablishedTimeout / time.Second)},
 		{"nf_conntrack_tcp_timeout_close_wait", int(s.TCPCloseWaitTimeout / time.Second)},
 		{"nf_conntrack_udp_timeout", int(s.UDPTimeout / time.Second)},
@@ -63,7 +62,7 @@ func (s Settings) apply(k sysctls, cpus int) error {
 		}
 	}
 	if s.max(cpus) > 0 {
-		errs = append(errs, k.set("nf_conntrack_buckets", s.max(cpus)/4, true))
+		errs = append(errs, k.set("nf_conntrack_max", s.max(cpus), true), k.set("nf_conntrack_buckets", s.max(cpus)/4, true))
 	}
 	return errors.Join(errs...)
 }
@@ -107,11 +106,6 @@ func (k sysctls) set(name string, value int, least bool) error {
 	}
 	if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0); err != nil {
 		return fmt.Errorf("set the sysctl net.netfilter.%s from %d to %d: %w", name, now, value, err)
-	}
-	if value < now && name == "nf_conntrack_max" {
-		k.log.Warn("Reduced the size of the connection tracking table; --conntrack-max-per-core=0 leaves it as it is",
-			"sysctl", "net.netfilter."+name, "from", now, "to", value)
-		return nil
 	}
 	k.log.Info("Set a sysctl", "sysctl", "net.netfilter."+name, "from", now, "to", value)
 	return nil

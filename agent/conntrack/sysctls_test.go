@@ -89,9 +89,13 @@ func TestSettingsOfTheMachine(t *testing.T) {
 			map[string]int{"nf_conntrack_max": 65536, "nf_conntrack_buckets": 16384},
 			map[string]int{"nf_conntrack_max": 262144, "nf_conntrack_buckets": 65536}, "level=INFO",
 		},
-		"lowered": {
+		"never lowered": {
 			map[string]int{"nf_conntrack_max": 1 << 20, "nf_conntrack_buckets": 1 << 20},
-			map[string]int{"nf_conntrack_max": 262144, "nf_conntrack_buckets": 1 << 20}, "level=WARN",
+			map[string]int{"nf_conntrack_max": 1 << 20, "nf_conntrack_buckets": 1 << 20}, "",
+		},
+		"only the smaller one is raised": {
+			map[string]int{"nf_conntrack_max": 262145, "nf_conntrack_buckets": 65535},
+			map[string]int{"nf_conntrack_max": 262145, "nf_conntrack_buckets": 65536}, "nf_conntrack_buckets",
 		},
 		"as wanted": {
 			map[string]int{"nf_conntrack_max": 262144, "nf_conntrack_buckets": 65536},

@@ -118,8 +118,15 @@ func cleanup(
 	if variant == Legacy {
 		return cleanupLegacy(ctx, family, run, keep)
 	}
+	guard, err := nft.HasChain(family, filter.String(), localnetChain)
+	if err == nil && guard {
+		guard, err = programmer.NeedsGuard()
+	}
+	if err != nil {
+		return false, err
+	}
 	remove := func(t table, kept string) error {
-		own := func(chain string) bool { return isOwn(chain) && chain != kept }
+		own := func(chain string) bool { return isOwn(chain) && chain != kept && !(guard && chain == localnetChain) }
 		return withTable(family, t, func(c *nft.Conn, of nft.Table) error { return c.RemoveChains(of, own) })
 	}
 	if err := remove(nat, ""); err != nil {
@@ -175,13 +182,19 @@ func cleanupLegacy(ctx context.Context, family model.Family, run runner, keep *d
 	if err != nil {
 		return false, err
 	}
-	left := false
+	left, guard := false, false
 	for t := range tables {
 		chains, err := xtables.Chains(family, t.String())
 		if err != nil {
 			return false, err
 		}
 		left = left || slices.ContainsFunc(chains, isOwn)
+		guard = guard || slices.Contains(chains, localnetChain)
+	}
+	if guard {
+		if guard, err = programmer.NeedsGuard(); err != nil {
+			return false, err
+		}
 	}
 	if !left && (keep == nil || !exists) {
 		return false, nil
@@ -202,6 +215,9 @@ func cleanupLegacy(ctx context.Context, family model.Family, run runner, keep *d
 	keeps := keep != nil && held.drops
 	if keeps {
 		putForward(x, keep)
+	}
+	if guard {
+		putLocalnet(x)
 	}
 	x.removeOthers(&held)
 	if err := t.restore(ctx, x.text()); err != nil {

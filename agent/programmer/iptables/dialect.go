@@ -26,6 +26,9 @@ type dialect struct {
 	nodePorts []netip.Prefix
 	// localnet means that loopback addresses have nodePorts, too.
 	localnet bool
+	// guarded means that the guard exists and packets of loopback addresses are routed, whether they
+	// have nodePorts or not.
+	guarded bool
 	// liberal means that conntrack accepts TCP segments outside of the window as valid.
 	liberal bool
 	// counters means that rules can count packets with the counters of counters.go.

@@ -174,12 +174,19 @@ func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 
 // load reads what the kernel holds.
 func (f *kernelFamily) load(ctx context.Context) error {
-	s, err := f.tool.saved(ctx, f.hooks())
+	s, err := f.tool.saved(ctx, f.allHooks())
 	if err != nil {
 		return err
 	}
-	f.held = &s
+	f.hold(&s)
 	return nil
+}
+
+// hold sets what the kernel holds. If others remove the guard, it is still wanted.
+func (f *kernelFamily) hold(s *saved) {
+	f.held = s
+	_, guarded := s.chains[filter][localnetChain]
+	f.guarded = (f.guarded || guarded) && programmer.SysctlIs(programmer.RouteLocalnet, "1")
 }
 
 // write makes the kernel hold the wanted state. What packets see at once is one iptables-restore.

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -31,7 +32,8 @@ const (
 	// nodeChain is in both tables and matches the node's addresses that have nodePorts.
 	nodeChain = prefix + "NODE"
 
-	// localnetChain is in filter, and exists only if loopback addresses have nodePorts.
+	// localnetChain is in filter, and exists only if loopback addresses have nodePorts, or had some
+	// and packets of them are still routed.
 	localnetChain = prefix + "LOCALNET"
 
 	// checkChain is in both tables, and exists only while rejected Service ports are searched for.
@@ -48,7 +50,7 @@ func rejectTree(p model.Protocol) string { return rejectChain + "-" + p.String()
 // of its chain.
 func (d *dialect) hooks() []hook {
 	var hooks []hook
-	if d.localnet {
+	if d.localnet || d.guarded {
 		hooks = append(hooks, d.localnetHook())
 	}
 	return append(hooks, []hook{
@@ -59,6 +61,15 @@ func (d *dialect) hooks() []hook {
 		forwardHook,
 		{filter, "-A OUTPUT -m conntrack --ctstate NEW -j " + rejectChain},
 	}...)
+}
+
+// allHooks returns hooks, and those that the kernel may hold beside them.
+func (d *dialect) allHooks() []hook {
+	all := d.hooks()
+	if h := d.localnetHook(); !slices.Contains(all, h) {
+		all = append(all, h)
+	}
+	return all
 }
 
 // forwardHook leads to the rules that accept what is forwarded for Services.
@@ -95,7 +106,7 @@ func (d *dialect) fixedChains(x *transaction) {
 	d.nodeChains(x)
 	d.postroutingChains(x)
 	d.filterChains(x)
-	if d.localnet {
+	if d.localnet || d.guarded {
 		putLocalnet(x)
 	}
 }

@@ -112,6 +112,30 @@ func TestHealthCheckPort(t *testing.T) {
 	})
 }
 
+// readOnlySysctl calls f while nobody in the calling thread's network namespace can set the sysctl.
+func readOnlySysctl(t *testing.T, f func() error) error {
+	t.Helper()
+	sysctl := "/proc/sys/" + programmer.RouteLocalnet
+	if err := unix.Mount(sysctl, sysctl, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	// A process that another test forks at the same time may have the file open until it executes its
+	// program.
+	defer func() { require.NoError(t, unix.Unmount(sysctl, unix.MNT_DETACH)) }()
+	if err := unix.Mount("", sysctl, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("read only: %w", err)
+	}
+	require.Error(t, os.WriteFile(sysctl, []byte("1"), 0o644))
+	return f()
+}
+
+// setRouteLocalnet sets the sysctl on a node, as others do.
+func setRouteLocalnet(t *testing.T, node *testenv.Node, value string) {
+	t.Helper()
+	_, err := node.Run(t.Context(), "sysctl", "-qw", "net.ipv4.conf.all.route_localnet="+value)
+	require.NoError(t, err)
+}
+
 // TestRouteLocalnet asserts that RouteLocalnet enables routing of loopback addresses with the guard
 // in place, and that a later Replace has nothing left to do for it that needs more than reading.
 func TestRouteLocalnet(t *testing.T) {
@@ -138,18 +162,7 @@ func TestRouteLocalnet(t *testing.T) {
 		p := newInHost(t, c.a.Host, Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		c.state.Node.LocalhostNodePorts = true
 		require.NoError(t, c.a.Do(func() error {
-			sysctl := "/proc/sys/" + programmer.RouteLocalnet
-			if err := unix.Mount(sysctl, sysctl, "", unix.MS_BIND, ""); err != nil {
-				return fmt.Errorf("bind: %w", err)
-			}
-			// A process that another test forks at the same time may have the file open until it executes
-			// its program.
-			defer func() { require.NoError(t, unix.Unmount(sysctl, unix.MNT_DETACH)) }()
-			if err := unix.Mount("", sysctl, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-				return fmt.Errorf("read only: %w", err)
-			}
-			require.Error(t, os.WriteFile(sysctl, []byte("1"), 0o644))
-			return p.Programmer.Replace(t.Context(), c.state)
+			return readOnlySysctl(t, func() error { return p.Programmer.Replace(t.Context(), c.state) })
 		}))
 		require.Empty(t, log.String())
 		require.Equal(t, want, guard())
@@ -225,9 +238,47 @@ func TestLocalhostNodePorts(t *testing.T) {
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		require.True(t, neighbor(30004).All(testenv.TimedOut))
 
+		// The kernel still routes packets of loopback addresses, because others may rely on it. So the
+		// guard stays, whatever others do and however often the agent starts.
 		c.state.Node.LocalhostNodePorts = false
+		guarded := func(what string) {
+			t.Helper()
+			require.Equal(t, "1", routeLocalnet(), what)
+			require.True(t, neighbor(30004).All(testenv.TimedOut), what)
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		guarded("switched off")
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), "-o lo")
+		_, err = c.a.Run(t.Context(), programName(model.IPv4, variant), "-D", "INPUT", "-d", "127.0.0.0/8", "!", "-i", "lo", "-j", localnetChain)
+		require.NoError(t, err)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		guarded("removed by others")
+		c.requireFresh(t)
+		guarded("after a restart")
+		setRouteLocalnet(t, c.a, "0")
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), localnetChain)
 		c.requireFresh(t)
+
+		// Whoever removes the last guard resets the sysctl, and keeps the guard if that is not possible.
+		c.state.Node.LocalhostNodePorts = true
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.NoError(t, c.a.Do(func() error { return readOnlySysctl(t, func() error { return Cleanup(t.Context()) }) }))
+		guarded("without the right to set sysctls")
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), servicesChain)
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), inputChain)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		_, err = c.a.Run(t.Context(), "iptables-nft", "-N", "KUBE-FIREWALL")
+		require.NoError(t, err)
+		require.NoError(t, c.inHost.Cleanup(t.Context()))
+		require.Equal(t, "1", routeLocalnet(), "kube-proxy needs it, and guards by itself")
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), localnetChain)
+		_, err = c.a.Run(t.Context(), "iptables-nft", "-X", "KUBE-FIREWALL")
+		require.NoError(t, err)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.NoError(t, c.inHost.Cleanup(t.Context()))
+		require.Equal(t, "0", routeLocalnet())
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), localnetChain)
+		require.True(t, neighbor(30004).All(testenv.TimedOut))
 	})
 }

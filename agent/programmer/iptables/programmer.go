@@ -251,7 +251,8 @@ func (p *Programmer) routeLocalnet() {
 
 // RouteLocalnet does in advance the part of a Replace with NodePorts on loopback addresses that
 // needs a privileged container. It adds the guard chain, then sets the sysctl. Use it only on nodes
-// where a Replace with such NodePorts follows, because any other Replace removes the guard.
+// where a Replace with such NodePorts follows. Any other Replace keeps the guard as long as the
+// sysctl is set.
 func RouteLocalnet(ctx context.Context, options Options) error {
 	p, err := New(options)
 	if err != nil {

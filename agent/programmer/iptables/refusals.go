@@ -127,11 +127,11 @@ func (f *kernelFamily) missing(
 ) (known, fresh []*view.ServicePort, _ error) {
 	f.held = nil
 	s := saved{chains: newChainHashes(), texts: map[uint64]bool{}}
-	if err := f.tool.read(ctx, f.hooks(), &s); err != nil {
+	if err := f.tool.read(ctx, f.allHooks(), &s); err != nil {
 		return nil, nil, err
 	}
 	defer func() { s.texts = nil }()
-	f.held = &s
+	f.hold(&s)
 	for _, port := range sorted(ports) {
 		switch p := f.ports[port.ID]; {
 		case f.holds(p):

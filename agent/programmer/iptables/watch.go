@@ -102,7 +102,7 @@ func (p *Programmer) readBack(ctx context.Context) (reason string, err error) {
 	maps.DeleteFunc(families, func(_ model.Family, f *kernelFamily) bool { return f.held == nil })
 	hooks := map[*kernelFamily][]hook{}
 	for _, f := range families {
-		hooks[f] = f.hooks()
+		hooks[f] = f.allHooks()
 	}
 	p.mu.Unlock()
 	found := map[*kernelFamily]saved{}

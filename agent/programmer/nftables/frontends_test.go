@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -299,9 +300,67 @@ func TestLocalhostNodePorts(t *testing.T) {
 	c.replace(t)
 	require.True(t, neighbor(30004).All(testenv.TimedOut))
 
+	// The kernel still routes packets of loopback addresses, because others may rely on it. So the
+	// guard stays, whatever others do and however often the agent starts.
 	c.state.Node.LocalhostNodePorts = false
+	guarded := func(what string) {
+		t.Helper()
+		require.Equal(t, "1", routeLocalnet(), what)
+		require.True(t, neighbor(30004).All(testenv.TimedOut), what)
+	}
+	run := func(command string) {
+		t.Helper()
+		words := strings.Fields(command)
+		_, err := c.a.Run(t.Context(), words[0], words[1:]...)
+		require.NoError(t, err, command)
+	}
+	c.replace(t)
+	guarded("switched off")
+	run("nft delete table ip " + Table)
+	c.replace(t)
+	guarded("removed by others")
+	c.inHost = newInHost(t, c.a.Host, Options{})
+	c.replace(t)
+	guarded("after a restart")
+	run("sysctl -qw net.ipv4.conf.all.route_localnet=0")
 	c.replace(t)
 	require.NotContains(t, c.inHost.list(t, model.IPv4), guardChain)
+
+	// Whoever removes the last guard resets the sysctl, unless another one guards the addresses.
+	c.state.Node.LocalhostNodePorts = true
+	for _, other := range []string{"iptables-nft", "iptables-legacy", ""} {
+		c.replace(t)
+		if other != "" {
+			run(other + " -N SLICECAST-LOCALNET")
+		}
+		require.NoError(t, c.a.Do(func() error { return Cleanup(t.Context()) }))
+		_, err := c.a.Run(t.Context(), "nft", "list", "table", "ip", Table)
+		require.Error(t, err, "it is gone")
+		if other != "" {
+			require.Equal(t, "1", routeLocalnet())
+			run(other + " -X SLICECAST-LOCALNET")
+		}
+	}
+	require.Equal(t, "0", routeLocalnet())
+	require.True(t, neighbor(30004).All(testenv.TimedOut))
+
+	// If that is not possible, the guard stays.
+	c.replace(t)
+	require.NoError(t, c.a.Do(func() error {
+		sysctl := "/proc/sys/" + programmer.RouteLocalnet
+		if err := unix.Mount(sysctl, sysctl, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+		defer func() { require.NoError(t, unix.Unmount(sysctl, unix.MNT_DETACH)) }()
+		if err := unix.Mount("", sysctl, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			return err
+		}
+		return Cleanup(t.Context())
+	}))
+	guarded("without the right to set sysctls")
+	require.NotContains(t, c.inHost.list(t, model.IPv4), servicesChain)
+	run("sysctl -qw net.ipv4.conf.all.route_localnet=0")
+	require.NoError(t, c.a.Do(func() error { return Cleanup(t.Context()) }))
 }
 
 // TestPodsByInterface asserts that pods can be recognized by the interface on which their packets

@@ -34,7 +34,8 @@ func (p *Programmer) ipv4() *family {
 
 // RouteLocalnet does in advance the part of a Replace with nodePorts on loopback addresses that
 // needs a privileged container. It adds the guard chain, then sets the sysctl. Use it only on nodes
-// where a Replace with such nodePorts follows, because any other Replace removes the guard.
+// where a Replace with such nodePorts follows. Any other Replace keeps the guard as long as the
+// sysctl is set.
 func RouteLocalnet(options Options) error {
 	p, err := New(options)
 	if err != nil {
@@ -45,12 +46,47 @@ func RouteLocalnet(options Options) error {
 	if f == nil {
 		return nil
 	}
-	m := &nft.Messages{Table: f.Table}
-	m.AddTable()
-	m.AddChain(guardChain, hooks[guardChain])
-	m.SetRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true}, false)[guardChain])
-	if err := p.conn.Commit(m.Batch()); err != nil {
+	if err := guard(p.conn, f.Table); err != nil {
 		return fmt.Errorf("nftables: guard loopback addresses: %w", err)
 	}
 	return programmer.SetSysctl(programmer.RouteLocalnet, "1")
+}
+
+// guard adds the guard to a table of IPv4, which it creates if it does not exist.
+func guard(c *nft.Conn, t nft.Table) error {
+	d := &dialect{Table: t}
+	m := &nft.Messages{Table: t}
+	m.AddTable()
+	m.AddChain(guardChain, hooks[guardChain])
+	m.SetRules(guardChain, d.fixedChains(view.Node{LocalhostNodePorts: true}, false)[guardChain])
+	return c.Commit(m.Batch())
+}
+
+// removeTable removes a table of this package. If packets of loopback addresses are routed and
+// nothing else keeps the node's neighbors from them, the guard stays.
+func removeTable(c *nft.Conn, t nft.Table) error {
+	if t.Name != Table || t.IP != model.IPv4 {
+		return c.RemoveTable(t)
+	}
+	guarded, err := nft.HasChain(t.IP, t.Name, guardChain)
+	if err == nil && guarded {
+		guarded, err = programmer.NeedsGuard()
+	}
+	if err != nil {
+		return err
+	}
+	if !guarded {
+		return c.RemoveTable(t)
+	}
+	// Another table has the guard while this one goes.
+	standIn := nft.Table{Family: t.Family, Name: StandInTable}
+	for _, step := range []func() error{
+		func() error { return guard(c, standIn) }, func() error { return c.RemoveTable(t) },
+		func() error { return guard(c, t) }, func() error { return c.RemoveTable(standIn) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("keep the guard of loopback addresses: %w", err)
+		}
+	}
+	return nil
 }

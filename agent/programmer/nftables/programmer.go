@@ -180,8 +180,8 @@ func Serves(family model.Family) (bool, error) { return nft.HasChain(family, Tab
 func removeTables(c *nft.Conn) error {
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		for _, name := range []string{Table, StandInTable} {
-			if err := c.RemoveTable(nft.Table{Family: nft.FamilyOf(family), Name: name}); err != nil {
+		for _, name := range []string{StandInTable, Table} {
+			if err := removeTable(c, nft.Table{Family: nft.FamilyOf(family), Name: name}); err != nil {
 				errs = append(errs, fmt.Errorf("nftables for %v: %w", family, err))
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer"
 )
 
 // content is what was read of a family's table. If foreign is true, its elements are incomplete and
@@ -54,6 +55,7 @@ func (f *family) read() (*content, error) {
 		return nil, err
 	}
 	c := &content{}
+	f.guarded = f.guarded && programmer.SysctlIs(programmer.RouteLocalnet, "1")
 	_, c.standIn = tables[StandInTable]
 	flags, exists := tables[f.Name]
 	if c.exists = exists; !exists {
@@ -62,6 +64,9 @@ func (f *family) read() (*content, error) {
 	c.foreign = flags != 0 // it is dormant or owned by another process
 	if c.chains, err = f.conn.Chains(f.Table); err != nil {
 		return nil, err
+	}
+	if c.chains[guardChain] != nil { // if others remove it, it is still wanted
+		f.guarded = programmer.SysctlIs(programmer.RouteLocalnet, "1")
 	}
 	for name, held := range c.chains {
 		if wanted, base := hooks[name]; base && held.Hook != wanted {

@@ -66,6 +66,9 @@ type dialect struct {
 	mark uint32
 	// liberal means that conntrack accepts TCP segments outside of the window as valid.
 	liberal bool
+	// guarded means that the table has guardChain, and that the kernel routes packets of loopback
+	// addresses, whether they have NodePorts or not.
+	guarded bool
 }
 
 func newDialect(family model.Family, mark uint32) *dialect {
@@ -144,7 +147,7 @@ func (d *dialect) addFilters(chains map[string][]nft.Rule, node view.Node) {
 		chains[forwardChain] = append(chains[forwardChain], r)
 		chains[outputFilter] = append(chains[outputFilter], r)
 	}
-	if d.onLoopback(node) {
+	if d.onLoopback(node) || d.guarded {
 		// With route_localnet, the kernel does not drop these packets itself.
 		outside := nft.InterfaceIs(expr.CmpOpNeq, nft.InterfaceName("lo"))
 		chains[guardChain] = []nft.Rule{
