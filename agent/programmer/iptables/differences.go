@@ -50,7 +50,7 @@ func Differences(ctx context.Context, family model.Family, options Options, stat
 		}
 	}
 	for _, h := range f.hooks() {
-		if !slices.Contains(f.held.hooks, h) {
+		if !slices.Contains(f.held.hooks, h) && !f.held.mayHave(h) {
 			add(h.table, "a rule %q", h.rule)
 		}
 	}

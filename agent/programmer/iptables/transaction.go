@@ -291,6 +291,14 @@ type reference struct {
 	unsure bool
 }
 
+// mayHave reports whether there is a rule in the place of a hook, of which the program does not say
+// what it is.
+func (s *saved) mayHave(h hook) bool {
+	return slices.ContainsFunc(s.refs[h.table], func(r reference) bool {
+		return r.unsure && r.Chain == h.chain() && r.Target == h.target()
+	})
+}
+
 // textHash returns the hash of a text in a table, as in saved.texts.
 func textHash(t table, text []byte) uint64 { return xxhash.Sum64(text) + uint64(t) }
 
