@@ -247,7 +247,8 @@ func TestHistories(t *testing.T) {
 		}
 		h := start()
 		replace := func() {
-			_, err := node.Run(t.Context(), "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0") // or else a guard would stay
+			// Or else a guard would stay.
+			_, err := node.Run(t.Context(), "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 			require.NoError(rt, err)
 			require.NoError(rt, h.Replace(t.Context(), state))
 		}
