@@ -661,8 +661,13 @@ func (w *world) cutOff(s step) string {
 		limit += 2 * fanout.DefaultMaxBehindWait
 	}
 	begin := time.Now()
-	w.observed("%s", w.writeSlice(step{a: s.c, b: s.c >> 16, c: 1}))
 	w.observed("%s", w.moveEndpoint(step{a: s.b, b: s.c}))
+	for i := range uint32(20) { // until a node has to change
+		w.observed("%s", w.writeSlice(step{a: s.c + i, b: s.c>>16 + i, c: 1}))
+		if w.differs() != nil {
+			break
+		}
+	}
 	for w.failed() == "" {
 		err, took := w.differs(), time.Since(begin)
 		if err == nil {
