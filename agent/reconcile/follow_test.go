@@ -139,8 +139,8 @@ func TestHealthChecksFollowTheKernel(t *testing.T) {
 		id := view.HealthCheckID{Service: lb.ServiceKey(), Family: model.IPv4}
 		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000}}, f.checks)
 
-		// A local endpoint counts even if the kernel has nothing to do for it, because its port is not
-		// one of the Service's.
+		// A local endpoint counts even if the kernel has nothing to do for it, because its port is
+		// not one of the Service's.
 		applies := n.kernel.applies
 		n.store.Upsert(model.NewSlice(model.Slice{
 			Namespace: "default", Name: "lb", Service: "lb", Family: model.IPv4, Ports: []model.SlicePort{{Name: "other", Protocol: model.TCP, Port: 80}},
@@ -293,6 +293,28 @@ func TestProblems(t *testing.T) {
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
+// TestLinesAboutServicesAreBounded checks that a tenant who changes a Service over and over, each
+// time so that it has a problem or has it no more, does not fill the log.
+func TestLinesAboutServicesAreBounded(t *testing.T) {
+	var log bytes.Buffer
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.write(map[string]int{"a2": 1})
+		const changes = 3 * linesAtOnce
+		for i := range changes {
+			n.write(map[string]int{"a": i}) // a2 conflicts with it
+			n.write(map[string]int{"a": -1})
+		}
+		lines := func() int { return strings.Count(log.String(), "service=default/a2") }
+		require.Equal(t, 2*changes, len(n.reports.nacks), "servers are told each time")
+		require.Equal(t, linesAtOnce, lines())
+		n.pass(linesEvery)
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, linesAtOnce+1, lines())
+		require.Contains(t, log.String(), fmt.Sprint("not_logged=", 2*changes-linesAtOnce))
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
 func TestChangesGatherForMinSyncPeriod(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
@@ -367,7 +389,8 @@ func TestRepair(t *testing.T) {
 			n.pass(1)
 			requireRepairs(1)
 		}
-		// A Replace for another reason repairs the loss, too, and later repairs need not wait for it.
+		// A Replace for another reason repairs the loss, too, and later repairs need not wait for
+		// it.
 		for range 10 {
 			remove()
 			n.kernel.failures = 1
@@ -491,8 +514,8 @@ func TestFailedRepairIsPending(t *testing.T) {
 		n.pass(maxRetry)
 		requirePending(n, time.Time{})
 
-		// The repair has to wait for its second. A change that is programmed meanwhile does not end what
-		// is pending.
+		// The repair has to wait for its second. A change that is programmed meanwhile does not end
+		// what is pending.
 		for range repairsAtOnce {
 			n.kernel.lost("somebody flushed the table")
 			synctest.Wait()

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -55,16 +56,16 @@ type Flows interface {
 	// Replaced reports the state after a Replace. The callee has to read the map of Service ports
 	// before it returns.
 	Replaced(state view.State)
-	// Earlier reports, after the first Replaced, the UDP Service ports that an earlier agent may have
-	// programmed, without backends. It is called only if a checkpoint was restored. The callee has to
-	// read the map before it returns.
+	// Earlier reports, after the first Replaced, the UDP Service ports that an earlier agent may
+	// have programmed, without backends. It is called only if a checkpoint was restored. The callee
+	// has to read the map before it returns.
 	Earlier(ports map[view.ServicePortID]*view.ServicePort)
 }
 
 // Health receives what health checks should answer.
 type Health interface {
-	// Sync reports all health checks, and the node that they are on. It is called when a check or the
-	// node has changed, once the change is programmed. It returns at once.
+	// Sync reports all health checks, and the node that they are on. It is called when a check or
+	// the node has changed, once the change is programmed. It returns at once.
 	Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node)
 }
 
@@ -79,8 +80,8 @@ type Options struct {
 	MinSyncPeriod time.Duration
 	// SyncPeriod is the time after a Replace at which everything is programmed anew; 0 means never.
 	SyncPeriod time.Duration
-	// Mode is kube-proxy's name for what the Programmer uses: iptables, ipvs or nftables. It decides
-	// which of kube-proxy's metrics there are.
+	// Mode is kube-proxy's name for what the Programmer uses: iptables, ipvs or nftables. It
+	// decides which of kube-proxy's metrics there are.
 	Mode string
 	// Shadow means that the Programmer programs nothing, and something else programs the node. Then
 	// kube-proxy's metrics, which are about programming, are not registered.
@@ -116,26 +117,29 @@ type Reconciler struct {
 	out map[model.Family]error
 	// outReason is what the Reporter was last told about out; "" means nothing.
 	outReason string
-	// lacking contains, for each IP family in out, the Services of which the kernel lacks something.
-	// Removed Services are included, because the kernel may still have them.
+	// lacking contains, for each IP family in out, the Services of which the kernel lacks
+	// something. Removed Services are included, because the kernel may still have them.
 	lacking map[model.Family]map[model.ServiceKey]struct{}
 	// unacked contains the positions that were taken from the cache and are not programmed yet, by
 	// shard.
 	unacked map[uint32]uint64
 	epoch   uint64
 	// checks are the view's health checks, and toldChecks are those that Health was last told.
-	// checksDue means that what to tell Health may have changed because IP families or Service ports
-	// have failed or recovered.
+	// checksDue means that what to tell Health may have changed because IP families or Service
+	// ports have failed or recovered.
 	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
 	checksDue          bool
-	// failed contains the Service ports that the kernel does not hold as it should, with the reasons.
-	// status.failures contains what the Reporter was told about them, and about what the view cannot
-	// serve.
+	// failed contains the Service ports that the kernel does not hold as it should, with the
+	// reasons. status.failures contains what the Reporter was told about them, and about what the
+	// view cannot serve.
 	failed map[view.ServicePortID]*programmer.PortError
-	// problems are what the view cannot serve, by Service. due contains the Services whose report may
-	// differ from what the Reporter was last told.
+	// problems are what the view cannot serve, by Service. due contains the Services whose report
+	// may differ from what the Reporter was last told.
 	problems map[model.ServiceKey]string
 	due      map[model.ServiceKey]struct{}
+	// lines bounds the log lines about Services. unlogged counts those left out since the last one.
+	lines    *rate.Limiter
+	unlogged int
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
 	// lost receives a reason when others have removed something.
@@ -164,6 +168,7 @@ func New(o Options) *Reconciler {
 		failed:   make(map[view.ServicePortID]*programmer.PortError),
 		problems: make(map[model.ServiceKey]string),
 		due:      make(map[model.ServiceKey]struct{}),
+		lines:    rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
 		nowhere:  make(map[model.Family]bool),
 		lost:     make(chan string, 1),
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
@@ -560,6 +565,27 @@ func (r *Reconciler) noteProblems() {
 	}
 }
 
+// Tenants can change their Services so that each change is worth a line. After linesAtOnce lines
+// about Services, there is one each linesEvery.
+const (
+	linesAtOnce = 50
+	linesEvery  = 10 * time.Second
+)
+
+// logService logs something about a Service, if the bound of such lines allows it.
+func (r *Reconciler) logService(level slog.Level, message string, service model.ServiceKey, attributes ...any) {
+	if !r.lines.Allow() {
+		r.unlogged++
+		return
+	}
+	attributes = append([]any{"service", service.String()}, attributes...)
+	if r.unlogged > 0 {
+		attributes = append(attributes, "not_logged", r.unlogged)
+		r.unlogged = 0
+	}
+	r.Logger.Log(context.Background(), level, message, attributes...)
+}
+
 // report logs and reports changes in which Services are not programmed completely, and why. It
 // costs nothing for the Services whose problems have not changed.
 func (r *Reconciler) report() {
@@ -584,7 +610,7 @@ func (r *Reconciler) report() {
 		case reason == f.Reason: // "" if there is neither
 		case reason == "":
 			r.status.change(func() { delete(failures, service) })
-			r.Logger.Info("Service is completely programmed, or was removed", "service", service.String())
+			r.logService(slog.LevelInfo, "Service is completely programmed, or was removed", service)
 			r.Reporter.Resolve(service)
 		default:
 			if !known {
@@ -592,7 +618,7 @@ func (r *Reconciler) report() {
 			}
 			f.Reason = reason
 			r.status.change(func() { failures[service] = f })
-			r.Logger.Warn("Service is not completely programmed", "service", service.String(), "reason", reason)
+			r.logService(slog.LevelWarn, "Service is not completely programmed", service, "reason", reason)
 			r.Reporter.Nack(service, reason)
 		}
 	}

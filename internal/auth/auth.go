@@ -47,6 +47,9 @@ type Options struct {
 	KnownNode func(name string) bool
 	// Now returns the time by which tokens expire. nil means time.Now.
 	Now func() time.Time
+	// Refused is called with the context of a gRPC call whose caller is known and may not do what
+	// it asks for. nil means nothing.
+	Refused func(context.Context)
 	// Logger receives refusals. It is required.
 	Logger *slog.Logger
 	// Registerer registers the metrics. It is required.
@@ -174,7 +177,15 @@ func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName strin
 	if kind == pb.ClientKind_CLIENT_KIND_AGENT && !i.Operator {
 		user = nodeUserPrefix + i.Node
 	}
-	return user, i.Until, a.stream(ctx, i, kind, nodeName)
+	return user, i.Until, a.refused(ctx, a.stream(ctx, i, kind, nodeName))
+}
+
+// refused calls Options.Refused if err is set, and returns err.
+func (a *Auth) refused(ctx context.Context, err error) error {
+	if err != nil && a.options.Refused != nil {
+		a.options.Refused(ctx)
+	}
+	return err
 }
 
 func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeName string) error {
@@ -240,7 +251,7 @@ func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method str
 	}
 	isOpen := func(p string) bool { return method == p || strings.HasSuffix(p, "/") && strings.HasPrefix(method, p) }
 	if !slices.ContainsFunc(open, isOpen) {
-		if err := a.observe(ctx, i, "call "+method, orDebugSocket); err != nil {
+		if err := a.refused(ctx, a.observe(ctx, i, "call "+method, orDebugSocket)); err != nil {
 			return nil, err
 		}
 	}

@@ -89,6 +89,8 @@ var attacks = []attack{
 		does: says(codes.PermissionDenied, func(*attacker) *pb.StreamRequest {
 			return helloRequest(&pb.Hello{NodeName: "honest-1", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 		})},
+	{phase: beforeHello, name: "another node's name, again and again", on: both, bounds: "maxRefusedCalls",
+		does: refusedHellos, counted: ofConnections("refused")},
 	{phase: beforeHello, name: "to be a relay", on: both, counted: ofRequests("relay"),
 		does: says(codes.PermissionDenied, func(*attacker) *pb.StreamRequest {
 			return helloRequest(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
@@ -188,6 +190,7 @@ var attacks = []attack{
 	{phase: inSync, name: "streams that are reset", on: both, bounds: "maxFrames", does: known(rapidReset)},
 	{phase: inSync, name: "pings", on: both, bounds: "minClientPing", does: known(pings)},
 	{phase: inSync, name: "empty DATA", on: both, bounds: "maxFrames", does: known(emptyData)},
+	{phase: inSync, name: "windows of one byte", on: both, bounds: "maxFrames", does: smallWindows},
 	{phase: inSync, name: "nothing is read", on: both, bounds: "pingTimeout", slow: true, does: readsNothing},
 
 	{phase: draining, name: "silent connections", on: onEither, does: whileDraining(crowd(64, manyAddresses))},
@@ -528,6 +531,44 @@ func refusedCalls(token string) func(*attacker) error {
 		}
 		return err
 	}
+}
+
+// refusedHellos opens streams as another node until the connection ends, which takes few of them.
+func refusedHellos(a *attacker) error {
+	c, err := a.http2(a.certificate())
+	if err != nil {
+		return err
+	}
+	c.attend()
+	other := helloRequest(&pb.Hello{NodeName: "honest-1", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	const most = 20
+	for i := range uint32(most) {
+		if errors.Join(c.open(1+2*i), c.say(1+2*i, other)) != nil {
+			return c.closes()
+		}
+		select {
+		case <-c.ended:
+			return nil
+		case <-c.statuses:
+		case <-time.After(patience):
+			return fmt.Errorf("no answer within %v", patience)
+		}
+	}
+	return fmt.Errorf("the server has refused %d streams of a connection", most)
+}
+
+// smallWindows accepts everything byte by byte. A window is only opened for the next byte.
+func smallWindows(a *attacker) error {
+	c, err := a.http2(a.certificate())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}),
+		c.open(1), c.say(1, helloRequest(a.agent()))); err != nil {
+		return err
+	}
+	c.attend()
+	return c.flood(100_000, func(int) error { return c.framer.WriteWindowUpdate(1, 1) })
 }
 
 // longTokens sends a token that exceeds the bound on headers. The client may get a status or be cut

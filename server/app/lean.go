@@ -51,6 +51,14 @@ func admit(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller
 	}
 }
 
+// refused counts a refused call of a known caller for its connection, so that the caller pays for
+// further ones with handshakes.
+func refused(ctx context.Context) {
+	if connection, _ := h2.ConnectionOf(ctx); connection != nil {
+		connection.Refuse()
+	}
+}
+
 // caller returns whom a call is counted for. Operators are not bounded, as they may do anything.
 func caller(i auth.Identity) h2.Caller {
 	switch {

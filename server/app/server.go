@@ -90,7 +90,7 @@ func New(c Config) (_ *Server, err error) {
 		Program: "server", ClientCAFlag: "--client-ca-file",
 		TokenFlags: "--agent-service-account or --relay-service-account", Diagnosis: c.diagnosis(hostname),
 		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil }, Now: c.Now,
-		Logger: c.Logger, Registerer: c.Registry,
+		Refused: refused, Logger: c.Logger, Registerer: c.Registry,
 	})
 	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, Now: c.Now, ServerName: hostname, ServerVersion: daemon.Version(),

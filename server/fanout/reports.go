@@ -260,20 +260,16 @@ func (r *reports) tellUpstreamLocked(n openNack, resolved bool) bool {
 	return passed
 }
 
-// tellAgain reports the nacks to upstream that it had no room for. It returns false if upstream
-// still has none.
-func (r *reports) tellAgain() bool {
+// tellAgain reports the nacks to upstream that it had no room for.
+func (r *reports) tellAgain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, n := range r.nacks {
 		if n.untold {
-			if n.untold = !r.tellUpstreamLocked(n, false); n.untold {
-				return false
-			}
+			n.untold = !r.tellUpstreamLocked(n, false)
 			r.nacks[id] = n
 		}
 	}
-	return true
 }
 
 // question asks which clients lack a shard up to a sequence.

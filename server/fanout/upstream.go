@@ -14,7 +14,8 @@ import (
 // Upstream is the stream that feeds a relay. Programmed, Nodes and Nack must not wait.
 type Upstream interface {
 	// Path returns the epochs in Welcome.path, and a context that ends with the stream, as the path
-	// may then change. The context is nil while there is no stream or its initial state is incomplete.
+	// may then change. The context is nil while there is no stream or its initial state is
+	// incomplete.
 	Path() (path []uint64, stream context.Context)
 	// Mark returns the position up to which one of upstream's shards is written to the store.
 	Mark(shard uint32) model.Position
@@ -80,9 +81,7 @@ func (h *Hub) tellNacksAgain() {
 		return
 	}
 	for _, s := range h.sessions.list() {
-		if !s.reports.tellAgain() {
-			return
-		}
+		s.reports.tellAgain() // upstream may have no room for this client's, and have some for others'
 	}
 }
 

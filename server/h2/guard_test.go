@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -338,4 +339,41 @@ func TestClientOfGRPCThatDoesNotRead(t *testing.T) {
 		stream, ok := f.other.Load().(context.Context)
 		return ok && stream.Err() != nil
 	}, patience, tick, "the server does not end the connection")
+}
+
+// TestSmallWindowsPayNothing checks that a client which takes a message byte by byte may send no
+// more frames for that than others.
+func TestSmallWindowsPayNothing(t *testing.T) {
+	f := start(t, func(s *session) error {
+		if err := s.Send(make([]byte, 4<<20)); err != nil {
+			return err
+		}
+		return until(s)
+	})
+	// The goroutine that reads the connection calls it.
+	f.server.parse = func(m *http2.MetaHeadersFrame, path string) (request, *refusal) {
+		f.server.mu.Lock()
+		defer f.server.mu.Unlock()
+		for c := range f.server.conns {
+			c.guard.budget.since = math.MaxInt64 // the second never ends, however slow the machine is
+		}
+		return parseRequest(m, path)
+	}
+	c := f.connect(t, Protocol)
+	c.write(io.WriteString(c.conn, http2.ClientPreface))
+	require.NoError(t, c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	c.request(1)
+	frames, ended := 0, false
+	for ; frames < 10*maxFrames && !ended; frames++ {
+		ended = c.WriteWindowUpdate(1, 1) != nil
+		for !ended { // the server's next frame uses the window
+			frame, err := c.ReadFrame()
+			if _, data := frame.(*http2.DataFrame); data {
+				break
+			}
+			ended = err != nil
+		}
+	}
+	require.Less(t, frames, 2*maxFrames)
+	require.EqualValues(t, 1, testutil.ToFloat64(f.server.violations))
 }

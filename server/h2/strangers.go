@@ -247,7 +247,7 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 	}
 	by, err := identify()
 	if err != nil {
-		c.refuse()
+		c.Refuse()
 		return err
 	}
 	displaced, reason, err := c.enter(ctx, by)
@@ -276,8 +276,8 @@ func (c *Connection) endIfRefusedOften() error {
 	return status.Error(codes.Unavailable, "too many calls on this connection were refused")
 }
 
-// refuse counts a call whose credentials are refused.
-func (c *Connection) refuse() {
+// Refuse counts a call that is refused because of its credentials or of what the caller may do.
+func (c *Connection) Refuse() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	if c.refusals == nil {

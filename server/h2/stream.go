@@ -75,6 +75,7 @@ func (s *Stream) Send(frames ...wire.Frame) error {
 	s.sending = true
 	defer func() { s.sending = false }()
 	m := messages{frames: frames}
+	c.guard.budget.pay(bytesPerFrame * len(frames)) // for the client's acknowledgements
 	for left := m.size(); left > 0 || !s.answered; {
 		for s.over == nil && (c.socket.busy() || left > 0 && min(s.window, c.window) <= 0) {
 			c.changed.Wait()
@@ -106,6 +107,7 @@ func (s *Stream) TrySend(frames ...wire.Frame) (sent bool, err error) {
 	if s.sending || int64(n) > min(s.window, c.window, chunk) || c.socket.busy() {
 		return false, nil
 	}
+	c.guard.budget.pay(bytesPerFrame * len(frames))
 	if err := s.sendLocked(&m, n); err != nil {
 		return false, s.over
 	}
@@ -132,7 +134,9 @@ func (s *Stream) sendLocked(m *messages, n int) error {
 	c.window -= int64(n)
 	s.taken.Add(uint64(n))
 	c.pings.pardon = true
-	c.guard.budget.pay(bytesPerFrame + n) // for the client's acknowledgements and window updates
+	// These pay for the client's window updates. It is paid by bytes and not by frames, as a client
+	// with a small window makes any number of frames.
+	c.guard.budget.pay(n)
 	return c.writeLocked(b)
 }
 

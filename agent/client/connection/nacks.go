@@ -47,12 +47,38 @@ type failure struct {
 //  1. failing outlives streams. Each stream's server learns all of it once, after the first InSync.
 //  2. news holds the subjects that have started or stopped failing, or fail for another reason,
 //     since the stream's server last heard of them. Its values are the subjects' shards.
+//  3. ofNode counts the subjects in failing by node, and has no zeros.
 type nacks struct {
 	failing map[subject]failure
+	ofNode  map[string]int
 	news    map[subject]uint32
 	// allowed is the rate limit of news. later wakes up the sender for the rest.
 	allowed *rate.Limiter
 	later   *time.Timer
+}
+
+// maxNodeNacks bounds the open Nacks of each of a relay's nodes, once half of wire.MaxRelayedNacks
+// is in use. So a few nodes cannot keep a relay from reporting those of others.
+const maxNodeNacks = 16
+
+// hasRoom reports whether another failure of a relay's node may be added.
+func (n *nacks) hasRoom(node string) bool {
+	open := len(n.failing)
+	return open < wire.MaxRelayedNacks/2 || open < wire.MaxRelayedNacks && n.ofNode[node] < maxNodeNacks
+}
+
+func (n *nacks) set(s subject, f failure) {
+	if _, known := n.failing[s]; !known {
+		n.ofNode[s.node]++
+	}
+	n.failing[s] = f
+}
+
+func (n *nacks) remove(s subject) {
+	delete(n.failing, s)
+	if n.ofNode[s.node]--; n.ofNode[s.node] == 0 {
+		delete(n.ofNode, s.node)
+	}
 }
 
 // collect removes the news that may be sent now, and appends them to out as Nacks. It has signal

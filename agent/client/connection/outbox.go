@@ -49,7 +49,7 @@ func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked pro
 		requests: requests{allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)},
 		acks:     acks{positions: make(map[uint32][]programmed)},
 		nacks: nacks{
-			failing: make(map[subject]failure), news: make(map[subject]uint32),
+			failing: make(map[subject]failure), ofNode: make(map[string]int), news: make(map[subject]uint32),
 			allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce),
 		},
 		subscription: subscription{wanted: proto.CloneOf(wanted)},
@@ -133,8 +133,8 @@ func serviceKey(s model.ServiceKey) model.Key {
 
 // Report passes on the Nack of one of a relay's nodes, or the Nack's resolution, to the current
 // server and to each later one while the failure lasts. It drops n and returns false if too many
-// Nacks are open already, because what nodes report must not cost the relay its stream. It also
-// drops n if n has no valid key.
+// Nacks are open already, of all nodes or of this one, because what nodes report must not cost the
+// relay its stream. It also drops n if n has no valid key.
 func (o *Outbox) Report(n *pb.Nack) bool {
 	key, err := wire.NackedFromProto(n.GetKey())
 	if err != nil {
@@ -147,7 +147,7 @@ func (o *Outbox) Report(n *pb.Nack) bool {
 	switch {
 	case n.GetResolved():
 		o.resolveLocked(s)
-	case !known && len(o.nacks.failing) >= wire.MaxRelayedNacks:
+	case !known && !o.nacks.hasRoom(s.node):
 		return false
 	default:
 		o.failLocked(s, failure{reason: n.GetReason()})
@@ -171,7 +171,7 @@ func (o *Outbox) failLocked(s subject, f failure) bool {
 	if had, ok := o.nacks.failing[s]; ok && had == f {
 		return false
 	}
-	o.nacks.failing[s] = f
+	o.nacks.set(s, f)
 	o.tellLocked(s, f)
 	return true
 }
@@ -185,7 +185,7 @@ func (o *Outbox) resolve(s subject) {
 
 func (o *Outbox) resolveLocked(s subject) {
 	if f, ok := o.nacks.failing[s]; ok {
-		delete(o.nacks.failing, s)
+		o.nacks.remove(s)
 		o.tellLocked(s, f)
 	}
 }
@@ -236,7 +236,7 @@ func (o *Outbox) inSync() {
 	o.synced = true
 	for s, f := range o.nacks.failing {
 		if f.unreadable && !o.cache.IsUnreadable(f.shard, s.key) {
-			delete(o.nacks.failing, s) // it was unreadable on an earlier stream
+			o.nacks.remove(s) // it was unreadable on an earlier stream
 			continue
 		}
 		o.tellLocked(s, f)

@@ -417,3 +417,29 @@ func TestRequestsAreBounded(t *testing.T) {
 	_, _, err = o.collect(true)
 	require.ErrorIs(t, err, errNotReading)
 }
+
+// TestAFewNodesDoNotSilenceARelay checks that some of a relay's nodes cannot use up the room for
+// Nacks, and that there is room again once theirs are resolved.
+func TestAFewNodesDoNotSilenceARelay(t *testing.T) {
+	o := testOutbox()
+	nack := func(node string, i int, resolved bool) *pb.Nack {
+		key := wire.KeyToProto(modeltest.NamedSlice(fmt.Sprint("slice-", i), "web", 1).Key())
+		return &pb.Nack{Key: key, NodeName: node, Reason: "no room", Resolved: resolved}
+	}
+	for i := range 2 * wire.MaxRelayedNacks {
+		o.Report(nack(fmt.Sprint("hostile-", i%4), i, false))
+	}
+	require.Equal(t, wire.MaxRelayedNacks/2, o.failures())
+	for node := range wire.MaxRelayedNacks / 2 / maxNodeNacks {
+		for i := range maxNodeNacks {
+			require.True(t, o.Report(nack(fmt.Sprint("honest-", node), i, false)))
+		}
+		require.False(t, o.Report(nack(fmt.Sprint("honest-", node), maxNodeNacks, false)))
+	}
+	require.False(t, o.Report(nack("another", 0, false)))
+	for i := range 2 * wire.MaxRelayedNacks {
+		o.Report(nack(fmt.Sprint("hostile-", i%4), i, true))
+	}
+	require.True(t, o.Report(nack("another", 0, false)))
+	require.Len(t, o.nacks.ofNode, wire.MaxRelayedNacks/2/maxNodeNacks+1)
+}
