@@ -1,7 +1,6 @@
 package redact
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -23,9 +22,6 @@ var keyQualifiers = []string{
 	"http", "ingest", "integration", "license", "master", "private", "proxy", "registry", "root", "rsa", "secret", "server", "shared", "sign", "signing",
 	"ssh", "storage", "subscription", "tls", "webhook", "write",
 }
-
-// candidate matches what all names of secrets contain. A line without it has none.
-var candidate = regexp.MustCompile(`(?i)token|pass|secret|cred|key|pw|dockerc|sig|connection|auth|jwt|otp|psk|dsn|bearer|cookie`)
 
 // maxName bounds what is looked at of a name, in bytes, and maxNames how many are remembered.
 const maxName, maxNames = 100, 1000

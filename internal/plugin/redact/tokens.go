@@ -99,9 +99,9 @@ func isRandom(w string) bool {
 	begin, hex := 0, true
 	var small, capital, digit int
 	for i := 0; i <= len(w); i++ {
-		switch c := byte('-'); {
+		switch {
 		case i < len(w) && isWord(w[i]):
-			c = w[i]
+			c := w[i]
 			hex = hex && (c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F')
 			small, capital, digit = small+b2i(c >= 'a'), capital+b2i('A' <= c && c <= 'Z'), digit+b2i(c <= '9')
 			continue
