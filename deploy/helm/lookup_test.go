@@ -95,6 +95,9 @@ func renderInCluster(t *testing.T, kubeconfig string, flags ...string) (string, 
 // installed is what an earlier install has left.
 var installed = map[string]string{"apiServerHost": "fd00::7", "apiServerPort": "1234", "agent.yaml": "clusterCIDR: 10.7.0.0/16\n"}
 
+// byNodes is the same of an install that has found podCIDRs on all Nodes.
+var byNodes = map[string]string{"apiServerHost": "fd00::7", "apiServerPort": "1234", "agent.yaml": "detectLocalMode: NodeCIDR\n"}
+
 // lookups are clusters and values, and what is found in them: the address of the API server, and
 // the ranges or else the mode.
 var lookups = map[string]struct {
@@ -133,6 +136,18 @@ var lookups = map[string]struct {
 			endpoints: []string{"192.168.0.5"}, nodes: map[string][]string{"a": {"10.3.0.0/24"}, "b": {"10.3.1.0/24"}},
 		},
 		host: "192.168.0.5", port: "6443", mode: "NodeCIDR",
+	},
+	"an earlier install by the ranges of Nodes before the cluster": {
+		seed: seed{kubeadm: kubeadm, kubeProxy: kubeProxy, installed: byNodes},
+		host: "fd00::7", port: "1234", mode: "NodeCIDR",
+	},
+	"an earlier install by the ranges of Nodes, and a Node that has none yet": {
+		seed: seed{installed: byNodes, nodes: map[string][]string{"a": {"10.3.0.0/24"}, "b": nil}},
+		host: "fd00::7", port: "1234", mode: "NodeCIDR",
+	},
+	"values before an earlier install by the ranges of Nodes": {
+		seed: seed{installed: byNodes}, set: []string{"--set=podCIDRs={10.9.0.0/16}"},
+		host: "fd00::7", port: "1234", ranges: "10.9.0.0/16",
 	},
 	"another mode needs no ranges": {
 		seed: seed{kubeconfig: kubeconfig},

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	}
 	testenv.Isolate(controlplane.Prepare)
 	network = testenv.NewNetwork(wholeProcess{})
-	options := controlplane.Options{Address: network.World.IPv4, Controllers: true}
+	options := controlplane.Options{Address: network.World.IPv4, Controllers: true, Policies: true}
 	goleak.VerifyTestMain(controlplane.Around(m, options, &cluster))
 }
 

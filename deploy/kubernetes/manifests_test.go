@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
@@ -232,6 +233,59 @@ func TestRBACIsMinimal(t *testing.T) {
 	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "list", "", "services", serverNamespace))
+}
+
+// TestServersCreateOnlyTheirOwnObjects requires that a compromised server cannot make itself a
+// token of another ServiceAccount with the right to create Secrets, which RBAC cannot limit by
+// name.
+func TestServersCreateOnlyTheirOwnObjects(t *testing.T) {
+	_, objects := load(t, ".")
+	apply(t, objects)
+	server, err := kubernetes.NewForConfig(cluster.ConfigFor("system:serviceaccount:" + serverNamespace + ":slicecast-server"))
+	require.NoError(t, err)
+	create := func(namespace, resource, name string, kind corev1.SecretType) error {
+		meta, o := metav1.ObjectMeta{Name: name}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+		if resource == "configmaps" {
+			_, err := server.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: meta}, o)
+			return err
+		}
+		secret := &corev1.Secret{ObjectMeta: meta, Type: kind}
+		switch kind {
+		case corev1.SecretTypeServiceAccountToken:
+			secret.Annotations = map[string]string{corev1.ServiceAccountNameKey: "slicecast-viewer"}
+		case corev1.SecretTypeTLS:
+			secret.Data = map[string][]byte{corev1.TLSCertKey: nil, corev1.TLSPrivateKeyKey: nil}
+		}
+		_, err := server.CoreV1().Secrets(namespace).Create(t.Context(), secret, o)
+		return err
+	}
+	const refused = "the servers may create only"
+	// The API server learns about new roles and policies through a watch.
+	require.Eventually(t, func() bool {
+		err := create(serverNamespace, "secrets", "mine", corev1.SecretTypeServiceAccountToken)
+		return err != nil && strings.Contains(err.Error(), refused)
+	}, deadline, pollInterval)
+	for _, c := range []struct {
+		namespace, resource, name string
+		kind                      corev1.SecretType
+		says                      string
+	}{
+		{serverNamespace, "secrets", "slicecast-server-tls", corev1.SecretTypeServiceAccountToken, refused},
+		{serverNamespace, "secrets", "slicecast-server-tls", corev1.SecretTypeOpaque, refused},
+		{serverNamespace, "secrets", "other", corev1.SecretTypeTLS, refused},
+		{agentNamespace, "configmaps", "slicecast-config", "", refused},
+		{agentNamespace, "secrets", "slicecast-server-tls", corev1.SecretTypeTLS, "is forbidden"},
+		{serverNamespace, "secrets", "slicecast-server-tls", corev1.SecretTypeTLS, ""},
+		{serverNamespace, "configmaps", "slicecast-ca", "", ""},
+		{agentNamespace, "configmaps", "slicecast-ca", "", ""},
+	} {
+		err := create(c.namespace, c.resource, c.name, c.kind)
+		if c.says == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, c.says, "%+v", c)
+	}
 }
 
 // TestPrivilegesOfAgentContainersAreMinimal requires that the privileged container has no token,

@@ -62,7 +62,7 @@ type tokenKey struct{ namespace, audience string }
 
 type token struct {
 	value string
-	until time.Time // when it expires
+	until time.Time // when it expires, by this machine's clock, whatever the API server's says
 }
 
 func newTokens(client kubernetes.Interface, account string, timeout time.Duration) *tokens {
@@ -104,6 +104,7 @@ func (t *tokens) get(ctx context.Context, namespace, audience string) (string, e
 }
 
 func (t *tokens) request(ctx context.Context, key tokenKey) (token, error) {
+	begin := time.Now()
 	answer, err := t.client.CoreV1().ServiceAccounts(key.namespace).CreateToken(ctx, t.account, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{
 			Audiences: []string{key.audience}, ExpirationSeconds: new(int64(tokenLife.Seconds())),
@@ -115,5 +116,9 @@ func (t *tokens) request(ctx context.Context, key tokenKey) (token, error) {
 	case err != nil:
 		return token{}, fmt.Errorf("request a token for the servers: %w", withRights(err))
 	}
-	return token{answer.Status.Token, answer.Status.ExpirationTimestamp.Time}, nil
+	life := tokenLife
+	if granted := answer.Spec.ExpirationSeconds; granted != nil {
+		life = time.Duration(*granted) * time.Second
+	}
+	return token{answer.Status.Token, begin.Add(life)}, nil
 }

@@ -122,3 +122,43 @@ func TestTokens(t *testing.T) {
 	all.Wait()
 	require.Equal(t, map[string]int{"a for b/c": 1, "a/b for c": 1, "a for c": 1}, requests)
 }
+
+// TestTokensByAWrongClock checks that a token is used for as long as it lives, and no longer, by a
+// clock that is minutes ahead of the API server's or behind it.
+func TestTokensByAWrongClock(t *testing.T) {
+	for name, c := range map[string]struct {
+		wrong    time.Duration // how far the API server's clock is ahead
+		granted  time.Duration
+		requests int // within an hour
+	}{
+		"right":            {0, tokenLife, 7},
+		"behind":           {5 * time.Minute, tokenLife, 7},
+		"ahead":            {-15 * time.Minute, tokenLife, 7},
+		"a longer life":    {time.Hour, time.Hour, 2},
+		"a life too short": {0, tokenMargin / 2, 121},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, requests := fake.NewClientset(), 0
+				var issued time.Time
+				client.PrependReactor("create", "serviceaccounts", func(clienttesting.Action) (bool, runtime.Object, error) {
+					requests++
+					issued = time.Now()
+					return true, &authenticationv1.TokenRequest{
+						Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(c.granted.Seconds()))},
+						Status: authenticationv1.TokenRequestStatus{
+							Token: "token", ExpirationTimestamp: metav1.NewTime(issued.Add(c.wrong + c.granted)),
+						},
+					}, nil
+				})
+				tokens := newTokens(client, "viewer", time.Minute)
+				for end := time.Now().Add(time.Hour); !time.Now().After(end); time.Sleep(30 * time.Second) {
+					_, err := tokens.get(t.Context(), "a", "b")
+					require.NoError(t, err)
+					require.Less(t, time.Since(issued), c.granted, "the API server refuses it")
+				}
+				require.Equal(t, c.requests, requests)
+			})
+		})
+	}
+}

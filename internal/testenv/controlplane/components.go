@@ -121,7 +121,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 		return err
 	}
 	cp.APIServer = cp.newProcess("kube-apiserver", binary)
-	settings, err := cp.settings(options.Nodes)
+	settings, err := cp.settings(options)
 	if err != nil {
 		return err
 	}
@@ -149,13 +149,14 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 	})
 }
 
-// policies are the admission plugins that no control plane here has. Loading the schemas for them
-// takes half the time of a start.
-const policies = "ValidatingAdmissionPolicy,MutatingAdmissionPolicy"
-
-// settings returns the flags of kube-apiserver that depend on whether there are nodes.
-func (cp *ControlPlane) settings(nodes bool) ([]string, error) {
-	if !nodes {
+// settings returns the flags of kube-apiserver that depend on the options. Loading the schemas for
+// admission policies takes half the time of a start.
+func (cp *ControlPlane) settings(options Options) ([]string, error) {
+	policies := "MutatingAdmissionPolicy"
+	if !options.Policies {
+		policies += ",ValidatingAdmissionPolicy"
+	}
+	if !options.Nodes {
 		return []string{
 			"--authorization-mode=RBAC",
 			// Pods need no ServiceAccount: no controller here would create it.

@@ -51,6 +51,8 @@ type Options struct {
 	// Nodes makes it the control plane of nodes with kubelets: with all controllers, a scheduler,
 	// ServiceAccounts, and the address of the API server as the endpoint of the Service kubernetes.
 	Nodes bool
+	// Policies makes the API server obey ValidatingAdmissionPolicies.
+	Policies bool
 	// Dir is the directory in which the control plane makes its own. Empty means that of temporary
 	// files.
 	Dir string

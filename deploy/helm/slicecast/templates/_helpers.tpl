@@ -144,6 +144,8 @@ apiServerPort: {{ $port | quote }}
   {{- end -}}
   {{- if $installed.clusterCIDR -}}
     {{- dict "clusterCIDR" $installed.clusterCIDR | toYaml -}}
+  {{- else if eq ($installed.detectLocalMode | default "") "NodeCIDR" -}}
+    {{- dict "detectLocalMode" "NodeCIDR" | toYaml -}}
   {{- else if dig "networking" "podSubnet" "" $kubeadm -}}
     {{- dict "clusterCIDR" $kubeadm.networking.podSubnet | toYaml -}}
   {{- else if $kubeProxy.clusterCIDR -}}
