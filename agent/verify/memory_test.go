@@ -121,7 +121,7 @@ func TestMemory(t *testing.T) {
 	const services = 300
 	state, perEndpoint := read(services, 0)
 	require.Less(t, perEndpoint, uint64(500), "bytes of heap for each endpoint that is read")
-	_, perEndpoint = read(services, 100_000) // 60 MB of annotations, which is 4,000 bytes for each endpoint
+	_, perEndpoint = read(services, 100_000) // annotations of 4,000 bytes for each endpoint
 	require.Less(t, perEndpoint, uint64(600), "bytes of heap for each endpoint that is read, with annotations")
 
 	node := newNode(t)
