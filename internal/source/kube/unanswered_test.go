@@ -29,8 +29,9 @@ func TestUnansweredWatch(t *testing.T) {
 	all := true
 	open := func() {
 		t.Helper()
-		_, err := r.openWatch(t.Context(), metav1.ListOptions{SendInitialEvents: &all})
+		w, err := r.openWatch(t.Context(), metav1.ListOptions{SendInitialEvents: &all})
 		require.NoError(t, err)
+		w.Stop()
 	}
 	open()
 	since, why := r.contact.stale(time.Now())
