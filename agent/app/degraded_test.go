@@ -268,18 +268,18 @@ func TestWhatIsNotServedIsAWarning(t *testing.T) {
 				return err
 			}
 		})
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		require.Equal(t, map[pb.NodeWarning]string{kind: err.Error()}, check(t.Context()))
 		attempts := testutil.ToFloat64(a.services.failures.WithLabelValues("status-socket"))
 		require.InDelta(t, 9, attempts, 1, "after 1, 3, 7, 15, 25 ... 55 s")
 		require.Equal(t, 1, log.Count("level=WARN", "it is taken"))
 		err = nil
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		require.Empty(t, check(t.Context()))
 		require.Equal(t, 1, log.Count("level=INFO", "Serving again"))
 		err = broken
 		open <- broken // what serves may fail later, too
-		time.Sleep(time.Second / 2)
+		<-time.After(time.Second / 2)
 		require.Equal(t, map[pb.NodeWarning]string{kind: broken.Error()}, check(t.Context()))
 		cancel()
 	})

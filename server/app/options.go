@@ -305,7 +305,7 @@ func (o *Options) Complete(logger *slog.Logger) (Config, error) {
 	}
 	switch o.SourceKind {
 	case sourceUpstream:
-		c.Upstream, err = o.upstream.config(c)
+		c.Upstream = o.upstream.config(c)
 	case sourceFile:
 		c.Source, err = file.New(file.Options{
 			Directory: o.manifests, ServiceProxyName: o.serviceProxyName, Log: c.Logger, Metrics: c.Registry,

@@ -42,9 +42,9 @@ func (o *upstreamOptions) validate(isSource bool) error {
 	return o.Validate()
 }
 
-func (o *upstreamOptions) config(c Config) (*client.Options, error) {
+func (o *upstreamOptions) config(c Config) *client.Options {
 	return &client.Options{
 		Servers: client.Resolve(o.servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.servers),
 		DialOptions: o.DialOptions(c.Logger), Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
-	}, nil
+	}
 }

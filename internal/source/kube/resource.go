@@ -183,10 +183,11 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 // listPage is the number of objects of a page, as client-go requests them.
 const listPage = 500
 
-// A list from the past is followed only if this many questions, each over another connection and
-// confirmPause after the one before, are answered from the past, too. Tests change the pause.
+// confirmations is how many questions have to be answered from the past, too, before a list from
+// the past is followed. Each is asked over another connection, confirmPause after the one before.
 const confirmations = 3
 
+// confirmPause is the pause before each of these questions. Tests change it.
 var confirmPause = 2 * time.Second
 
 // confirm finds out whether the API server's state has gone back for good, as after a restore of
