@@ -97,7 +97,8 @@ func TestNativeRules(t *testing.T) {
 				leads := func(last byte, backends ...string) {
 					t.Helper()
 					for _, family := range families {
-						r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, last), servicePort), 10, patient)
+						tries := 20 * len(backends) // so that chance misses none of two
+						r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, last), servicePort), tries, patient)
 						for backend := range r.Backends() {
 							require.Contains(t, backends, backend, "%v", r)
 						}
