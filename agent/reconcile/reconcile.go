@@ -572,19 +572,22 @@ const (
 	linesEvery  = 10 * time.Second
 )
 
-// logService logs something about a Service, if the bound of such lines allows it.
-func (r *Reconciler) logService(level slog.Level, message string, service model.ServiceKey, attributes ...any) {
+// loggerOf returns the logger for a line about a Service. It discards the line if the bound of such
+// lines is reached.
+func (r *Reconciler) loggerOf(service model.ServiceKey) *slog.Logger {
 	if !r.lines.Allow() {
 		r.unlogged++
-		return
+		return discard
 	}
-	attributes = append([]any{"service", service.String()}, attributes...)
+	l := r.Logger.With("service", service.String())
 	if r.unlogged > 0 {
-		attributes = append(attributes, "not_logged", r.unlogged)
+		l = l.With("not_logged", r.unlogged)
 		r.unlogged = 0
 	}
-	r.Logger.Log(context.Background(), level, message, attributes...)
+	return l
 }
+
+var discard = slog.New(slog.DiscardHandler)
 
 // report logs and reports changes in which Services are not programmed completely, and why. It
 // costs nothing for the Services whose problems have not changed.
@@ -610,7 +613,7 @@ func (r *Reconciler) report() {
 		case reason == f.Reason: // "" if there is neither
 		case reason == "":
 			r.status.change(func() { delete(failures, service) })
-			r.logService(slog.LevelInfo, "Service is completely programmed, or was removed", service)
+			r.loggerOf(service).Info("Service is completely programmed, or was removed")
 			r.Reporter.Resolve(service)
 		default:
 			if !known {
@@ -618,7 +621,7 @@ func (r *Reconciler) report() {
 			}
 			f.Reason = reason
 			r.status.change(func() { failures[service] = f })
-			r.logService(slog.LevelWarn, "Service is not completely programmed", service, "reason", reason)
+			r.loggerOf(service).Warn("Service is not completely programmed", "reason", reason)
 			r.Reporter.Nack(service, reason)
 		}
 	}

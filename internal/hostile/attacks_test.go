@@ -549,7 +549,10 @@ func refusedHellos(a *attacker) error {
 		select {
 		case <-c.ended:
 			return nil
-		case <-c.statuses:
+		case err := <-c.statuses:
+			if err == nil {
+				return errors.New("a stream as another node was served")
+			}
 		case <-time.After(patience):
 			return fmt.Errorf("no answer within %v", patience)
 		}

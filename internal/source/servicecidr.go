@@ -62,7 +62,7 @@ func (s *nodeSink) Upsert(o model.Keyed, resourceVersion uint64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.ranges[o.Key()] = o.CIDRs
-		s.changedLocked(resourceVersion)
+		s.changedLocked()
 	default:
 		s.Sink.Upsert(o, resourceVersion)
 	}
@@ -80,7 +80,7 @@ func (s *nodeSink) Remove(key model.Key, resourceVersion uint64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.ranges, key)
-		s.changedLocked(resourceVersion)
+		s.changedLocked()
 	default:
 		s.Sink.Remove(key, resourceVersion)
 	}
@@ -107,7 +107,7 @@ func (s *nodeSink) Replace(kind model.Kind, objects []model.Keyed, resourceVersi
 		for _, o := range objects {
 			s.ranges[o.Key()] = o.(*ServiceCIDR).CIDRs // kind says so
 		}
-		s.changedLocked(resourceVersion)
+		s.changedLocked()
 	default:
 		s.Sink.Replace(kind, objects, resourceVersion)
 	}
@@ -122,7 +122,7 @@ func (s *nodeSink) Progress(kind model.Kind, resourceVersion uint64) {
 
 // changedLocked passes all Nodes on again if the ranges have changed. They have no resource version
 // then, as the version of a ServiceCIDR does not say how far the watch of Nodes is.
-func (s *nodeSink) changedLocked(resourceVersion uint64) {
+func (s *nodeSink) changedLocked() {
 	var all []netip.Prefix
 	for _, r := range s.ranges {
 		all = append(all, r...)

@@ -25,13 +25,13 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// requireCounted requires that a bound's count is at least the heap that make has brought into use,
+// requireCounted requires that a bound's count is at least the heap that build has brought into use,
 // apart from an eighth that the allocator may add and from what others in this process may have
 // used. It is at most four times as much.
-func requireCounted(t *testing.T, make func() (kept any, counted int)) {
+func requireCounted(t *testing.T, build func() (kept any, counted int)) {
 	t.Helper()
 	before := heap()
-	kept, counted := make()
+	kept, counted := build()
 	held := heap() - before
 	runtime.KeepAlive(kept)
 	t.Logf("%d KiB are counted, and %d KiB held", counted>>10, held>>10)
