@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net"
@@ -57,15 +58,16 @@ func (a *agent) serveMetrics(ctx context.Context) {
 	port := bounded.NewPort("metrics", bounded.Metrics, a.logger, a.displaced)
 	// Each is nil until what it is made of could be read.
 	var config *tls.Config
+	var verify func([]*x509.Certificate) error
 	var handler *http.ServeMux
 	a.services.serve(ctx, flag, func() (_ net.Listener, err error) {
 		if config == nil {
-			if config, err = o.metricsTLS(a.logger); err != nil {
+			if config, verify, err = o.metricsTLS(a.logger); err != nil {
 				return nil, err
 			}
 		}
 		if handler == nil {
-			if handler, err = a.metricsHandler(); err != nil {
+			if handler, err = a.metricsHandler(verify); err != nil {
 				return nil, err
 			}
 		}
@@ -73,11 +75,11 @@ func (a *agent) serveMetrics(ctx context.Context) {
 	}, func(ctx context.Context, l net.Listener) error { return port.Serve(ctx, l, config, handler) })
 }
 
-// metricsHandler returns the handler of metrics for observers.
-func (a *agent) metricsHandler() (*http.ServeMux, error) {
+// metricsHandler returns the handler of metrics for observers. verify is that of auth.Options.
+func (a *agent) metricsHandler(verify func([]*x509.Certificate) error) (*http.ServeMux, error) {
 	clients := auth.Options{
 		Program: "agent", ClientCAFlag: "--metrics-client-ca-file", TokenFlags: "--metrics-token-audience",
-		Logger: a.logger, Registerer: a.registry,
+		VerifyClient: verify, Logger: a.logger, Registerer: a.registry,
 	}
 	if a.options.MetricsTokenAudience != "" {
 		var err error
@@ -90,22 +92,23 @@ func (a *agent) metricsHandler() (*http.ServeMux, error) {
 	return handler, nil
 }
 
-// metricsTLS returns the configuration of TLS for --secure-metrics-bind-address.
-func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, error) {
+// metricsTLS returns the configuration of TLS for --secure-metrics-bind-address, and the function
+// that verifies a client's certificate, which is nil if there can be none.
+func (o *Options) metricsTLS(log *slog.Logger) (*tls.Config, func([]*x509.Certificate) error, error) {
 	if o.MetricsCertFile == "" {
 		self := &selfSigned{name: o.NodeName}
 		config := tlsfiles.Config()
 		config.NextProtos = []string{"http/1.1"}
 		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return self.certificate() }
-		return config, nil
+		return config, nil, nil
 	}
 	files, err := tlsfiles.Follow(tlsfiles.Files{
 		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
 	}, log)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
+		return nil, nil, fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
 	}
-	return files.Server(true, "http/1.1"), nil
+	return files.Server(true, "http/1.1"), files.VerifyClient, nil
 }
 
 // reuseVerdicts is how long the API server's verdict on a token for metrics is reused. With 10,000

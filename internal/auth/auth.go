@@ -45,6 +45,9 @@ type Options struct {
 	Tokens *TokenOptions
 	// KnownNode reports whether a Node of that name exists. It is required if Tokens has agents.
 	KnownNode func(name string) bool
+	// VerifyClient returns an error if the client certificate of a page's reader, which was verified
+	// when the reader connected, is not accepted any more. nil means that it still is.
+	VerifyClient func(chain []*x509.Certificate) error
 	// Now returns the time by which tokens expire. nil means time.Now.
 	Now func() time.Time
 	// Refused is called with the context of a gRPC call whose caller is known and may not do what
@@ -305,8 +308,14 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 			certificates = r.TLS.PeerCertificates
 		}
 		request := access{verb: strings.ToLower(r.Method), path: r.URL.Path}
-		i, err := a.identify(ctx, request, certificates, r.Header.Values("Authorization"))
-		if err == nil {
+		var i Identity
+		var err error
+		if len(certificates) > 0 && a.options.VerifyClient != nil {
+			err = a.options.VerifyClient(certificates)
+		}
+		if err != nil {
+			err = a.refuse(ctx, reasonCertificate, codes.Unauthenticated, "the client certificate is not valid any more: %v", err)
+		} else if i, err = a.identify(ctx, request, certificates, r.Header.Values("Authorization")); err == nil {
 			err = a.observe(ctx, i, "read this page", "")
 		}
 		if err != nil {

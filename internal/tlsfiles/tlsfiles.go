@@ -6,7 +6,8 @@
 //  2. If the files are unusable, handshakes use the last usable content of all files. A file may be
 //     missing or incomplete, or a certificate and its key may not match while one of them is still
 //     to be replaced. Unusable files are logged at most once a minute.
-//  3. Open connections are not affected.
+//  3. Open connections are not affected. A server can close those whose client certificate
+//     VerifyClient no longer accepts.
 package tlsfiles
 
 import (
@@ -114,15 +115,49 @@ func (f *Follower) Server(clients bool, protocols ...string) *tls.Config {
 		// from the next handshake on.
 		config.SessionTicketsDisabled = true
 		if clients {
-			clientCAs := now.ca
-			if clientCAs == nil {
-				clientCAs = x509.NewCertPool() // nil would mean the system's CAs
+			config.ClientAuth, config.ClientCAs = tls.RequestClientCert, now.clientCAs()
+			config.VerifyConnection = func(state tls.ConnectionState) error {
+				if len(state.PeerCertificates) == 0 {
+					return nil
+				}
+				// The CAs may have changed since the client's first message.
+				return f.VerifyClient(state.PeerCertificates)
 			}
-			requestFrom(config, clientCAs)
 		}
 		return config, nil
 	}
 	return config
+}
+
+// VerifyClient returns an error unless the CAs accept a client's certificate now. The chain begins
+// with that certificate.
+func (f *Follower) VerifyClient(chain []*x509.Certificate) error {
+	now, err := f.refresh()
+	if err != nil {
+		return err
+	}
+	_, err = verify(chain, x509.VerifyOptions{
+		Roots: now.clientCAs(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, f.Now)
+	return err
+}
+
+// CAs returns the CAs of client certificates. It returns the same pool until they change, and nil
+// if there are none.
+func (f *Follower) CAs() *x509.CertPool {
+	now, err := f.refresh()
+	if err != nil {
+		return nil
+	}
+	return now.ca
+}
+
+// clientCAs returns the CAs of client certificates for crypto/x509.
+func (l *loaded) clientCAs() *x509.CertPool {
+	if l.ca == nil {
+		return x509.NewCertPool() // nil would mean the system's CAs
+	}
+	return l.ca
 }
 
 // Ends returns when the certificate ends, and when the CA that lasts longest does. They are zero if
@@ -197,7 +232,11 @@ func (f *Follower) load(have *loaded) (*loaded, error) {
 		}
 		now.certificates = []tls.Certificate{certificate}
 	}
-	if f.names.CA != "" {
+	switch {
+	case f.names.CA == "":
+	case have != nil && bytes.Equal(content.CA, have.CA):
+		now.ca, now.caEnd = have.ca, have.caEnd
+	default:
 		if now.ca, now.caEnd, err = pool(content.CA); err != nil {
 			return nil, fmt.Errorf("load CA certificates %q: %w", f.names.CA, err)
 		}

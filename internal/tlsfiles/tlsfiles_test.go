@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
@@ -154,6 +155,48 @@ func TestBothEndsFollowTheirFiles(t *testing.T) {
 	require.ErrorContains(t, err, "unknown authority", "the client trusts the new CA, which it should not do any more")
 	require.Contains(t, client.logs.String(), "Reloaded the TLS files")
 	require.Contains(t, server.logs.String(), "Reloaded the TLS files")
+}
+
+// TestCAsAreThoseOfTheCertificate requires that a client certificate is verified with the CAs when
+// it arrives. With those of the first message, a client that is slow could use a CA long
+// after it was withdrawn.
+func TestCAsAreThoseOfTheCertificate(t *testing.T) {
+	old, err := testca.New()
+	require.NoError(t, err)
+	next, err := testca.New()
+	require.NoError(t, err)
+	serving, err := old.Server("server")
+	require.NoError(t, err)
+	certificate, key, err := ca.EncodePEM(serving)
+	require.NoError(t, err)
+	node, err := old.Node("node")
+	require.NoError(t, err)
+	now := PEM{Certificate: certificate, PrivateKey: key, CA: old.PEM()}
+	f := FollowFunc("test", func() (PEM, error) { return now, nil }, slog.New(slog.DiscardHandler))
+	before := f.CAs()
+	require.NoError(t, f.VerifyClient([]*x509.Certificate{node.Leaf}))
+
+	here, there := net.Pipe()
+	defer here.Close()
+	defer there.Close()
+	config := Config()
+	config.ServerName, config.RootCAs = "server", old.Pool()
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		now.CA = next.PEM() // the server reads it later, as it waits for this client
+		return &node, nil
+	}
+	client := make(chan error, 1)
+	go func() {
+		c := tls.Client(there, config)
+		_, err := c.Read(make([]byte, 1)) // the server's alert
+		client <- err
+	}()
+	err = tls.Server(here, f.Server(true)).HandshakeContext(t.Context())
+	var invalid *tls.CertificateVerificationError
+	require.ErrorAs(t, err, &invalid)
+	require.Error(t, <-client)
+	require.Error(t, f.VerifyClient([]*x509.Certificate{node.Leaf}))
+	require.NotSame(t, before, f.CAs())
 }
 
 // TestBadFilesChangeNothing requires that a file that is missing, incomplete or does not match its

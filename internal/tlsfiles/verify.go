@@ -60,21 +60,6 @@ func ClientConfig(
 	return config
 }
 
-// requestFrom makes a server ask for client certificates. It accepts none, or one that descends
-// from roots.
-func requestFrom(config *tls.Config, roots *x509.CertPool) {
-	config.ClientAuth, config.ClientCAs = tls.RequestClientCert, roots
-	config.VerifyConnection = func(state tls.ConnectionState) error {
-		if len(state.PeerCertificates) == 0 {
-			return nil
-		}
-		_, err := verify(state.PeerCertificates, x509.VerifyOptions{
-			Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		}, config.Time)
-		return err
-	}
-}
-
 // verify verifies the chain that a peer has sent, its own certificate first. It checks signatures
 // only with keys that descend from the roots. A peer without a certificate of a root causes one
 // such check for each certificate that it sends and each root of the issuer's name.

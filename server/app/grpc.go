@@ -57,6 +57,9 @@ const (
 	// connection of an agent may be, which only serves its stream. Refused streams keep a
 	// connection from being idle, so maxRefusedIdle closes connections with only refused ones.
 	maxIdle, maxLeanIdle, maxRefusedIdle = 5 * time.Minute, 30 * time.Second, 6 * time.Minute
+	// recheckInterval is how often the server looks whether the CAs of client certificates have
+	// changed, to close connections whose certificate they no longer accept.
+	recheckInterval = 5 * time.Second
 	// pingInterval and pingTimeout detect a dead client within half a minute.
 	pingInterval, pingTimeout = 20 * time.Second, 10 * time.Second
 	// minClientPing is the shortest interval between a client's pings. A client that pings more

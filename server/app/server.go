@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -48,8 +49,9 @@ type Server struct {
 
 	parts       []part // what Run serves
 	grpcServers []*grpc.Server
-	mux         *h2.Mux    // nil without TLS
-	lean        *h2.Server // serves agents behind mux; nil without TLS
+	mux         *h2.Mux            // nil without TLS
+	lean        *h2.Server         // serves agents behind mux; nil without TLS
+	tls         *tlsfiles.Follower // nil without TLS
 	// certificates is nil if the server has none of its own.
 	certificates *certificates.Manager
 	addresses    Addresses
@@ -90,7 +92,7 @@ func New(c Config) (_ *Server, err error) {
 		Program: "server", ClientCAFlag: "--client-ca-file",
 		TokenFlags: "--agent-service-account or --relay-service-account", Diagnosis: c.diagnosis(hostname),
 		Tokens: c.Tokens, KnownNode: func(name string) bool { return s.store.Node(name) != nil }, Now: c.Now,
-		Refused: refused, Logger: c.Logger, Registerer: c.Registry,
+		Refused: refused, VerifyClient: func(chain []*x509.Certificate) error { return s.tls.VerifyClient(chain) }, Logger: c.Logger, Registerer: c.Registry,
 	})
 	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, Now: c.Now, ServerName: hostname, ServerVersion: daemon.Version(),
@@ -205,24 +207,43 @@ func (s *Server) pages(guard func(http.Handler) http.Handler) http.Handler {
 // (ALPN). It returns nil if the server is plaintext.
 func (s *Server) followTLS() (func(protocols ...string) *tls.Config, error) {
 	c := s.config
-	var follower *tlsfiles.Follower
 	var err error
 	switch {
 	case c.Certificates != nil:
 		s.certificates = certificates.New(*c.Certificates)
-		follower = tlsfiles.FollowFunc("Secret "+c.Certificates.Secret.String(), s.certificates.Content, c.Logger)
-		follower.Now = c.Certificates.Now
+		s.tls = tlsfiles.FollowFunc("Secret "+c.Certificates.Secret.String(), s.certificates.Content, c.Logger)
+		s.tls.Now = c.Certificates.Now
 	case c.TLS != nil:
-		if follower, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
+		if s.tls, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
 			return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
 		}
-		follower.Now = c.Now
+		s.tls.Now = c.Now
 	default:
 		return nil, nil
 	}
-	registerExpiry(c.Registry, follower)
+	registerExpiry(c.Registry, s.tls)
 	clients := c.TLS == nil || c.TLS.CA != "" // clients without a certificate may have a token
-	return func(protocols ...string) *tls.Config { return follower.Server(clients, protocols...) }, nil
+	return func(protocols ...string) *tls.Config { return s.tls.Server(clients, protocols...) }, nil
+}
+
+// recheckClients closes connections whose client certificates are no longer accepted, each time
+// that the CAs have changed, until ctx ends.
+func (s *Server) recheckClients(ctx context.Context) {
+	tick := time.NewTicker(recheckInterval)
+	defer tick.Stop()
+	// None at first: handshakes may have used CAs that have changed since.
+	var checked *x509.CertPool
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if now := s.tls.CAs(); now != checked {
+			s.mux.Recheck(s.tls.VerifyClient)
+			checked = now
+		}
+	}
 }
 
 // registerExpiry registers metrics of when the server's certificate and its CA end.
@@ -306,6 +327,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.config.Events != nil {
 		start("events", func() error { s.config.Events.Run(running); return nil })
+	}
+	if s.mux != nil {
+		start("client certificates", func() error { s.recheckClients(running); return nil })
 	}
 	if s.certificates != nil {
 		start("certificates", func() error { s.certificates.Run(running); return nil })

@@ -13,7 +13,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +36,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/h2"
 	"github.com/slicecast/slicecast/server/page"
 )
 
@@ -292,6 +295,60 @@ func TestTLS(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err), "plaintext")
 	_, err = hello(t, dial(t, "unix:"+c.DebugSocket, nil), "")
 	require.NoError(t, err, "the debug socket needs no credentials")
+}
+
+// TestWithdrawnCAs requires that taking a CA out of the file ends what its clients have open:
+// streams on both transports, and the connections of readers of pages.
+func TestWithdrawnCAs(t *testing.T) {
+	c, ca := tlsConfig(t)
+	withdrawn := authtest.NewCA(t)
+	kept, err := os.ReadFile(ca.File)
+	require.NoError(t, err)
+	added, err := os.ReadFile(withdrawn.File)
+	require.NoError(t, err)
+	trust := func(cas ...[]byte) {
+		require.NoError(t, os.WriteFile(ca.File+".new", slices.Concat(cas...), 0o600))
+		require.NoError(t, os.Rename(ca.File+".new", ca.File))
+	}
+	trust(kept, added)
+	r := start(t, c)
+	r.sync()
+	address := r.Addresses().GRPC.String()
+	nodes := 0
+	open := func(by *authtest.CA, protocols ...string) pb.DistributionService_StreamClient {
+		nodes++ // a node has one stream
+		node := fmt.Sprintf("node-%d", nodes)
+		config := ca.ClientTLS(by.Node(node))
+		config.NextProtos = protocols
+		stream, err := hello(t, dial(t, address, config), node)
+		require.NoError(t, err)
+		return stream
+	}
+	for range 2 { // the second time, the server has looked at the CAs already
+		ended := []pb.DistributionService_StreamClient{open(withdrawn, h2.Protocol, "h2"), open(withdrawn, "h2")}
+		transport := &http.Transport{TLSClientConfig: ca.ClientTLS(withdrawn.Observer())}
+		defer transport.CloseIdleConnections()
+		read := func() int {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+				"https://"+r.Addresses().Metrics.String()+"/metrics", nil)
+			require.NoError(t, err)
+			response, err := transport.RoundTrip(request)
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, response.Body) // lets the connection be used again
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			return response.StatusCode
+		}
+		require.Equal(t, http.StatusOK, read())
+
+		trust(kept)
+		require.Equal(t, http.StatusUnauthorized, read())
+		for _, stream := range ended {
+			_, code := toEnd(stream)
+			require.Equal(t, codes.Unavailable, code)
+		}
+		trust(kept, added)
+	}
 }
 
 func TestReflection(t *testing.T) {

@@ -115,6 +115,7 @@ type fixture struct {
 	t       testing.TB
 	server  *Server
 	mux     *Mux
+	grpc    *grpc.Server
 	address string
 	ca      *testca.CA
 	inner   *tls.Config  // the server's configuration, except for its protocols
@@ -185,6 +186,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 			}
 			return nil
 		}))
+	f.grpc = other
 	var serving sync.WaitGroup
 	serving.Go(func() { require.NoError(t, f.mux.Serve()) })
 	serving.Go(func() { require.NoError(t, other.Serve(f.mux.GRPC())) })

@@ -114,7 +114,9 @@ func (m *Mux) config(c *tls.Config) *tls.Config {
 		if len(state.PeerCertificates) == 0 {
 			return nil
 		}
-		return under.(*socket).turn.move(m.certified)
+		turn := under.(*socket).turn
+		turn.of.show(state.PeerCertificates)
+		return turn.move(m.certified)
 	})
 }
 

@@ -4,6 +4,7 @@ package h2
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net"
 	"runtime"
@@ -13,6 +14,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/testca"
 )
@@ -94,6 +100,65 @@ func TestCertificateOfAnotherCA(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return testutil.ToFloat64(f.mux.conns.closed.Counts.WithLabelValues(reasonCertificate)) == 1
 	}, patience, tick)
+}
+
+// TestRecheck checks that connections whose certificates are no longer accepted are closed, on both
+// servers, with what they have open, and that others stay, also those of clients without any.
+func TestRecheck(t *testing.T) {
+	f := start(t, echo)
+	withdrawn, err := f.ca.Node("withdrawn")
+	require.NoError(t, err)
+	dial := func(protocols []string, certificates ...tls.Certificate) *grpc.ClientConn {
+		config := f.tls(protocols...)
+		config.Certificates = certificates
+		conn, err := grpc.NewClient(f.address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, conn.Close()) })
+		return conn
+	}
+	wait := metadata.AppendToOutgoingContext(t.Context(), "wait", "1")
+	node := f.tls().Certificates[0]
+	stay, stayToo := open(t.Context(), t, dial(ours, node)), open(t.Context(), t, dial(ours))
+	other := open(wait, t, dial([]string{"h2"}, node))
+	end := []*call{open(t.Context(), t, dial(ours, withdrawn)), open(wait, t, dial([]string{"h2"}, withdrawn))}
+	for _, c := range []*call{stay, stayToo, end[0]} {
+		c.send("hello")
+		require.Equal(t, "hello", c.receive())
+	}
+	require.Eventually(t, func() bool { return f.mux.strangers() == 0 }, patience, tick)
+
+	verify := func(chain []*x509.Certificate) error {
+		if chain[0].Subject.CommonName == withdrawn.Leaf.Subject.CommonName {
+			return errors.New("withdrawn")
+		}
+		return nil
+	}
+	f.mux.Recheck(verify)
+	for _, c := range end {
+		require.Equal(t, codes.Unavailable, status.Code(c.end()))
+	}
+	for _, c := range []*call{stay, stayToo} {
+		c.send("again")
+		require.Equal(t, "again", c.receive())
+	}
+	closed := func() float64 {
+		return testutil.ToFloat64(f.mux.conns.closed.Counts.WithLabelValues(reasonCertificate))
+	}
+	require.Equal(t, 2.0, closed())
+	f.mux.Recheck(verify)
+	require.Equal(t, 2.0, closed(), "once for each")
+	require.NoError(t, other.Context().Err())
+
+	for _, c := range []*call{stay, stayToo, other} {
+		c.cancel()
+		require.Error(t, c.end())
+	}
+	f.server.Stop()
+	f.grpc.Stop()
+	f.mux.conns.mu.Lock()
+	defer f.mux.conns.mu.Unlock()
+	require.Empty(t, f.mux.conns.certified, "nothing is kept of connections that have ended")
 }
 
 // failing is a listener whose first calls of Accept fail.

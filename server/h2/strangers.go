@@ -3,8 +3,11 @@ package h2
 import (
 	"container/list"
 	"context"
+	"crypto/x509"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,11 +70,14 @@ type connections struct {
 	ofNodes, others list.List
 	sources         map[netip.Prefix]*list.List
 	callers         map[string]*holdings
+	// certified has the connections whose client has sent a certificate, and that still count.
+	certified map[*Connection]struct{}
 }
 
 func newConnections(o *MuxOptions) *connections {
 	return &connections{
 		options: o, sources: make(map[netip.Prefix]*list.List), callers: make(map[string]*holdings),
+		certified: make(map[*Connection]struct{}),
 		closed: refusals.New(o.Logger, o.Registerer, prometheus.CounterOpts{
 			Name: "slicecast_server_refused_connections_total",
 			Help: "Number of connections that the server closed, by reason. For address, strangers and caller, a newer " +
@@ -111,10 +117,11 @@ type Connection struct {
 	gone   chan struct{} // closed once the connection no longer counts
 
 	// all.mu guards the fields below.
-	places [2]*list.Element // in the two lists of strangers; nil if it is none
-	calls  int              // open calls that were admitted
-	until  time.Time        // when the connection ends, unless it has calls then
-	over   bool             // set once the connection no longer counts
+	places [2]*list.Element    // in the two lists of strangers; nil if it is none
+	calls  int                 // open calls that were admitted
+	until  time.Time           // when the connection ends, unless it has calls then
+	over   bool                // set once the connection no longer counts
+	chain  []*x509.Certificate // the client's certificates, its own first; set once
 	// refusals has a token for each call that may still be refused; nil means that none was
 	// refused.
 	refusals *rate.Limiter
@@ -213,6 +220,38 @@ func (c *Connection) overLocked() {
 	c.timer.Stop()
 	c.knownLocked()
 	c.disownLocked()
+	delete(c.all.certified, c)
+}
+
+// show notes the certificates that the client has sent, before they are verified.
+func (c *Connection) show(chain []*x509.Certificate) {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if c.chain = chain; !c.over {
+		c.all.certified[c] = struct{}{}
+	}
+}
+
+// Recheck closes the connections whose client certificates verify does not accept. Call it when the
+// CAs have changed. The handshakes that verify a certificate later must do so with the new CAs.
+func (m *Mux) Recheck(verify func(chain []*x509.Certificate) error) {
+	a := m.conns
+	a.mu.Lock()
+	certified := slices.Collect(maps.Keys(a.certified))
+	a.mu.Unlock()
+	for _, c := range certified {
+		err := verify(c.chain)
+		if err == nil {
+			continue
+		}
+		a.mu.Lock()
+		over := c.over
+		c.overLocked()
+		a.mu.Unlock()
+		if !over {
+			c.close(reasonCertificate, "err", err)
+		}
+	}
 }
 
 // end must be called when the connection has ended. It may be called more than once.
