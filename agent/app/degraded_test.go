@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -258,9 +259,11 @@ func TestWhatIsNotServedIsAWarning(t *testing.T) {
 		const kind = pb.NodeWarning_NODE_WARNING_NOT_SERVED
 		require.Empty(t, check(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
-		err, broken := errors.New("--status-socket: it is taken"), errors.New("--status-socket: it broke")
+		taken, broken := errors.New("--status-socket: it is taken"), errors.New("--status-socket: it broke")
+		var why atomic.Pointer[error] // why the socket cannot be opened
+		why.Store(&taken)
 		open := make(chan error, 1)
-		go a.services.serve(ctx, "status-socket", func() (net.Listener, error) { return nil, err }, func(ctx context.Context, _ net.Listener) error {
+		go a.services.serve(ctx, "status-socket", func() (net.Listener, error) { return nil, *why.Load() }, func(ctx context.Context, _ net.Listener) error {
 			select {
 			case <-ctx.Done():
 				return nil
@@ -269,15 +272,15 @@ func TestWhatIsNotServedIsAWarning(t *testing.T) {
 			}
 		})
 		<-time.After(time.Minute)
-		require.Equal(t, map[pb.NodeWarning]string{kind: err.Error()}, check(t.Context()))
+		require.Equal(t, map[pb.NodeWarning]string{kind: taken.Error()}, check(t.Context()))
 		attempts := testutil.ToFloat64(a.services.failures.WithLabelValues("status-socket"))
 		require.InDelta(t, 9, attempts, 1, "after 1, 3, 7, 15, 25 ... 55 s")
 		require.Equal(t, 1, log.Count("level=WARN", "it is taken"))
-		err = nil
+		why.Store(new(error))
 		<-time.After(time.Minute)
 		require.Empty(t, check(t.Context()))
 		require.Equal(t, 1, log.Count("level=INFO", "Serving again"))
-		err = broken
+		why.Store(&broken)
 		open <- broken // what serves may fail later, too
 		<-time.After(time.Second / 2)
 		require.Equal(t, map[pb.NodeWarning]string{kind: broken.Error()}, check(t.Context()))

@@ -399,7 +399,7 @@ func TestLoadBalancersAddress(t *testing.T) {
 		web6: {Port: 31801, LocalEndpoints: 1, Addresses: []netip.Addr{vip6}},
 		api:  {Port: 31802, LocalEndpoints: 1},
 	}
-	s.Sync(checks, view.Node{NodePorts: prefixes("192.168.0.2/32", "2001:db8::1/128")})
+	s.Sync(maps.Clone(checks), view.Node{NodePorts: prefixes("192.168.0.2/32", "2001:db8::1/128")})
 	eventually(t, "http://192.168.0.2:31801/", http.StatusOK)
 	for _, a := range []netip.Addr{vip, vip6} {
 		route := &netlink.Route{
