@@ -4,6 +4,7 @@ package netlink
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -83,6 +84,32 @@ func TestLists(t *testing.T) {
 		Destination: netip.MustParsePrefix("2001:db8:1::/48"), Link: index,
 		Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC, Type: unix.RTN_UNICAST,
 	})
+}
+
+// TestAddressesAreReadOnce asserts that all addresses are read by one request, however many
+// interfaces there are. One request for each, which returns all addresses each time, would take
+// tens of seconds on nodes with many Services (kubernetes/kubernetes#138927).
+func TestAddressesAreReadOnce(t *testing.T) {
+	t.Parallel()
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	const pairs = 20
+	for i := range byte(pairs) {
+		name := fmt.Sprint("veth", i)
+		_, err := host.Run(t.Context(), "ip", "link", "add", name, "type", "veth", "peer", "name", name+"b")
+		require.NoError(t, err)
+		_, err = host.Run(t.Context(), "ip", "address", "add", netip.AddrFrom4([4]byte{198, 18, i, 1}).String(), "dev", name)
+		require.NoError(t, err)
+	}
+	s := open(t, host, unix.NETLINK_ROUTE)
+	before := s.seq
+	addresses, err := s.Addresses(unix.AF_INET)
+	require.NoError(t, err)
+	require.Equal(t, before+1, s.seq)
+	links := map[int]bool{}
+	for _, a := range addresses {
+		links[a.Link] = true
+	}
+	require.Greater(t, len(links), pairs, "these, and what each machine has")
 }
 
 // TestInterruptedLists asserts that what an interrupted attempt returned does not remain, and that

@@ -89,7 +89,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 			return err
 		}
 		// kube-proxy leaves the device down, and routes require it to be up.
-		kubeProxys := &device{links: m.device.links, link: link}
+		kubeProxys := &device{links: m.device.links, addresses: m.device.addresses, link: link}
 		if err := errors.Join(kubeProxys.links.LinkSetUp(link), kubeProxys.preferOtherSources()); err != nil {
 			return err
 		}
