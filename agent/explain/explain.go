@@ -344,7 +344,7 @@ func (e *explainer) packet(
 		if o.Backend.IsValid() {
 			x.Backend = o.Backend.String()
 		}
-		for _, r := range o.Path[:min(len(o.Path), maxRules)] {
+		for _, r := range o.Path()[:min(len(o.Path()), maxRules)] {
 			text := r.String()
 			x.Rules = append(x.Rules, text[:min(len(text), maxText)])
 		}
@@ -384,8 +384,9 @@ func decidedBy(outcomes []trace.Outcome) string {
 				return r.String()
 			}
 		}
-		if last := len(o.Path) - 1; !o.Backend.IsValid() && last >= 0 && o.Path[last].Foreign {
-			return o.Path[last].String()
+		path := o.Path()
+		if last := len(path) - 1; !o.Backend.IsValid() && last >= 0 && path[last].Foreign {
+			return path[last].String()
 		}
 	}
 	return ""

@@ -99,7 +99,7 @@ func (a *attributes) data(kind uint16) []byte {
 	return bytes.Clone(netlink.Attribute(netlink.Attribute(a.all, kind), unix.NFTA_DATA_VALUE))
 }
 
-// register returns the offset of a register in state.regs, which has room for length bytes.
+// register returns the offset of a register in run.regs, which has room for length bytes.
 func (a *attributes) register(kind uint16, length int) int {
 	n := int(a.number(kind))
 	var at int
@@ -207,16 +207,16 @@ func named(a *attributes) error {
 }
 
 // store writes a value to registers, and fills up the last one.
-func (s *state) store(at int, value []byte) {
-	n := copy(s.regs[at:], value)
+func (x *run) store(at int, value []byte) {
+	n := copy(x.regs[at:], value)
 	for ; n%4 != 0 && at+n < registers; n++ {
-		s.regs[at+n] = 0
+		x.regs[at+n] = 0
 	}
 }
 
-func (s *state) storeNumber(at int, n uint32) { binary.NativeEndian.PutUint32(s.regs[at:], n) }
+func (x *run) storeNumber(at int, n uint32) { binary.NativeEndian.PutUint32(x.regs[at:], n) }
 
-func (s *state) number(at int) uint32 { return binary.NativeEndian.Uint32(s.regs[at:]) }
+func (x *run) number(at int) uint32 { return binary.NativeEndian.Uint32(x.regs[at:]) }
 
 // load is a step that stores a value in registers.
 type load struct {
@@ -224,17 +224,17 @@ type load struct {
 	value func(x *run, s *state) ([]byte, bool)
 }
 
-func (l load) do(x *run, s *state, next func(*state)) result {
+func (l load) do(x *run, s *state) result {
 	if value, ok := l.value(x, s); ok {
-		s.store(l.to, value)
-		next(s)
+		x.store(l.to, value)
+		return result{kind: goOn}
 	}
 	return result{}
 }
 
 func numbered(value func(x *run, s *state) uint32) func(*run, *state) ([]byte, bool) {
 	return func(x *run, s *state) ([]byte, bool) {
-		return binary.NativeEndian.AppendUint32(nil, value(x, s)), true
+		return binary.NativeEndian.AppendUint32(x.scratch[:0], value(x, s)), true
 	}
 }
 
@@ -287,7 +287,9 @@ func (t *table) meta(a *attributes) (step, string, error) {
 	case unix.NFT_META_MARK:
 		value, text = numbered(func(_ *run, s *state) uint32 { return s.mark }), markWord
 	case unix.NFT_META_L4PROTO:
-		value = func(x *run, _ *state) ([]byte, bool) { return []byte{protocolNumber(x.packet.Protocol)}, true }
+		value = func(x *run, _ *state) ([]byte, bool) {
+			return append(x.scratch[:0], protocolNumber(x.packet.Protocol)), true
+		}
 		text = protocolWord
 	case unix.NFT_META_NFPROTO:
 		value = func(x *run, _ *state) ([]byte, bool) {
@@ -300,7 +302,8 @@ func (t *table) meta(a *attributes) (step, string, error) {
 	case unix.NFT_META_IIFNAME:
 		length = unix.IFNAMSIZ
 		value = func(x *run, _ *state) ([]byte, bool) {
-			name := make([]byte, unix.IFNAMSIZ)
+			name := x.scratch[:unix.IFNAMSIZ]
+			clear(name)
 			if x.hooked != unix.NF_INET_POST_ROUTING {
 				copy(name[:unix.IFNAMSIZ-1], x.over)
 			}
@@ -311,7 +314,8 @@ func (t *table) meta(a *attributes) (step, string, error) {
 		// It is known only whether it is lo; see compileRule.
 		length, text = unix.IFNAMSIZ, outputInterface
 		value = func(x *run, s *state) ([]byte, bool) {
-			name := make([]byte, unix.IFNAMSIZ)
+			name := x.scratch[:unix.IFNAMSIZ]
+			clear(name)
 			if x.sent && x.rules.facts.local(s.to.Addr()) {
 				copy(name, "lo")
 			}
@@ -329,15 +333,14 @@ type setMark struct {
 	connection bool
 }
 
-func (m setMark) do(x *run, s *state, next func(*state)) result {
+func (m setMark) do(x *run, s *state) result {
 	switch {
 	case !m.connection:
-		s.mark = s.number(m.from)
+		s.mark = x.number(m.from)
 	case x.tracking(s).known():
-		s.ctMark = s.number(m.from)
+		s.ctMark = x.number(m.from)
 	}
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 func (t *table) ct(a *attributes) (step, string, error) {
@@ -371,7 +374,7 @@ func (t *table) ct(a *attributes) (step, string, error) {
 		if key != unix.NFT_CT_STATE && !x.tracking(s).known() {
 			return nil, false // the kernel leaves the rule
 		}
-		return binary.NativeEndian.AppendUint32(nil, value(x, s)), true
+		return binary.NativeEndian.AppendUint32(x.scratch[:0], value(x, s)), true
 	}}, text, nil
 }
 
@@ -428,10 +431,10 @@ type compare struct {
 	data []byte
 }
 
-func (c compare) do(_ *run, s *state, next func(*state)) result {
-	d := bytes.Compare(s.regs[c.from:c.from+len(c.data)], c.data)
+func (c compare) do(x *run, s *state) result {
+	d := bytes.Compare(x.regs[c.from:c.from+len(c.data)], c.data)
 	if [...]bool{d == 0, d != 0, d < 0, d <= 0, d > 0, d >= 0}[c.op] {
-		next(s)
+		return result{kind: goOn}
 	}
 	return result{}
 }
@@ -443,10 +446,10 @@ type within struct {
 	inverted bool
 }
 
-func (w within) do(_ *run, s *state, next func(*state)) result {
-	value := s.regs[w.at : w.at+len(w.from)]
+func (w within) do(x *run, s *state) result {
+	value := x.regs[w.at : w.at+len(w.from)]
 	if (bytes.Compare(value, w.from) >= 0 && bytes.Compare(value, w.to) <= 0) != w.inverted {
-		next(s)
+		return result{kind: goOn}
 	}
 	return result{}
 }
@@ -457,14 +460,13 @@ type masked struct {
 	mask, xor []byte
 }
 
-func (m masked) do(_ *run, s *state, next func(*state)) result {
+func (m masked) do(x *run, s *state) result {
 	var value [registers]byte
 	for i := range m.mask {
-		value[i] = s.regs[m.from+i]&m.mask[i] ^ m.xor[i]
+		value[i] = x.regs[m.from+i]&m.mask[i] ^ m.xor[i]
 	}
-	s.store(m.to, value[:len(m.mask)])
-	next(s)
-	return result{}
+	x.store(m.to, value[:len(m.mask)])
+	return result{kind: goOn}
 }
 
 // bitwiseOp is NFTA_BITWISE_OP. Its value 0 is "and, then xor".
@@ -490,10 +492,10 @@ func (t *table) bitwise(a *attributes) (step, string, error) {
 // verdict ends a rule.
 type verdict struct{ result }
 
-func (v verdict) do(*run, *state, func(*state)) result { return v.result }
+func (v verdict) do(*run, *state) result { return v.result }
 
 // resultTexts are what resultKinds do.
-var resultTexts = [...]string{goOn: "continue", accept: "accept", drop: "drop", reject: "reject", leave: "return", call: "jump", jump: "goto", partly: ""}
+var resultTexts = [...]string{miss: "break", goOn: "continue", accept: "accept", drop: "drop", reject: "reject", leave: "return", call: "jump", jump: "goto", branches: ""}
 
 func (r result) text() string {
 	if r.chain != nil {
@@ -529,33 +531,28 @@ type find struct {
 	inverted bool
 }
 
-func (f find) do(x *run, s *state, next func(*state)) result {
-	key := string(s.regs[f.key : f.key+f.length])
+func (f find) do(x *run, s *state) result {
+	key := string(x.regs[f.key : f.key+f.length])
 	if f.set.dynamic {
 		data, ok := s.memory.find(f.table+" "+f.set.name, key)
 		if ok != f.inverted {
 			if f.isMap {
-				s.store(f.to, []byte(data))
+				x.store(f.to, []byte(data))
 			}
-			next(s)
+			return result{kind: goOn}
 		}
 		return result{}
 	}
 	e := f.set.find(key)
 	switch {
 	case (e != nil) == f.inverted:
+		return result{}
 	case f.verdicts:
-		if e.verdict.kind == goOn {
-			next(s) // the verdict continue
-		}
 		return e.verdict
 	case f.isMap:
-		s.store(f.to, []byte(e.data))
-		next(s)
-	default:
-		next(s)
+		x.store(f.to, []byte(e.data))
 	}
-	return result{}
+	return result{kind: goOn}
 }
 
 func (t *table) lookup(a *attributes) (step, string, error) {
@@ -597,16 +594,16 @@ type random struct {
 	modulus, offset uint32
 }
 
-func (r random) do(_ *run, s *state, next func(*state)) result {
-	// next may change what it is called with
-	before := *s
-	before.probability /= float64(r.modulus)
+func (random) do(*run, *state) result { return result{kind: branches} }
+
+func (r random) branch(x *run, s state, next func(*state, result)) {
+	s.probability /= float64(r.modulus)
+	before, one := x.regs, s
 	for i := range r.modulus {
-		*s = before
-		s.storeNumber(r.to, i+r.offset)
-		next(s)
+		one, x.regs = s, before
+		x.storeNumber(r.to, i+r.offset)
+		next(&one, result{kind: goOn})
 	}
-	return result{}
 }
 
 func numgen(a *attributes) (step, string, error) {
@@ -620,11 +617,11 @@ func numgen(a *attributes) (step, string, error) {
 // dnat translates the destination.
 type dnat struct{ address, port, length int }
 
-func (d dnat) do(_ *run, s *state, _ func(*state)) result {
-	to, _ := netip.AddrFromSlice(s.regs[d.address : d.address+d.length])
+func (d dnat) do(x *run, s *state) result {
+	to, _ := netip.AddrFromSlice(x.regs[d.address : d.address+d.length])
 	port := s.to.Port()
 	if d.port > 0 {
-		port = binary.BigEndian.Uint16(s.regs[d.port:])
+		port = binary.BigEndian.Uint16(x.regs[d.port:])
 	}
 	s.to, s.translated = netip.AddrPortFrom(to, port), true
 	return result{kind: accept}
@@ -658,7 +655,7 @@ func (t *table) nat(a *attributes) (step, string, error) {
 // masquerade translates the source.
 type masquerade struct{}
 
-func (masquerade) do(x *run, s *state, _ func(*state)) result {
+func (masquerade) do(x *run, s *state) result {
 	if x.current.Foreign && x.packet.ProxyOnly {
 		return result{}
 	}
@@ -676,23 +673,21 @@ type remember struct {
 	remove          bool
 }
 
-func (r remember) do(x *run, s *state, next func(*state)) result {
-	key := string(s.regs[r.key : r.key+r.length])
+func (r remember) do(x *run, s *state) result {
+	key := string(x.regs[r.key : r.key+r.length])
 	if x.packet.Forgetful && !r.remove {
 		return result{}
 	}
 	one := remembered{set: r.table + " " + r.set.name, key: key, timeout: r.timeout, forgotten: r.remove}
 	if r.remove {
 		if _, known := s.memory.find(one.set, key); !known {
-			next(s)
-			return result{}
+			return result{kind: goOn}
 		}
 	} else if r.dataLen > 0 {
-		one.data = string(s.regs[r.data : r.data+r.dataLen])
+		one.data = string(x.regs[r.data : r.data+r.dataLen])
 	}
 	s.memory = s.memory.put(one)
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 func (t *table) dynset(a *attributes) (step, string, error) {

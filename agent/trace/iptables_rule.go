@@ -106,9 +106,9 @@ type matcher struct {
 	not     bool
 }
 
-func (m matcher) do(x *run, s *state, next func(*state)) result {
+func (m matcher) do(x *run, s *state) result {
 	if m.matches(x, s) != m.not {
-		next(s)
+		return result{kind: goOn}
 	}
 	return result{}
 }
@@ -377,18 +377,18 @@ func (p *ruleParser) addressType(option, name string, not bool) error {
 // chance matches with a probability.
 type chance float64
 
-func (c chance) do(_ *run, s *state, next func(*state)) result {
-	before := *s
+func (chance) do(*run, *state) result { return result{kind: branches} }
+
+func (c chance) branch(_ *run, s state, next func(*state, result)) {
+	one := s
 	if c > 0 {
-		s.probability *= float64(c)
-		next(s)
+		one.probability *= float64(c)
+		next(&one, result{kind: goOn})
 	}
-	*s = before
-	s.probability *= 1 - float64(c)
-	if c >= 1 {
-		return result{}
+	if c < 1 {
+		s.probability *= 1 - float64(c)
+		next(&s, result{})
 	}
-	return result{kind: partly}
 }
 
 // recent is the match recent: it adds a client to a list, or matches the clients of a list.
@@ -397,7 +397,7 @@ type recent struct {
 	timeout  time.Duration
 }
 
-func (r recent) do(x *run, s *state, next func(*state)) result {
+func (r recent) do(x *run, s *state) result {
 	set, key := "recent "+r.name, x.packet.Source.String()
 	if r.op != "--set" {
 		if _, known := s.memory.find(set, key); !known {
@@ -407,8 +407,7 @@ func (r recent) do(x *run, s *state, next func(*state)) result {
 	if r.op != "--rcheck" {
 		s.memory = s.memory.put(remembered{set: set, key: key, timeout: r.timeout, forgotten: r.op == "--remove"})
 	}
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 func (p *ruleParser) recentOption(option string, not bool) error {
@@ -535,15 +534,14 @@ type xmark struct {
 	connection  bool
 }
 
-func (m xmark) do(x *run, s *state, next func(*state)) result {
+func (m xmark) do(x *run, s *state) result {
 	switch {
 	case !m.connection:
 		s.mark = s.mark&^m.mask ^ m.value
 	case x.tracking(s).known():
 		s.ctMark = s.ctMark&^m.mask ^ m.value
 	}
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 // connmark copies bits between the marks of the packet and of the connection.
@@ -552,7 +550,7 @@ type connmark struct {
 	nfMask, ctMask uint32
 }
 
-func (m *connmark) do(x *run, s *state, next func(*state)) result {
+func (m *connmark) do(x *run, s *state) result {
 	switch {
 	case !x.tracking(s).known():
 	case m.save:
@@ -560,19 +558,17 @@ func (m *connmark) do(x *run, s *state, next func(*state)) result {
 	default:
 		s.mark = s.mark&^m.nfMask ^ s.ctMark&m.ctMask
 	}
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 // notrack keeps conntrack from tracking the packet, unless it does already.
 type notrack struct{}
 
-func (notrack) do(x *run, s *state, next func(*state)) result {
+func (notrack) do(x *run, s *state) result {
 	if x.tracking(s) == invalid {
 		s.untracked = x.current
 	}
-	next(s)
-	return result{}
+	return result{kind: goOn}
 }
 
 // tcpFlags compiles --tcp-flags: exactly the flags of set must be there among those of mask. The
@@ -590,7 +586,7 @@ func (p *ruleParser) tcpFlags(mask, set string, not bool) error {
 // destination translates to an address and, unless it is 0, a port.
 type destination struct{ to netip.AddrPort }
 
-func (d destination) do(_ *run, s *state, _ func(*state)) result {
+func (d destination) do(_ *run, s *state) result {
 	to := d.to
 	if to.Port() == 0 {
 		to = netip.AddrPortFrom(to.Addr(), s.to.Port())

@@ -328,7 +328,9 @@ func protocolOf(number byte) (model.Protocol, bool) {
 // verdict returns what a verdict does. It reports false if that is not known.
 func (t *table) verdict(v nft.HeldVerdict) (r result, ok bool) {
 	switch v.Kind {
-	case unix.NFT_CONTINUE, unix.NFT_BREAK:
+	case unix.NFT_CONTINUE:
+		r.kind = goOn
+	case unix.NFT_BREAK:
 	case unix.NFT_RETURN:
 		r.kind = leave
 	case unix.NFT_JUMP, unix.NFT_GOTO:

@@ -52,15 +52,12 @@ type state struct {
 	refusal Verdict
 	// refusedDoubt is doubt when the packet was refused.
 	refusedDoubt *Rule
-
-	regs [registers]byte
 }
 
 // balanced reports whether IPVS has chosen the backend.
 func (s *state) balanced() bool { return s.virtual.IsValid() }
 
-// like reports whether two states will have the same future, apart from registers, which no rule
-// reads before it has written them.
+// like reports whether two states will have the same future.
 func (s *state) like(o *state) bool {
 	return s.mark == o.mark && s.ctMark == o.ctMark && s.to == o.to && s.translated == o.translated &&
 		s.masqueradedBy == o.masqueradedBy && s.untracked == o.untracked && s.refusedBy == o.refusedBy && s.memory == o.memory
@@ -154,12 +151,18 @@ func (m Memory) since(earlier Memory) time.Duration {
 
 // step is a part of a rule: something that changes the state, a match, or a verdict.
 type step interface {
-	// do carries out the step. It calls next for each branch that goes on with the rule.
-	do(x *run, s *state, next func(*state)) result
+	// do carries out the step on a branch.
+	do(x *run, s *state) result
 }
 
-// result is how a step ends if no branch goes on. goOn means that next was called, or that the rule
-// does not match.
+// choice is a step that returns branches.
+type choice interface {
+	step
+	// branch calls next for each branch, with how the step ends there.
+	branch(x *run, s state, next func(*state, result))
+}
+
+// result is how a step or a rule ends.
 type result struct {
 	kind  resultKind
 	chain *chain
@@ -168,15 +171,15 @@ type result struct {
 type resultKind uint8
 
 const (
-	goOn resultKind = iota
+	miss resultKind = iota // the rule does not match
+	goOn                   // with the rule, and after its last step with the next rule
 	accept
 	drop
 	reject
 	leave // the chain
 	call
 	jump
-	// partly means that the branch does not match, although others do.
-	partly
+	branches
 )
 
 // run follows a packet.
@@ -208,6 +211,29 @@ type run struct {
 	stolen []state
 
 	network, transport headers
+	// destination is what the headers have.
+	destination netip.AddrPort
+
+	// A rule reads only registers that it has written, so those of a branch go no further. scratch is
+	// for a value on its way to registers.
+	regs    [registers]byte
+	scratch [unix.IFNAMSIZ]byte
+	// branch is the branch with which a rule begins. results are what rules do, of which missed is the
+	// index of the current rule's last one that does not match, or -1.
+	branch  state
+	results []ruleResult
+	missed  int
+	// accepted are the states that a base chain accepts, and frames what chains work with, by depth.
+	// Both are used again.
+	accepted []state
+	frames   []*frame
+}
+
+// frame is what the evaluation of a chain works with. ended stays until the next chain of the same
+// depth.
+type frame struct {
+	current, ended []state
+	results        []ruleResult
 }
 
 // headers are the bytes of a header and which of them are known.
@@ -260,6 +286,10 @@ func (x *run) setHeaders() {
 
 // setDestination writes the destination of a state into the headers.
 func (x *run) setDestination(s *state) {
+	if s.to == x.destination {
+		return
+	}
+	x.destination = s.to
 	offset := 16
 	if x.packet.Family() == model.IPv6 {
 		offset = 24
@@ -268,7 +298,8 @@ func (x *run) setDestination(s *state) {
 	x.transport.set(2, binary.BigEndian.AppendUint16(nil, s.to.Port()))
 }
 
-// hook lets packets pass the base chains of a hook. It returns those that go on.
+// hook lets packets pass the base chains of a hook. It returns those that go on, if possible in the
+// same array.
 func (x *run) hook(hook uint32, in []state) []state {
 	x.hooked = hook
 	for _, b := range x.bases {
@@ -285,8 +316,8 @@ func (x *run) hook(hook uint32, in []state) []state {
 				}
 			}
 		}
-		var out []state
-		for _, s := range in {
+		out, own := in[:0], false
+		for i, s := range in {
 			if b.balances {
 				if chosen, ok := x.schedule(s); ok {
 					x.stolen = append(x.stolen, chosen...)
@@ -300,35 +331,40 @@ func (x *run) hook(hook uint32, in []state) []state {
 				out = append(out, s)
 				continue
 			}
-			out = append(out, x.base(b, s)...)
+			accepted := x.base(b, s)
+			if len(out)+len(accepted) > i+1 && !own {
+				out, own = slices.Clip(out), true // the rest of in is still to come
+			}
+			out = append(out, accepted...)
 		}
 		in = out
 	}
 	return in
 }
 
-// base lets a packet pass a base chain. It returns the branches that go on to the next one.
+// base lets a packet pass a base chain. It returns the branches that go on to the next one, which
+// stay until the next call.
 func (x *run) base(b *base, s state) []state {
-	var accepted []state
+	x.accepted = x.accepted[:0]
 	x.firewall, x.early = b.firewall, b.beforeConntrack()
-	ended := x.chain(b.chain, []state{s}, &accepted)
+	ended := x.chain(b.chain, s)
 	x.firewall = false
 	for i := range ended {
 		switch {
 		case b.policy != nil:
 			x.refuse(&ended[i], b.policy, Drop)
-			accepted = append(accepted, ended[i])
+			x.accepted = append(x.accepted, ended[i])
 		case b.drops:
 			ended[i].verdict = Drop
 			x.done = append(x.done, ended[i])
 		default:
-			accepted = append(accepted, ended[i])
+			x.accepted = append(x.accepted, ended[i])
 		}
 	}
-	for i := range accepted {
-		accepted[i].doubt = nil // an accept ends this base chain only
+	for i := range x.accepted {
+		x.accepted[i].doubt = nil // an accept ends this base chain only
 	}
-	return accepted
+	return x.accepted
 }
 
 // forward returns the states that the kernel forwards.
@@ -359,80 +395,93 @@ func (x *run) refuse(s *state, by *Rule, as Verdict) {
 type ruleResult struct {
 	result
 	state state
-	// matched means that all of the rule's steps were done.
-	matched bool
+	// accepted is the index in run.accepted, if the rule accepts the branch.
+	accepted int
 }
 
-// chain lets packets pass a chain. It returns those that come to its end or leave it. Those that
-// are accepted are added to accepted.
-func (x *run) chain(c *chain, in []state, accepted *[]state) (ended []state) {
+// chain lets a packet pass a chain. It returns the branches that come to its end or leave it. Those
+// that are accepted are added to x.accepted.
+func (x *run) chain(c *chain, s state) []state {
 	if x.depth++; x.depth > maxDepth {
 		x.budget = 0
 	}
 	defer func() { x.depth-- }()
-	var results []ruleResult
-	for _, s := range in {
-		current := []state{s}
-		for r := range c.candidates(s.to.Addr()) {
-			if len(current) == 0 || x.budget <= 0 {
-				break
+	for len(x.frames) < x.depth {
+		x.frames = append(x.frames, &frame{})
+	}
+	f := x.frames[x.depth-1]
+	f.current, f.ended, f.results = append(f.current[:0], s), f.ended[:0], f.results[:0]
+	for r := range c.candidates(s.to.Addr()) {
+		if len(f.current) == 0 || x.budget <= 0 {
+			break
+		}
+		// A rule that does the same as the one before, with the same packet, has the same results.
+		again, factor := r.same && len(f.current) == 1 && len(f.results) > 0 && f.current[0].like(&s), 1.0
+		if again {
+			factor = f.current[0].probability / s.probability
+		} else {
+			f.results = f.results[:0]
+			for i := range f.current {
+				f.results = x.rule(r, &f.current[i], f.results)
 			}
-			// A rule that does the same as the one before, with the same packet, has the same
-			// results.
-			var factor float64
-			if r.same && len(current) == 1 && len(results) > 0 && current[0].like(&s) {
-				factor = current[0].probability / s.probability
-			} else {
-				factor = 1
-				results = results[:0]
-				for i := range current {
-					results = append(results, x.rule(r, &current[i])...)
-				}
-				s = current[0]
-			}
-			current = current[:0:0]
-			for i := range results {
-				one := results[i]
-				one.state.probability *= factor
-				if one.matched {
-					r.matched = true
-					one.state.path = &path{r, one.state.path}
-				}
-				switch one.kind {
-				case goOn:
-					current = x.join(current, one.state)
-				case accept:
-					if one.state.translated && one.state.by == nil {
-						one.state.by = r
-					}
-					if *accepted = append(*accepted, one.state); len(*accepted) > maxStates {
-						x.budget = 0
-					}
-				case drop, reject:
-					refusal := Drop
-					if one.kind == reject {
-						refusal = Reject
-					}
-					if c.firewalls || x.firewall {
-						x.refuse(&one.state, r, refusal)
-						current = x.join(current, one.state)
-						continue
-					}
-					one.state.verdict = refusal
-					x.done = append(x.done, one.state)
-				case leave:
-					ended = x.join(ended, one.state)
-				case call:
-					current = x.join(current, x.chain(one.chain, []state{one.state}, accepted)...)
-				case jump:
-					ended = x.join(ended, x.chain(one.chain, []state{one.state}, accepted)...)
-				}
+			s = f.current[0]
+		}
+		f.current = f.current[:0]
+		for i := range f.results {
+			one := &f.results[i]
+			s := one.state
+			s.probability *= factor
+			switch {
+			case one.kind != accept:
+				x.apply(c, r, f, one.result, s)
+			case again:
+				x.accepted[one.accepted].probability += s.probability
+				r.matched = true
+			default:
+				one.accepted = len(x.accepted)
+				x.apply(c, r, f, one.result, s)
 			}
 		}
-		results = results[:0]
-		ended = x.join(ended, current...)
 	}
-	return ended
+	f.ended = x.join(f.ended, f.current...)
+	return f.ended
+}
+
+// apply does with a branch what a rule of a chain says.
+func (x *run) apply(c *chain, r *Rule, f *frame, one result, s state) {
+	if one.kind != miss {
+		r.matched = true
+		s.path = &path{r, s.path}
+	}
+	switch one.kind {
+	case miss, goOn:
+		f.current = x.join(f.current, s)
+	case accept:
+		if s.translated && s.by == nil {
+			s.by = r
+		}
+		if x.accepted = append(x.accepted, s); len(x.accepted) > maxStates {
+			x.budget = 0
+		}
+	case drop, reject:
+		refusal := Drop
+		if one.kind == reject {
+			refusal = Reject
+		}
+		if c.firewalls || x.firewall {
+			x.refuse(&s, r, refusal)
+			f.current = x.join(f.current, s)
+			return
+		}
+		s.verdict = refusal
+		x.done = append(x.done, s)
+	case leave:
+		f.ended = x.join(f.ended, s)
+	case call:
+		f.current = x.join(f.current, x.chain(one.chain, s)...)
+	case jump:
+		f.ended = x.join(f.ended, x.chain(one.chain, s)...)
+	}
 }
 
 // join adds states to others, merging those with the same future.
@@ -452,57 +501,60 @@ func (x *run) join(to []state, others ...state) []state {
 	return to
 }
 
-// rule carries out a rule for one branch.
-func (x *run) rule(r *Rule, s *state) (results []ruleResult) {
+// rule carries out a rule for one branch. It adds to results.
+func (x *run) rule(r *Rule, s *state, results []ruleResult) []ruleResult {
 	x.setDestination(s)
-	x.current = r
+	x.current, x.branch, x.results, x.missed = r, *s, results, -1
 	if r.unknown != "" || r.unknownOfClients != "" && !x.answers && !r.firewalls && !x.firewall {
 		one := ruleResult{state: *s}
-		if x.mayMatch(r, s) {
+		x.follow(r.certain, &x.branch)
+		if slices.ContainsFunc(x.results[len(results):], func(o ruleResult) bool { return o.kind == goOn }) {
 			x.cannotJudge(r, &one.state)
 		}
-		return []ruleResult{one}
+		return append(results, one)
 	}
-	var missed *state
-	var follow func(i int, s *state)
-	follow = func(i int, s *state) {
+	r.visited = true
+	x.follow(r.steps, &x.branch)
+	return x.results
+}
+
+// follow carries out a rule's steps for one branch. It adds to x.results.
+func (x *run) follow(steps []step, s *state) {
+	for i, one := range steps {
 		if x.budget--; x.budget <= 0 {
 			return
 		}
-		if len(results) > maxStates {
-			x.budget = 0
+		switch end := one.do(x, s); end.kind {
+		case goOn:
+		case branches:
+			one.(choice).branch(x, *s, func(next *state, end result) {
+				if end.kind == goOn {
+					x.follow(steps[i+1:], next)
+				} else {
+					x.end(next, end)
+				}
+			})
 			return
-		}
-		if i == len(r.steps) {
-			results = append(results, ruleResult{state: *s, matched: true})
-			return
-		}
-		going := false
-		end := r.steps[i].do(x, s, func(next *state) {
-			going = true
-			follow(i+1, next)
-		})
-		switch {
-		case going && end.kind != partly:
-		case end.kind != goOn && end.kind != partly:
-			results = append(results, ruleResult{result: end, state: *s, matched: true})
-		case missed == nil || !missed.like(s):
-			if missed != nil {
-				results = append(results, ruleResult{state: *missed})
-			}
-			copied := *s
-			missed = &copied
 		default:
-			missed.probability += s.probability
+			x.end(s, end)
+			return
 		}
 	}
-	r.visited = true
-	copied := *s
-	follow(0, &copied)
-	if missed != nil {
-		results = append(results, ruleResult{state: *missed})
+	x.end(s, result{kind: goOn})
+}
+
+// end adds the end of a branch to x.results.
+func (x *run) end(s *state, end result) {
+	if end.kind == miss {
+		if x.missed >= 0 && x.results[x.missed].state.like(s) {
+			x.results[x.missed].state.probability += s.probability
+			return
+		}
+		x.missed = len(x.results)
 	}
-	return results
+	if x.results = append(x.results, ruleResult{result: end, state: *s}); len(x.results) > maxStates {
+		x.budget = 0
+	}
 }
 
 // cannotJudge records that a packet may match a rule that cannot be judged.
@@ -516,24 +568,6 @@ func (x *run) cannotJudge(r *Rule, s *state) {
 	if r.alters || x.packet.Firewalls && r.decides || !isFirewall && !isHarmless {
 		x.rules.unjudged[r] = struct{}{}
 	}
-}
-
-// mayMatch reports whether a rule that cannot be judged may match, as far as it is known.
-func (x *run) mayMatch(r *Rule, s *state) bool {
-	matches := false
-	var follow func(i int, s *state)
-	follow = func(i int, s *state) {
-		switch x.budget--; {
-		case matches || x.budget <= 0:
-		case i == len(r.certain):
-			matches = true
-		default:
-			r.certain[i].do(x, s, func(next *state) { follow(i+1, next) })
-		}
-	}
-	copied := *s
-	follow(0, &copied)
-	return matches
 }
 
 // minIndexed is the number of rules from which a chain has an index.

@@ -27,7 +27,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/netip"
 	"regexp"
@@ -108,8 +107,6 @@ type Outcome struct {
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
 	Memory Memory
-	// Path are the rules that have led the packet here, in their order.
-	Path []*Rule
 	// By is the rule that has translated the packet, or nil. Scheduling is that of the virtual
 	// service of IPVS that has, or zero.
 	By         *Rule
@@ -117,7 +114,11 @@ type Outcome struct {
 
 	// ctMark is the mark of the connection.
 	ctMark uint32
+	path   *path
 }
+
+// Path returns the rules that have led the packet here, in their order.
+func (o Outcome) Path() []*Rule { return o.path.list() }
 
 // Scheduling is how a virtual service of IPVS chooses backends.
 type Scheduling struct {
@@ -331,6 +332,8 @@ type Rules struct {
 	// unjudged are the rules of other chains that could not be judged, as far as packets came by
 	// them.
 	unjudged map[*Rule]struct{}
+	// last has followed the last packet. Its room is used again.
+	last run
 }
 
 // Frontend is an address and port that rules mention. NodePorts have no address.
@@ -517,7 +520,11 @@ func same(a, b []Outcome) bool {
 // trace follows a packet through the base chains in an order. If bridged is true, the packet has
 // come through a port of a bridge.
 func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) {
-	x := &run{rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == "", bridged: bridged}
+	x := &r.last
+	*x = run{
+		rules: r, packet: p, bases: order, budget: maxSteps, over: p.Interface, sent: p.Interface == "", bridged: bridged,
+		accepted: x.accepted, frames: x.frames, done: x.done[:0],
+	}
 	x.setHeaders()
 	in := []state{{probability: 1, to: p.Destination, memory: p.Known}}
 	// What IPVS has led to a backend begins anew as a packet that the node sends.
@@ -552,8 +559,10 @@ func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) 
 	return x.outcomes(), nil
 }
 
-// divide returns the states for which first returns true, and the others.
+// divide returns the states for which first returns true, and the others, which are in the array of
+// all.
 func divide(all []state, first func(state) bool) (chosen, others []state) {
+	others = all[:0]
 	for _, s := range all {
 		if first(s) {
 			chosen = append(chosen, s)
@@ -578,13 +587,14 @@ func (x *run) outcomes() []Outcome {
 		affinity   time.Duration
 		ctMark     uint32 // the answer's rules may ask for it
 	}
-	merged := map[key]*Outcome{}
+	merged := make(map[key]int, len(x.done))
+	out := make([]Outcome, 0, len(x.done))
 	for i := range x.done {
 		s := &x.done[i]
 		o := Outcome{
 			Probability: s.probability, Verdict: s.verdict, Masquerade: s.masqueraded, MasqueradedBy: s.masqueradedBy,
 			RefusedBy: s.refusedBy, Refusal: s.refusal, Doubt: s.refusedDoubt,
-			UntrackedBy: s.untracked, Memory: s.memory, By: s.by, ctMark: s.ctMark,
+			UntrackedBy: s.untracked, Memory: s.memory, By: s.by, ctMark: s.ctMark, path: s.path,
 		}
 		if s.translated {
 			o.Backend = s.to
@@ -598,16 +608,12 @@ func (x *run) outcomes() []Outcome {
 		}
 		o.Affinity = s.memory.since(x.packet.Known)
 		k := key{o.Verdict, o.Backend, o.MasqueradedBy, o.RefusedBy, o.UntrackedBy, o.Affinity, o.ctMark}
-		if known := merged[k]; known != nil {
-			known.Probability += o.Probability
+		if at, known := merged[k]; known {
+			out[at].Probability += o.Probability
 			continue
 		}
-		o.Path = s.path.list()
-		merged[k] = &o
-	}
-	out := make([]Outcome, 0, len(merged))
-	for o := range maps.Values(merged) {
-		out = append(out, *o)
+		merged[k] = len(out)
+		out = append(out, o)
 	}
 	slices.SortFunc(out, func(a, b Outcome) int {
 		return cmp.Or(cmp.Compare(a.Verdict, b.Verdict), a.Backend.Compare(b.Backend), cmp.Compare(a.Affinity, b.Affinity))

@@ -47,8 +47,8 @@ func decidedBy(o trace.Outcome) *trace.Rule {
 	switch {
 	case o.UntrackedBy != nil:
 		return o.UntrackedBy
-	case len(o.Path) > 0:
-		return o.Path[len(o.Path)-1]
+	case len(o.Path()) > 0:
+		return o.Path()[len(o.Path())-1]
 	}
 	return nil
 }
