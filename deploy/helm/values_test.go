@@ -280,6 +280,9 @@ func TestCertificates(t *testing.T) {
 			published, _, err := unstructured.NestedString(find(t, objects, "ConfigMap", namespace, "slicecast-ca").Object, "data", "ca.crt")
 			require.NoError(t, err)
 			require.Equal(t, bundle, published)
+			// Servers that make certificates themselves leave it alone, and an upgrade to these keeps it.
+			require.Equal(t, map[string]string{"slicecast.io/provided-cas": "true", "helm.sh/resource-policy": "keep"},
+				find(t, objects, "ConfigMap", namespace, "slicecast-ca").GetAnnotations())
 		}
 		var server appsv1.Deployment
 		convert(t, find(t, objects, "Deployment", "slicecast-system", "slicecast-server"), &server)

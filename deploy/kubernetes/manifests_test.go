@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/config"
+	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
@@ -352,4 +353,8 @@ func TestCertificatesOfYourOwn(t *testing.T) {
 	require.True(t, roots.AppendCertsFromPEM(ca))
 	_, err = pair.Leaf.Verify(x509.VerifyOptions{DNSName: "slicecast-server.slicecast-system.svc", Roots: roots})
 	require.NoError(t, err)
+
+	shell(t, dir, snippet(t, "servers-ca"))
+	_, err = testca.Load(filepath.Join(dir, "own.crt"), filepath.Join(dir, "own.key"))
+	require.NoError(t, err, "a CA that the servers can use")
 }

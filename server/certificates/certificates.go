@@ -45,13 +45,18 @@ const (
 	secrets, configMaps = "secrets", "configmaps"
 )
 
+// providedAnnotation marks a ConfigMap, with any value, whose CAs somebody else provides. While an
+// install changes where its certificates come from, such a bundle has the CAs of both ways.
+const providedAnnotation = "slicecast.io/provided-cas"
+
 // Options configure a Manager. All fields without a default are required.
 type Options struct {
 	// Client reads and writes Secrets and ConfigMaps.
 	Client rest.Interface
 	// Secret is shared by all servers. It is created if it is missing.
 	Secret types.NamespacedName
-	// ConfigMaps are those that the CAs are published in. They are created if they are missing.
+	// ConfigMaps are those that the CAs are published in. They are created if they are missing. One
+	// with providedAnnotation is only read.
 	ConfigMaps []types.NamespacedName
 	// Names are the DNS names of the servers' certificate.
 	Names []string
@@ -290,7 +295,8 @@ func (m *Manager) renewed(before, now map[string][]byte) {
 	}
 }
 
-// publish writes the bundle to a ConfigMap, unless it has it.
+// publish writes the bundle to a ConfigMap, unless it has it. If somebody else provides its CAs,
+// publish returns an error if they lack one of the bundle.
 func (m *Manager) publish(ctx context.Context, name types.NamespacedName, bundle []byte) error {
 	for {
 		have := &corev1.ConfigMap{ObjectMeta: meta(name)}
@@ -298,6 +304,13 @@ func (m *Manager) publish(ctx context.Context, name types.NamespacedName, bundle
 			return fmt.Errorf("read ConfigMap %s: %w%s", name, err, advice(err))
 		}
 		if have.Data[caBundleKey] == string(bundle) {
+			return nil
+		}
+		if have.Annotations[providedAnnotation] != "" {
+			if !includes([]byte(have.Data[caBundleKey]), bundle) {
+				return fmt.Errorf("ConfigMap %s lacks CAs of the servers, and its annotation %s says that others provide "+
+					"them; add %s of Secret %s, or remove the annotation", name, providedAnnotation, caBundleKey, m.Secret)
+			}
 			return nil
 		}
 		if have.Data == nil {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +29,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/slicecast/slicecast/internal/ca"
 	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
@@ -291,6 +294,78 @@ func TestANewCAIsPublishedFirst(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, pair.Leaf.CheckSignatureFrom(bundle[0]))
 	require.Zero(t, testutil.ToFloat64(r.servers[0].change))
+}
+
+// TestChangesOfMode follows deploy/README.md from the servers' own certificates to others and back.
+// In both directions, agents have the CAs of both ways while servers of both run, and the servers
+// begin with a certificate that agents accept already.
+func TestChangesOfMode(t *testing.T) {
+	r := startReplicas(t, 2)
+	first := r.look(0)
+	other, err := testca.New()
+	require.NoError(t, err)
+	provide := func(bundle []byte, annotations map[string]string) {
+		t.Helper()
+		for _, of := range r.servers[0].ConfigMaps {
+			_, err := r.client.CoreV1().ConfigMaps(of.Namespace).Update(t.Context(), &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Name: of.Name, Annotations: annotations},
+				Data:       map[string]string{caBundleKey: string(bundle)},
+			}, metav1.UpdateOptions{}) // it creates what is missing
+			require.NoError(t, err)
+		}
+	}
+	requireBundle := func(want []byte) {
+		t.Helper()
+		for _, m := range r.servers {
+			m.look(t.Context())
+			for _, of := range m.ConfigMaps {
+				have, err := r.client.CoreV1().ConfigMaps(of.Namespace).Get(t.Context(), of.Name, metav1.GetOptions{})
+				require.NoError(t, err)
+				require.Equal(t, string(want), have.Data[caBundleKey])
+			}
+		}
+	}
+	provided := map[string]string{providedAnnotation: "true"}
+
+	// The servers' own certificates go. Agents get both CAs, and the servers of before go on.
+	both := slices.Concat([]byte("# the servers' own\n"), first.Data[caBundleKey], other.PEM())
+	provide(both, provided)
+	for range 3 {
+		r.advance(servingLife - servingRenewal)
+		requireBundle(both)
+		verify(t, r.secret().Data, both, r.clock())
+		for _, m := range r.servers {
+			require.Empty(t, m.failing)
+			require.EqualValues(t, 1, testutil.ToFloat64(m.published))
+		}
+	}
+	// Then the old CA goes. A server of before that is still there says so, and changes nothing.
+	provide(other.PEM(), provided)
+	requireBundle(other.PEM())
+	for _, m := range r.servers {
+		require.Equal(t, 2, failures(m, configMaps))
+		require.Zero(t, testutil.ToFloat64(m.published))
+	}
+	require.NoError(t, r.client.CoreV1().Secrets("servers").Delete(t.Context(), "tls", metav1.DeleteOptions{}))
+
+	// The servers' own certificates come back. Agents get both CAs before the servers start.
+	made, err := ca.New("slicecast", ca.Validity{NotBefore: time.Now().Add(-clockSkew), NotAfter: time.Now().Add(caLife)})
+	require.NoError(t, err)
+	next, key, err := made.PEM()
+	require.NoError(t, err)
+	_, err = r.client.CoreV1().Secrets("servers").Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "tls"}, Data: map[string][]byte{caBundleKey: next, caKeyKey: key},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	both = slices.Concat(other.PEM(), next)
+	provide(both, provided)
+	r.now = time.Now()
+	r.servers = []*Manager{r.server(r.plane.AdminConfig(), &bytes.Buffer{}), r.server(r.plane.AdminConfig(), &bytes.Buffer{})}
+	requireBundle(both)
+	verify(t, r.secret().Data, both, r.clock())
+	require.Equal(t, next, r.secret().Data[caBundleKey], "the CA that agents have already")
+	provide(both, nil)
+	r.look(0) // the ConfigMaps are the servers' again
 }
 
 // TestRights covers servers without the rights that they need, from none to those that an install

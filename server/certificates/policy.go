@@ -132,6 +132,13 @@ func liveCAs(bundle []byte, now time.Time) ([]*x509.Certificate, error) {
 	return slices.DeleteFunc(live, func(c *x509.Certificate) bool { return !c.IsCA || now.After(c.NotAfter) }), err
 }
 
+// includes reports whether a bundle has all certificates of another one.
+func includes(bundle, other []byte) bool {
+	have, _ := cert.ParseCertsPEM(bundle) // none if it is unusable
+	want, err := cert.ParseCertsPEM(other)
+	return err == nil && !slices.ContainsFunc(want, func(c *x509.Certificate) bool { return !slices.ContainsFunc(have, c.Equal) })
+}
+
 // issuerOf returns the CA of a certificate, or nil if none of the keys is its own.
 func issuerOf(c *x509.Certificate, keys []byte) *ca.CA {
 	first, err := cert.EncodeCertificates(c)

@@ -14,6 +14,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/*
+The Secret of the servers' certificate. Servers that make certificates themselves restore theirs, so
+that it is never one that somebody else writes.
+*/}}
+{{- define "slicecast.certificateSecret" -}}
+{{- .Values.certificates.secret | default (eq .Values.certificates.mode "self" | ternary "slicecast-server-tls" "slicecast-server-certificate") -}}
+{{- end }}
+
 {{/* An image: the root context and the image's name. */}}
 {{- define "slicecast.image" -}}
 {{- $image := .root.Values.image -}}
