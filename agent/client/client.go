@@ -44,8 +44,9 @@
 //
 // # Other programs
 //
-// Any program that needs to know the endpoints of Services can use this package. It sets
-// Options.Subscription, waits for Cache.Dirty, and reads the Services that Cache.Take returns.
+// Any program that needs to know the endpoints of Services can use this package. It waits for
+// Cache.Dirty, and reads the Services that Cache.Take returns. The cache holds the Services of the
+// whole cluster, as an agent's does; a program that needs only some skips the others.
 // examples/gateway is such a program.
 package client
 
@@ -104,7 +105,7 @@ func Static(addresses ...string) discovery.Finder {
 }
 
 // Client keeps a Cache up to date from one server at a time. Its Outbox has the methods that report
-// to the servers, Ack and Nack among them, and Subscribe, which changes what the client follows.
+// to the servers, Ack and Nack among them.
 type Client struct {
 	*connection.Outbox
 

@@ -9,17 +9,15 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/slicecast/slicecast/agent/client"
-	slicecastv1 "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // Example shows an ingress gateway that follows the Services of a namespace.
 func Example() {
 	cache := client.NewCache()
 	c := client.New(client.Options{
-		Servers:      client.Static("slicecast.example:8472"),
-		DialOptions:  []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(nil))},
-		Subscription: &slicecastv1.Subscription{Namespaces: []string{"shop"}},
-		Cache:        cache,
+		Servers:     client.Static("slicecast.example:8472"),
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(nil))},
+		Cache:       cache,
 	})
 	ctx := context.Background()
 	go func() { _ = c.Run(ctx) }() // runs until the context ends
@@ -27,6 +25,9 @@ func Example() {
 	for range cache.Dirty() {
 		changes, _ := cache.Take()
 		for _, key := range changes.Services {
+			if key.Namespace != "shop" {
+				continue
+			}
 			service, slices := cache.Service(key)
 			fmt.Println(key, service != nil, len(slices))
 		}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,7 +21,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/slicecast/slicecast/agent/client"
-	slicecastv1 "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 func main() {
@@ -52,12 +52,12 @@ func run() error {
 
 func follow(ctx context.Context, server, service string, creds credentials.TransportCredentials) {
 	namespace, name, _ := strings.Cut(service, "/")
+	wanted := client.ServiceKey{Namespace: namespace, Name: name}
 	cache := client.NewCache()
 	c := client.New(client.Options{
-		Servers:      client.Static(server),
-		DialOptions:  []grpc.DialOption{grpc.WithTransportCredentials(creds)},
-		Subscription: &slicecastv1.Subscription{Services: []*slicecastv1.ServiceName{{Namespace: namespace, Name: name}}},
-		Cache:        cache,
+		Servers:     client.Static(server),
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(creds)},
+		Cache:       cache,
 	})
 	ended := make(chan struct{})
 	go func() {
@@ -70,9 +70,9 @@ func follow(ctx context.Context, server, service string, creds credentials.Trans
 			return
 		case <-cache.Dirty():
 		}
-		if changes, ok := cache.Take(); ok && len(changes.Services) > 0 {
-			_, slices := cache.Service(client.ServiceKey{Namespace: namespace, Name: name})
-			fmt.Println(service, "leads to", backends(slices))
+		if changes, ok := cache.Take(); ok && slices.Contains(changes.Services, wanted) {
+			_, held := cache.Service(wanted)
+			fmt.Println(service, "leads to", backends(held))
 		}
 	}
 }

@@ -27,7 +27,6 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
-	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // agent is a node's client, which may connect through a proxy of its own. It acknowledges what its
@@ -60,8 +59,7 @@ type agentOptions struct {
 	// node is the name of the agent's Node. If it is empty, the client is an observer.
 	node string
 	// checkpoint is the path of the file to load and to save; empty if there is none.
-	checkpoint   string
-	subscription *pb.Subscription
+	checkpoint string
 	// servers has the addresses of servers or proxies. find, if set, finds the servers instead.
 	servers []string
 	find    func(context.Context) ([]client.Server, error)
@@ -94,7 +92,7 @@ func follow(t proxytest.T, o agentOptions) *agent {
 		o.find = client.Static(o.servers...)
 	}
 	a.client = client.New(client.Options{
-		Servers: o.find, NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
+		Servers: o.find, NodeName: o.node, Cache: a.cache,
 		DialOptions: append(a.traffic.dialOptions(cmp.Or(o.node, observer)), o.dial...), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },
@@ -224,23 +222,23 @@ func rehashed(o model.Object) model.Object {
 }
 
 // differs returns how the agent differs from its target, and nil if it does not. The target is the
-// subscribed objects of the cluster with the same content and digests, and the agent's Node, all of
-// them acknowledged.
-func (a *agent) differs(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
-	if err := a.unsettled(want, subscription); err != nil { // cheap, as it is polled
+// objects of the cluster with the same content and digests, and the agent's Node, all of them
+// acknowledged.
+func (a *agent) differs(want map[model.Key]model.Keyed) error {
+	if err := a.unsettled(want); err != nil { // cheap, as it is polled
 		return err
 	}
-	return a.contentDiffers(want, subscription)
+	return a.contentDiffers(want)
 }
 
-func (a *agent) contentDiffers(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
+func (a *agent) contentDiffers(want map[model.Key]model.Keyed) error {
 	held, err := a.objects()
 	if err != nil {
 		return err
 	}
 	for key, o := range want {
 		wanted, ok := o.(model.Object)
-		if !ok || !wants(subscription, wanted.ServiceKey()) {
+		if !ok {
 			continue
 		}
 		have := held[key]
@@ -260,7 +258,7 @@ func (a *agent) contentDiffers(want map[model.Key]model.Keyed, subscription *pb.
 
 // unsettled returns an error if the Node or the digest of a shard differs, or if a shard is not
 // acknowledged.
-func (a *agent) unsettled(want map[model.Key]model.Keyed, subscription *pb.Subscription) error {
+func (a *agent) unsettled(want map[model.Key]model.Keyed) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
 	// A deleted Node stays with agents that had it, and so do addresses and pod CIDRs that a new
 	// one lacks.
@@ -280,7 +278,7 @@ func (a *agent) unsettled(want map[model.Key]model.Keyed, subscription *pb.Subsc
 	}
 	wanted := model.ShardDigests(uint32(len(digests)), func(yield func(model.Object, model.Version) bool) {
 		for _, o := range want {
-			if o, ok := o.(model.Object); ok && wants(subscription, o.ServiceKey()) && !yield(o, o.ContentVersion()) {
+			if o, ok := o.(model.Object); ok && !yield(o, o.ContentVersion()) {
 				return
 			}
 		}
@@ -296,14 +294,6 @@ func (a *agent) unsettled(want map[model.Key]model.Keyed, subscription *pb.Subsc
 		}
 	}
 	return nil
-}
-
-// wants reports whether a subscription includes a Service. nil includes everything.
-func wants(s *pb.Subscription, key model.ServiceKey) bool {
-	return s == nil || slices.Contains(s.GetNamespaces(), key.Namespace) ||
-		slices.ContainsFunc(s.GetServices(), func(n *pb.ServiceName) bool {
-			return n.GetNamespace() == key.Namespace && n.GetName() == key.Name
-		})
 }
 
 // eventually polls a condition. It uses no goroutine per poll, as there are many.
@@ -324,8 +314,8 @@ func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	t.Helper()
 	want := c.state()
 	var err error
-	if !eventually(func() bool { err = a.differs(want, nil); return err == nil }) {
-		require.NoError(t, errors.Join(err, a.contentDiffers(want, nil)))
+	if !eventually(func() bool { err = a.differs(want); return err == nil }) {
+		require.NoError(t, errors.Join(err, a.contentDiffers(want)))
 	}
 }
 

@@ -42,7 +42,7 @@ func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	changed := objects[7].Key()
 	c.flip([]model.Key{changed})
 	require.Eventually(t, func() bool { return a.tamper.Load() == nil }, patience, tick)
-	require.Error(t, a.contentDiffers(c.state(), nil))
+	require.Error(t, a.contentDiffers(c.state()))
 	a.waitEquals(t, c)
 	other.waitEquals(t, c)
 

@@ -169,7 +169,7 @@ func TestServersByDNS(t *testing.T) {
 	a.traffic.reset()
 	other.stop()
 	require.True(t, eventually(func() bool { return d.questions() > before+1 }), "none answers")
-	require.NoError(t, a.contentDiffers(c.state(), nil), "it keeps what it has")
+	require.NoError(t, a.contentDiffers(c.state()), "it keeps what it has")
 	third := at("127.0.0.4")
 	d.lead(third)
 	resumes(third)

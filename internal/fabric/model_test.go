@@ -1,6 +1,6 @@
 // TestModel proves that every client holds exactly what the cluster holds, after random sequences
-// of writes, cuts, moves, restarts, relays, checkpoints and subscriptions. Clients ask again for
-// nothing unless the test has made their cache wrong.
+// of writes, cuts, moves, restarts, relays and checkpoints. Clients ask again for nothing unless the
+// test has made their cache wrong.
 package fabric
 
 import (
@@ -20,15 +20,13 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
-	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/app"
 )
 
 var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -rapid.checks is the number of histories")
 
 // TestModel plays any sequence of events of the cluster, servers, streams and clients. After each
-// quiet moment, every client must hold exactly what the cluster holds, or the subscribed part of
-// it.
+// quiet moment, every client must hold exactly what the cluster holds.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -72,9 +70,6 @@ type follower struct {
 	// replica is the index of the replica that the proxy leads to.
 	replica int
 	stalled bool
-	// narrowed reports whether the client has a subscription, which is the next field.
-	narrowed     bool
-	subscription *pb.Subscription
 	// saved has checkpoints of any age.
 	saved [][]byte
 	// tampered counts how often the cache was made wrong. It is bounded, as the repair of too many
@@ -102,11 +97,8 @@ func newWorld(t *rapid.T) *world {
 		}
 	}
 	for i, node := range nodes[:rapid.IntRange(2, 4).Draw(t, "clients")] {
-		f := &follower{replica: i % len(w.replicas), narrowed: i == 1}
+		f := &follower{replica: i % len(w.replicas)}
 		f.proxy = proxytest.New(t, w.replicas[f.replica].address())
-		if f.narrowed {
-			f.subscription = w.subscription()
-		}
 		w.clients = append(w.clients, f)
 		w.startClient(f, node)
 	}
@@ -155,11 +147,7 @@ func (w *world) proxiesTo(i int) (out []*proxytest.Proxy) {
 }
 
 func (w *world) startClient(f *follower, node string) {
-	o := agentOptions{node: node, servers: []string{f.proxy.Address()}, subscription: f.subscription}
-	if !f.narrowed {
-		o.checkpoint = w.checkpointOf(node)
-	}
-	f.agent = follow(w.t, o)
+	f.agent = follow(w.t, agentOptions{node: node, servers: []string{f.proxy.Address()}, checkpoint: w.checkpointOf(node)})
 }
 
 // actions are the events. Each gets a random client and a random replica. rapid prefers the first
@@ -173,7 +161,6 @@ var actions = []func(w *world, f *follower, i int){
 	func(w *world, _ *follower, _ int) { w.moment() },
 	func(w *world, f *follower, _ int) { w.checkpoint(f) },
 	func(w *world, f *follower, _ int) { f.toggleStalled(w) },
-	func(w *world, _ *follower, _ int) { w.resubscribe() },
 	func(w *world, f *follower, _ int) { w.tamper(f) },
 	func(w *world, _ *follower, i int) { w.restart(i) },
 	func(w *world, _ *follower, _ int) { w.relist() },
@@ -305,9 +292,6 @@ func (f *follower) toggleStalled(w *world) {
 
 // checkpoint saves a client's state, or restarts the client from any of its saved states.
 func (w *world) checkpoint(f *follower) {
-	if f.narrowed {
-		return
-	}
 	path := w.checkpointOf(f.node)
 	if len(f.saved) == 0 || rapid.Bool().Draw(w.t, "save") {
 		f.save()
@@ -328,41 +312,10 @@ func (w *world) checkpoint(f *follower) {
 
 func (w *world) checkpointOf(node string) string { return filepath.Join(w.dir, node+".checkpoint") }
 
-// subscription draws some names. The Services need not exist.
-func (w *world) subscription() *pb.Subscription {
-	s := &pb.Subscription{}
-	if rapid.IntRange(0, 3).Draw(w.t, "a namespace") == 0 {
-		s.Namespaces = append(s.Namespaces, rapid.SampledFrom(modeltest.Namespaces).Draw(w.t, "namespace"))
-	}
-	for range rapid.IntRange(0, 3).Draw(w.t, "names") {
-		key := modeltest.ServiceKey(w.t)
-		s.Services = append(s.Services, &pb.ServiceName{Namespace: key.Namespace, Name: key.Name})
-	}
-	return s
-}
-
-func (w *world) resubscribe() {
-	for _, f := range w.clients {
-		if !f.narrowed {
-			continue
-		}
-		f.subscription = w.subscription()
-		w.did("%s follows %v", f.node, f.subscription)
-		f.client.Subscribe(f.subscription)
-		// A subscription to everything takes effect with the next stream.
-		if rapid.IntRange(0, 4).Draw(w.t, "everything") == 0 {
-			w.did("%s follows everything", f.node)
-			f.subscription = nil
-			f.client.Subscribe(nil)
-			f.proxy.Cut()
-		}
-	}
-}
-
 // tamper drops a part of the next update of a client. Its cache is then wrong until a heartbeat
 // reveals it.
 func (w *world) tamper(f *follower) {
-	if f.narrowed || f.tampered == 4 {
+	if f.tampered == 4 {
 		return
 	}
 	f.tampered++
@@ -435,8 +388,8 @@ func (w *world) equal(f *follower) {
 	want := w.cluster.state()
 	begin := time.Now()
 	var err error
-	if !eventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
-		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), errors.Join(err, f.contentDiffers(want, f.subscription)),
+	if !eventually(func() bool { err = f.differs(want); return err == nil }) {
+		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), errors.Join(err, f.contentDiffers(want)),
 			strings.Join(w.history, "\n"))
 	}
 	w.unasked(f)

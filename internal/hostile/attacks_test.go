@@ -107,18 +107,6 @@ var attacks = []attack{
 			h.Epoch, h.Sequences = 1, make([]uint64, 4097)
 			return helloRequest(h)
 		})},
-	{phase: beforeHello, name: "a subscription of many names", on: both, bounds: "maxSubscription",
-		does: says(codes.InvalidArgument, func(a *attacker) *pb.StreamRequest {
-			h := a.agent()
-			h.Subscription = &pb.Subscription{Namespaces: make([]string, 1025)}
-			return helloRequest(h)
-		})},
-	{phase: beforeHello, name: "a subscription of a long name", on: both, bounds: "maxName",
-		does: says(codes.InvalidArgument, func(a *attacker) *pb.StreamRequest {
-			h := a.agent()
-			h.Subscription = &pb.Subscription{Namespaces: []string{strings.Repeat("n", 254)}}
-			return helloRequest(h)
-		})},
 	{phase: beforeHello, name: "a large message", on: both, bounds: "maxReceived",
 		does: says(codes.ResourceExhausted, func(a *attacker) *pb.StreamRequest {
 			h := a.agent()
@@ -160,10 +148,6 @@ var attacks = []attack{
 				positions[i] = &pb.ShardPosition{}
 			}
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}}
-		})},
-	{phase: inSync, name: "subscriptions", on: both, bounds: "resyncsPerSecond",
-		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
-			return &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Namespaces: []string{fmt.Sprint(i)}}}}
 		})},
 	{phase: inSync, name: "a resync of many objects", on: both, bounds: "maxKeys",
 		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest {
@@ -603,10 +587,13 @@ func known(attack func(*http2Client, *attacker) error) func(*attacker) error {
 		if err != nil {
 			return err
 		}
-		// The client subscribes to little, which fits into its window.
-		hello := a.agent()
-		hello.Subscription = &pb.Subscription{Namespaces: []string{"none"}}
-		if err := errors.Join(c.open(1), c.say(1, helloRequest(hello))); err != nil {
+		// The state fits into its windows.
+		err = c.write(func() error {
+			const window = 16 << 20
+			return errors.Join(c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}),
+				c.framer.WriteWindowUpdate(0, window))
+		})
+		if err := errors.Join(err, c.open(1), c.say(1, helloRequest(a.agent()))); err != nil {
 			return err
 		}
 		if err := c.greeted(); err != nil {
@@ -994,7 +981,7 @@ func connectionsOfOneUser(a *attacker) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(c.open(1), c.say(1, helloRequest(&pb.Hello{Subscription: &pb.Subscription{}}))); err != nil {
+		if err := errors.Join(c.open(1), c.say(1, helloRequest(&pb.Hello{}))); err != nil {
 			return err
 		}
 		if i == 256 {

@@ -240,15 +240,6 @@ func (s *Snapshot) putEach(u *model.Update, wanted func(model.Object) bool) {
 	})
 }
 
-// Has reports whether the shard has an object of a Service for which means is true.
-func (s *Snapshot) Has(means func(model.ServiceKey) bool) (has bool) {
-	s.byKey.Scan(func(e *entry) bool {
-		has = e.live() && means(e.object.ServiceKey())
-		return !has
-	})
-	return has
-}
-
 // ChangedAt returns the sequence of the last change to a Service or one of its slices, including
 // removals whose tombstones are not forgotten. It returns 0 if no such change is known.
 func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {

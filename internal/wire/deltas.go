@@ -136,7 +136,6 @@ type wireField struct {
 type wireValue struct {
 	number uint64
 	bytes  []byte
-	whole  []byte // the field with its tag
 }
 
 // fields calls visit for each field of a message, and returns the first error.
@@ -159,7 +158,7 @@ func fields(b []byte, visit func(wireField, wireValue) error) error {
 		if m < 0 {
 			return protowire.ParseError(m)
 		}
-		v.whole, b = b[:n+m], b[n+m:]
+		b = b[n+m:]
 		if err := visit(wireField{number, kind}, v); err != nil {
 			return err
 		}

@@ -15,7 +15,6 @@ var (
 	errProblems = fmt.Errorf("more than %d of its objects do not decode", maxProblems)
 	errBuckets  = fmt.Errorf("it names more than %d buckets", model.Buckets)
 	errNested   = errors.New("a compressed frame inside of a compressed one")
-	errNoUpdate = errors.New("it holds no update")
 
 	// errGeneral leaves an update to the general decoder.
 	errGeneral = errors.New("it holds more than deltas without new endpoints")

@@ -20,6 +20,19 @@ const (
 	MaxFrame = 16 << 20
 )
 
+// Field numbers of the wire API, for code that splits and joins messages without decoding them.
+const (
+	responseShardUpdate protowire.Number = 2
+	responseNodeUpdate  protowire.Number = 3
+	responseZstd        protowire.Number = 9
+	lastResponse        protowire.Number = 11
+
+	updateServices protowire.Number = 5
+	updateSlices   protowire.Number = 6
+	updateDeltas   protowire.Number = 7
+	updateRemoved  protowire.Number = 8
+)
+
 // EncodeParts returns the frames of an Update, which are one or more. A client applies all of them
 // at once.
 func EncodeParts(u *model.Update) ([]Frame, error) { return encodeParts(u, false) }
@@ -74,4 +87,44 @@ func Bytes(frames []Frame) (size int) {
 		size += len(f)
 	}
 	return size
+}
+
+// assembleParts returns the frames with an update's header and encoded objects. Each frame holds at
+// most MaxPart bytes of objects, or a single larger object. Only the first frame has FullBuckets,
+// because a receiver adds up the buckets of all parts. header.More applies to the last frame.
+func assembleParts(header *pb.ShardUpdate, body [][]byte) (frames []Frame, err error) {
+	for more := header.GetMore(); ; header.FullBuckets = nil {
+		size, n := 0, 0
+		for n < len(body) && (n == 0 || size+len(body[n]) <= MaxPart) {
+			size += len(body[n])
+			n++
+		}
+		header.More = more || n < len(body)
+		f, err := assemble(header, body[:n], size)
+		if err != nil {
+			return nil, err
+		}
+		frames, body = append(frames, f), body[n:]
+		if len(body) == 0 {
+			return frames, nil
+		}
+	}
+}
+
+// assemble returns one frame with an update's header and encoded objects. size is the number of
+// bytes of the objects.
+func assemble(header *pb.ShardUpdate, body [][]byte, size int) (Frame, error) {
+	head, err := marshal(header)
+	if err != nil {
+		return nil, err
+	}
+	size += len(head)
+	f := make(Frame, 0, size+10)
+	f = protowire.AppendTag(f, responseShardUpdate, protowire.BytesType)
+	f = protowire.AppendVarint(f, uint64(size))
+	f = append(f, head...)
+	for _, b := range body {
+		f = append(f, b...)
+	}
+	return f, nil
 }

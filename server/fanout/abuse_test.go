@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -59,10 +58,7 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 				Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: strings.Repeat("x", 4<<10),
 			}}})
 		}, 40, "too many resyncs are waiting"},
-		"resyncs": {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
-		"subscriptions": {func(int) *pb.StreamRequest {
-			return &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: only("service-0")}}
-		}, resyncsBurst, "subscriptions"},
+		"resyncs":        {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
 		"empty messages": {func(int) *pb.StreamRequest { return &pb.StreamRequest{} }, 2 * messagesBurst, "messages per second"},
 		"nacks": {func(n int) *pb.StreamRequest {
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Reason: fmt.Sprint(n)}}}
@@ -198,20 +194,6 @@ func TestNamesInNacksAreBounded(t *testing.T) {
 	defer up.mu.Unlock()
 	for _, n := range up.nacks {
 		require.Less(t, len(n), 2000)
-	}
-}
-
-// TestANarrowedClientAtNoPosition checks a narrowed client that holds something of a shard that is
-// empty here. It is sent the empty shard, even at position 0.
-func TestANarrowedClientAtNoPosition(t *testing.T) {
-	s := filled(t, 0)
-	f := start(t, s)
-	_, updates, _ := f.hello(&pb.Hello{
-		Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digest: modeltest.Digests(99), Subscription: &pb.Subscription{Namespaces: []string{"default"}},
-	}).inSync()
-	require.Len(t, updates, 2)
-	for _, u := range updates {
-		require.True(t, u.GetFull())
 	}
 }
 

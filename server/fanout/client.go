@@ -48,7 +48,6 @@ func (c *client) identity() identity {
 type greeting struct {
 	client client
 	state  clientState
-	wanted *subscription
 	// probe means that the client only wants a Welcome.
 	probe bool
 }
@@ -71,11 +70,6 @@ func newGreeting(ctx context.Context, hello *pb.Hello) (g greeting, err error) {
 	case len(c.node) > maxNodeName:
 		return g, invalid("invalid Hello: the node name has %d bytes: use at most %d",
 			len(c.node), maxNodeName)
-	case c.isRelay() && hello.GetSubscription() != nil:
-		return g, errRelaySubscribes
-	}
-	if g.wanted, err = newSubscription(hello.GetSubscription()); err != nil {
-		return g, err
 	}
 	g.probe = hello.GetProbe()
 	g.state, err = newClientState(hello)

@@ -14,9 +14,7 @@ var (
 	// feed each other.
 	errNoUpstream = status.Error(codes.Unavailable, "this relay has no stream from its own server and cannot feed "+
 		"other relays: use another server, or try again later")
-	errRelaySubscribes = invalid("a relay cannot subscribe: remove the subscription")
-	errLongName        = invalid("invalid subscription: a name has more than %d bytes", maxName)
-	errTooManyResyncs  = status.Errorf(codes.ResourceExhausted, "more than %d resyncs, subscriptions and digest queries "+
+	errTooManyResyncs = status.Errorf(codes.ResourceExhausted, "more than %d resyncs and digest queries "+
 		"per second: open a new stream instead", resyncsPerSecond)
 )
 

@@ -70,7 +70,6 @@ func FuzzMessages(f *testing.F) {
 		{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Key: key, Reason: "no", NodeName: "n"}}},
 		{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: 1, Keys: []*pb.ObjectKey{key}}}},
 		{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: 1, BucketDigests: make([]byte, model.Buckets*model.HashSize)}}},
-		{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Namespaces: []string{"default"}}}},
 		{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{}}},
 	} {
 		b := request(m)

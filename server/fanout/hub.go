@@ -6,8 +6,7 @@
 //   - A client receives every Update of every shard in the order of the shard's sequences. A client
 //     that is too slow for that receives each changed key once, in its newest state. A client is
 //     never dropped for being slow.
-//   - An Update is encoded once, and all streams send the same bytes. Only streams with a
-//     subscription get a part of it.
+//   - An Update is encoded once, and all streams send the same bytes.
 //   - A stream costs one position per shard and its buffers, however large the state is and however
 //     slow its client is.
 //   - The publisher never waits for a stream, and no stream waits for another. A few goroutines
@@ -331,13 +330,12 @@ func (h *Hub) beat() {
 	for _, sequence := range sequences {
 		m.SequenceSum += sequence
 	}
-	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}), lifeSign)
+	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}))
 }
 
-// broadcast sends f, which is not an Update, to all clients; those with a subscription get
-// narrowed.
-func (h *Hub) broadcast(f, narrowed wire.Frame) {
-	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f), held: len(f)})
+// broadcast sends f, which is not an Update, to all clients.
+func (h *Hub) broadcast(f wire.Frame) {
+	h.add(entry{frames: []wire.Frame{f}, bytes: len(f), held: len(f)})
 }
 
 // mustEncode encodes a message that contains no strings from outside. It panics on an error.

@@ -74,10 +74,10 @@ func (m *metrics) registerPublishing(f metricFactory) {
 
 func (m *metrics) registerStarts(f metricFactory) {
 	m.starts = f.counters("stream_starts_total", "Number of streams that began, by what the client held: cold "+
-		"(nothing), resume (something), or narrowed (it has a subscription). Streams that were refused count as refused (the "+
+		"(nothing) or resume (something). Streams that were refused count as refused (the "+
 		"client waited too long for whole shards), too_many (an observer or relay had too many streams) or too_often (the "+
 		"client opened streams too often).", "start",
-		"cold", "resume", "narrowed", "refused", "too_many", "too_often")
+		"cold", "resume", "refused", "too_many", "too_often")
 	m.replaced = f.counter("replaced_streams_total", "Number of streams that were replaced by a newer stream of the same node.")
 	m.behindWaits = f.counters("behind_waits_total", "Number of clients that had seen newer state than this server and waited "+
 		"for it, by result: caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up")

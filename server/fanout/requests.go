@@ -36,15 +36,14 @@ const (
 // session's mu guards it. Its invariant: size is about the bytes of the Resyncs in resyncs, and at
 // most maxWaiting and resyncBytes for each shard.
 type requests struct {
-	nodes     map[string]struct{} // names of Nodes that have changed
-	resyncs   map[uint32]*resync  // by shard
-	size      int
-	subscribe *pb.Subscription // the client's new subscription
-	compare   bool             // whether the client asks for digests
+	nodes   map[string]struct{} // names of Nodes that have changed
+	resyncs map[uint32]*resync  // by shard
+	size    int
+	compare bool // whether the client asks for digests
 }
 
 func (r *requests) empty() bool {
-	return len(r.nodes) == 0 && len(r.resyncs) == 0 && r.subscribe == nil && !r.compare
+	return len(r.nodes) == 0 && len(r.resyncs) == 0 && !r.compare
 }
 
 func (r *requests) addNode(name string) {
@@ -163,14 +162,6 @@ func (s *Session) receive(r *pb.StreamRequest) error {
 		s.receiveNack(m.Nack)
 	case *pb.StreamRequest_Resync:
 		return s.receiveResync(m.Resync)
-	case *pb.StreamRequest_Subscribe:
-		if s.isRelay() {
-			return errRelaySubscribes
-		}
-		if !s.lent.resyncs.Allow() {
-			return errTooManyResyncs
-		}
-		s.request(func() bool { s.requests.subscribe = m.Subscribe; return true })
 	case *pb.StreamRequest_Digests:
 		return s.receiveDigests(m.Digests)
 	case *pb.StreamRequest_DigestQuery:
@@ -321,20 +312,39 @@ func (s *Session) answer() error {
 	if err := s.sendChangedNodes(due.nodes); err != nil {
 		return err
 	}
-	if due.subscribe != nil {
-		if err := s.resubscribe(due.subscribe); err != nil {
-			return err
-		}
-	}
 	for _, shard := range slices.Sorted(maps.Keys(due.resyncs)) {
-		if err := s.policy.resync(s.hub.store.Snapshot(shard), due.resyncs[shard]); err != nil {
+		if err := s.resync(s.hub.store.Snapshot(shard), due.resyncs[shard]); err != nil {
 			return err
 		}
 	}
-	if due.compare && s.policy.whole() {
+	if due.compare {
 		return s.sendDigests()
 	}
 	return nil
+}
+
+// resync sends the whole shard, or named objects and buckets that differ.
+func (s *Session) resync(snapshot *store.Snapshot, r *resync) error {
+	differ, whole, err := r.differing(snapshot)
+	switch {
+	case err != nil:
+		return err
+	case whole:
+		return s.sendFrom(0, snapshot)
+	case len(r.keys) > 0:
+		if err := s.sendObjects(snapshot, r.keys); err != nil {
+			return err
+		}
+	}
+	if r.buckets == nil {
+		return nil
+	}
+	// The client's digests may be older than its position. If a change sent since then is undone in
+	// the snapshot, the digests match although the client has the change.
+	if err := s.bring(snapshot); err != nil {
+		return err
+	}
+	return s.sendBuckets(snapshot, differ)
 }
 
 func (s *Session) sendChangedNodes(names map[string]struct{}) error {

@@ -29,15 +29,6 @@ type encodedUpdate struct {
 	from, to uint64
 	frames   []wire.Frame
 	update   *model.Update
-	// parts splits the Update for streams with a subscription. The first call computes the result.
-	parts func() (*wire.Parts, error)
-}
-
-func newEncodedUpdate(u *model.Update, frames []wire.Frame) encodedUpdate {
-	return encodedUpdate{
-		shard: u.Shard, from: u.From, to: u.To, frames: frames, update: u,
-		parts: sync.OnceValues(func() (*wire.Parts, error) { return wire.PartsOf(u, frames) }),
-	}
 }
 
 // entry is what all streams are sent together: the Updates of one publish, or a single frame that
@@ -46,17 +37,14 @@ type entry struct {
 	updates []encodedUpdate
 	// frames are the frames of the updates, or the single frame.
 	frames []wire.Frame
-	// narrowed are frames for streams with a subscription, in addition to their part of the
-	// updates.
-	narrowed []wire.Frame
-	bytes    int
+	bytes  int
 	// held counts the bytes that the entry keeps alive: the frames and the objects, with the slices
 	// that deltas were computed from.
 	held int
 }
 
 func (e *entry) add(u *model.Update, frames []wire.Frame) {
-	e.updates = append(e.updates, newEncodedUpdate(u, frames))
+	e.updates = append(e.updates, encodedUpdate{shard: u.Shard, from: u.From, to: u.To, frames: frames, update: u})
 	e.frames = append(e.frames, frames...)
 	size := wire.Bytes(frames)
 	e.bytes += size
@@ -121,12 +109,12 @@ type batch struct {
 	from, to uint64 // positions
 	// lapped reports that the ring has dropped entries after from. Then to is the ring's head, and
 	// there are no updates.
-	lapped   bool
-	updates  []encodedUpdate
-	frames   []wire.Frame
-	narrowed []wire.Frame
-	bytes    int
-	held     int
+	lapped  bool
+	updates []encodedUpdate
+	frames  []wire.Frame // of the updates, and others
+	others  []wire.Frame // those that are not of an update
+	bytes   int
+	held    int
 }
 
 // after returns the entries that follow a position. It reuses the memory of b.
@@ -134,7 +122,7 @@ func (r *ring) after(position uint64, b batch) batch {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	head := r.head.Load()
-	next := batch{from: position, to: position, updates: b.updates[:0], frames: b.frames[:0], narrowed: b.narrowed[:0]}
+	next := batch{from: position, to: position, updates: b.updates[:0], frames: b.frames[:0], others: b.others[:0]}
 	if position < r.tail {
 		next.to, next.lapped = head, true
 		return next
@@ -146,7 +134,9 @@ func (r *ring) after(position uint64, b batch) batch {
 		}
 		next.updates = append(next.updates, e.updates...)
 		next.frames = append(next.frames, e.frames...)
-		next.narrowed = append(next.narrowed, e.narrowed...)
+		if len(e.updates) == 0 {
+			next.others = append(next.others, e.frames...)
+		}
 		next.bytes += e.bytes
 		next.held += e.held
 		next.to++
@@ -219,8 +209,7 @@ func (b *batch) repeats() map[uint32]bool {
 //
 //  1. sequences has the client's position in each shard once the client has applied everything
 //     sent.
-//  2. An Update at a position of the ring before next leads to no sequence beyond sequences, unless
-//     the session is narrowed and the Update concerns none of its Services.
+//  2. An Update at a position of the ring before next leads to no sequence beyond sequences.
 type cursor struct {
 	next      uint64 // position in the ring
 	sequences []uint64
@@ -249,6 +238,6 @@ func (c *cursor) retreat(updates []encodedUpdate) {
 func (b *batch) drop() {
 	clear(b.updates[:cap(b.updates)])
 	clear(b.frames[:cap(b.frames)])
-	clear(b.narrowed[:cap(b.narrowed)])
-	b.updates, b.frames, b.narrowed = b.updates[:0], b.frames[:0], b.narrowed[:0]
+	clear(b.others[:cap(b.others)])
+	b.updates, b.frames, b.others = b.updates[:0], b.frames[:0], b.others[:0]
 }

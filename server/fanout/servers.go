@@ -26,7 +26,7 @@ func (h *Hub) announce(servers []*pb.Server) {
 	h.serversFrame, h.servers = f, servers
 	h.mu.Unlock()
 	if changed {
-		h.broadcast(f, f)
+		h.broadcast(f)
 	}
 }
 

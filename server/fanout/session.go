@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -27,9 +28,9 @@ const helloTimeout = 10 * time.Second
 //  1. While live is set, only the fan-out sends frames and changes cursor, and it holds mu.
 //     Otherwise only the session's goroutine does.
 //  2. Only park makes the session live, and only when its goroutine has nothing left to send and
-//     its policy allows it.
-//  3. client, policy and lent are set before admitted is. Until then, only a Hello is accepted.
-//  4. Only the session's goroutine uses policy.
+//     the client is no relay: a relay is also sent resource versions.
+//  3. client and lent are set before admitted is. Until then, only a Hello is accepted.
+//  4. Only the session's goroutine uses reached.
 type Session struct {
 	// The fan-out uses the fields up to sentBytes for each change, so they are next to each other.
 	hub       *Hub
@@ -46,8 +47,8 @@ type Session struct {
 	greeted bool           // whether a Hello has arrived; only the receiving goroutine uses it
 
 	client
-	since    time.Time // when the Hello arrived
-	policy   policy
+	since    time.Time              // when the Hello arrived
+	reached  model.ResourceVersions // sent to a relay last
 	lent     lent
 	admitted atomic.Bool
 	synced   atomic.Bool // set once the client has been sent InSync
@@ -100,7 +101,6 @@ func (s *Session) Serve() error {
 	defer s.reports.leave()
 	s.lent = h.allowance(s.identity()).lend()
 	defer s.lent.giveBack()
-	s.policy = newPolicy(s, hello.wanted)
 	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
 	err = s.run(hello.state)
@@ -275,14 +275,14 @@ func (s *Session) own() {
 }
 
 // park returns true if the session's goroutine has nothing left to do. It then makes the session
-// live, if the policy allows it; see invariants 1 and 2.
+// live, unless the client is a relay; see invariants 1 and 2.
 func (s *Session) park() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.next != s.hub.ring.head.Load() || !s.requests.empty() {
 		return false
 	}
-	s.live = s.policy.live()
+	s.live = !s.isRelay()
 	return true
 }
 
@@ -299,7 +299,7 @@ func (s *Session) sendDue(b *batch) error {
 	if s.next != head {
 		return nil
 	}
-	return s.policy.sendReached(reached)
+	return s.sendReached(reached)
 }
 
 // sendBatch sends a batch of the ring's entries after the cursor. It uses the memory of b.
@@ -314,7 +314,45 @@ func (s *Session) sendBatch(b *batch) error {
 		s.hub.metrics.lapped.Inc()
 		return s.catchUp()
 	}
-	return s.policy.forward(*b)
+	return s.forward(*b)
+}
+
+// forward sends a batch. If a shard has several updates in the batch, or the batch does not follow
+// the client's sequence in the shard, forward sends their combined effect from the snapshot. It
+// skips updates that the client already has.
+func (s *Session) forward(b batch) error {
+	repeats := b.repeats()
+	if len(repeats) == len(b.updates) && s.advance(b.updates) {
+		return s.send(b.frames...)
+	}
+	for _, u := range b.updates {
+		have := s.sequences[u.shard]
+		var err error
+		switch {
+		case have >= u.to:
+		case have != u.from || repeats[u.shard]:
+			err = s.bring(s.hub.store.Snapshot(u.shard))
+		default:
+			s.sequences[u.shard] = u.to
+			err = s.send(u.frames...)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.send(b.others...)
+}
+
+// sendReached sends a relay the resource versions that everything sent so far includes. A relay
+// cannot derive them: an update describes one shard and says nothing about the others.
+func (s *Session) sendReached(reached model.ResourceVersions) error {
+	if !s.isRelay() || reached == s.reached {
+		return nil
+	}
+	s.reached = reached
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		ResourceVersions: wire.ResourceVersionsToProto(reached),
+	}}})
 }
 
 // catchUp brings a session that the ring has lapped up to date from snapshots, with each changed
@@ -335,7 +373,7 @@ func (s *Session) bring(snapshot *store.Snapshot) error {
 	if s.sequences[snapshot.Shard()] >= snapshot.Sequence() {
 		return nil
 	}
-	return s.policy.catchUp(snapshot)
+	return s.sendFrom(s.sequences[snapshot.Shard()], snapshot)
 }
 
 // sendFrom sends the changes of a shard from a sequence on; 0 means the whole shard.

@@ -1,5 +1,5 @@
-// These tests prove that streams that stall, join, leave and resubscribe at random come to hold
-// exactly what they want of the store, and that a stream's memory and number are bounded. A
+// These tests prove that streams that stall, join and leave at random come to hold exactly what the
+// store holds, and that a stream's memory and number are bounded. A
 // transport in memory stands for the connection.
 package fanout
 
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -17,12 +18,12 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestStreamsAgainstTheStore lets streams stall, join, leave and change their subscriptions at any
-// moment. All of them must come to hold the store's state, and nothing that they did not subscribe
-// to.
+// TestStreamsAgainstTheStore lets streams stall, join and leave at any moment. All of them must come
+// to hold the store's state, and nothing else.
 func TestStreamsAgainstTheStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := store.New(store.Options{Shards: 4, Tombstones: 4})
@@ -41,13 +42,6 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 				_ = c.close()
 			}
 		}()
-		wanted := func(t *rapid.T) *pb.Subscription {
-			p := &pb.Subscription{}
-			for i := range rapid.IntRange(0, 3).Draw(t, "services wanted") {
-				p.Services = append(p.Services, &pb.ServiceName{Namespace: "default", Name: fmt.Sprint("service-", i)})
-			}
-			return p
-		}
 		markers := int64(0)
 		settle := func() {
 			// The change that is written last is published last.
@@ -90,15 +84,9 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 					return
 				}
 				hello := &pb.Hello{NodeName: fmt.Sprint("node-", len(clients)), Kind: pb.ClientKind_CLIENT_KIND_AGENT}
-				if rapid.Bool().Draw(t, "narrowed") {
-					hello.Subscription = wanted(t)
-				}
-				c := &client{connect(t, h, hello), &copyOf{
+				clients = append(clients, &client{connect(t, h, hello), &copyOf{
 					objects: map[placed]model.Object{}, sequences: map[uint32]uint64{}, shards: 4,
-				}}
-				c.copy.wanted, err = newSubscription(hello.GetSubscription())
-				require.NoError(t, err)
-				clients = append(clients, c)
+				}})
 			},
 			"leave": func(t *rapid.T) {
 				if len(clients) == 0 {
@@ -113,25 +101,6 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 					return
 				}
 				clients[rapid.IntRange(0, len(clients)-1).Draw(t, "client")].set(false)
-			},
-			"change of mind": func(t *rapid.T) {
-				if len(clients) == 0 {
-					return
-				}
-				settle()
-				c := clients[rapid.IntRange(0, len(clients)-1).Draw(t, "client")]
-				p := wanted(t)
-				synced := c.copy.inSyncs
-				c.set(true)
-				eventually(t, c.session.admitted.Load)
-				require.NoError(t, c.say(&pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: p}}))
-				c.copy.before, c.copy.changing = c.copy.wanted, true
-				c.copy.wanted, err = newSubscription(p)
-				require.NoError(t, err)
-				eventually(t, func() bool {
-					c.copy.take(t, c.read(t))
-					return c.copy.inSyncs > synced
-				})
 			},
 			"settle": func(*rapid.T) { settle() },
 		})
@@ -178,6 +147,47 @@ func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	}
 	copied.take(t, missed)
 	require.Equal(t, slice(1, 13).ContentVersion(), copied.objects[at].ContentVersion())
+}
+
+// TestStreamsShareMemory checks that the fan-out sends all streams that keep up the same bytes from
+// the same memory.
+func TestStreamsShareMemory(t *testing.T) {
+	s := filled(t, 4)
+	h := start(t, s).Hub
+	pipes := []*pipe{connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{})}
+	for _, p := range pipes {
+		defer p.cancel()
+		eventually(t, func() bool {
+			p.session.mu.Lock()
+			defer p.session.mu.Unlock()
+			return p.session.live
+		})
+		p.read(t)
+	}
+	for n := range 20 {
+		s.Upsert(slice(1, 4+n), 0)
+		s.Upsert(slice(2, 4+n), 0)
+		e := entry{}
+		for _, u := range s.Publish().Updates {
+			f, err := wire.EncodeUpdate(u)
+			require.NoError(t, err)
+			e.add(u, []wire.Frame{f})
+		}
+		h.add(e)
+		for _, p := range pipes {
+			var got []wire.Frame
+			eventually(t, func() bool {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				got, p.frames = append(got, p.frames...), nil
+				return len(got) == len(e.frames)
+			})
+			for i, f := range got {
+				require.Same(t, unsafe.SliceData(e.frames[i]), unsafe.SliceData(f))
+			}
+			require.Equal(t, n+1, p.tried, "by the fan-out")
+		}
+	}
 }
 
 // TestANodesNewestStreamCounts checks that a new stream of a node's agent ends the previous one.

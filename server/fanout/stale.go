@@ -34,7 +34,7 @@ func (h *Hub) watchStale() {
 		h.log.Warn("The source may have missed changes, telling clients to look for another server", "since", since, "err", why)
 	}
 	f := h.staleFrame()
-	h.broadcast(f, f)
+	h.broadcast(f)
 }
 
 // staleMs returns for how many milliseconds the hub has been stale, and 0 if it is not.

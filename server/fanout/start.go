@@ -23,13 +23,12 @@ const (
 	admissionWait = 30 * time.Second
 )
 
-// lifeSign is a heartbeat without digests, for a client that has none to compare: one that waits
-// for its state, and one with a subscription.
+// lifeSign is a heartbeat without digests, for a client that waits for its state and has none to
+// compare.
 var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
 
-// startup is a session while it brings its client in sync: when the stream begins, and when the
-// client changes its subscription. A client that waits is sent heartbeats, as one that hears
-// nothing connects to another server.
+// startup is a session while it brings its client in sync. A client that waits is sent heartbeats,
+// as one that hears nothing connects to another server.
 type startup struct {
 	*Session
 	beats *time.Ticker
@@ -55,7 +54,7 @@ func (s *Session) start(state clientState) error {
 	if err := s.sendServers(); err != nil {
 		return err
 	}
-	allNodes, nodeHeld, err := up.sendNodes(state)
+	allNodes, nodeHeld, err := up.sendOrHoldNodes(state)
 	if err != nil {
 		return err
 	}
@@ -65,12 +64,12 @@ func (s *Session) start(state clientState) error {
 		return err
 	}
 	if !ahead {
-		if err := s.policy.start(up, state); err != nil {
+		if err := up.sendState(state); err != nil {
 			return err
 		}
 	}
 	s.reports.join()
-	if err := s.policy.sendReached(reached); err != nil {
+	if err := s.sendReached(reached); err != nil {
 		return err
 	}
 	var held model.ResourceVersions // until the server has caught up, or gives up
@@ -86,22 +85,22 @@ func (s *Session) start(state clientState) error {
 	return up.followAhead(held)
 }
 
-// sendNodes sends the Nodes that the client follows, unless it has seen newer ones. A server that
-// is behind may have an older Node, or not have it yet.
+// sendOrHoldNodes sends the Nodes that the client follows, unless it has seen newer ones. A server
+// that is behind may have an older Node, or not have it yet.
 //
 // An agent's Node is then held until the server has caught up, as it must delay nothing else. A
 // relay waits, because its InSync says that there are no other Nodes. all reports that.
-func (up *startup) sendNodes(state clientState) (all, held bool, err error) {
+func (up *startup) sendOrHoldNodes(state clientState) (all, held bool, err error) {
 	_, reached := up.hub.ring.now()
-	if state.versions.Nodes <= reached.Nodes || !up.policy.whole() {
-		all, err = up.policy.sendNodes(state)
+	if state.versions.Nodes <= reached.Nodes {
+		all, err = up.sendNodes(state)
 		return all, false, err
 	}
 	if up.isRelay() {
 		waitFor := model.ResourceVersions{Nodes: state.versions.Nodes}
 		_, _, gaveUp, err := up.awaitVersions(waitFor, func(model.ResourceVersions) (bool, error) { return false, nil })
 		if err == nil {
-			all, err = up.policy.sendNodes(state)
+			all, err = up.sendNodes(state)
 		}
 		return all && !gaveUp, false, err
 	}
@@ -111,12 +110,30 @@ func (up *startup) sendNodes(state clientState) (all, held bool, err error) {
 	return false, up.node != "", nil
 }
 
+// sendNodes sends an agent or observer its own Node, if it has one, and a relay all Nodes, unless
+// it holds them. all reports whether it has sent all Nodes.
+func (s *Session) sendNodes(state clientState) (all bool, err error) {
+	if !s.isRelay() {
+		if s.node != "" {
+			err = s.sendNode(s.node)
+		}
+		return false, err
+	}
+	nodes := s.hub.store.Nodes()
+	if model.NodesDigest(nodes) == state.nodesDigest {
+		return false, nil
+	}
+	for _, n := range nodes {
+		if err := s.sendNode(n.Name); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 func (s *Session) countStart(state clientState) {
 	how := "resume"
-	switch {
-	case !s.policy.whole():
-		how = "narrowed"
-	case state.empty():
+	if state.empty() {
 		how = "cold"
 	}
 	s.hub.metrics.starts.WithLabelValues(how).Inc()
@@ -152,7 +169,7 @@ func (s *Session) sendInSync(allNodes bool, seen model.ResourceVersions) error {
 func (up *startup) awaitStore(state clientState) (reached model.ResourceVersions, ahead bool, err error) {
 	reached, waited, gaveUp, err := up.awaitVersions(state.content(), func(model.ResourceVersions) (bool, error) {
 		sequences, same := state.equals(up.hub.store)
-		if ahead = same && up.policy.whole(); ahead {
+		if ahead = same; ahead {
 			up.sequences = sequences
 		}
 		return ahead, nil
@@ -297,6 +314,16 @@ func (up *startup) atPresent() bool {
 		}
 	}
 	return true
+}
+
+// sendState sends what the client lacks of all shards.
+func (up *startup) sendState(state clientState) error {
+	if state.empty() {
+		up.startEmpty()
+	} else if err := up.resume(state); err != nil {
+		return err
+	}
+	return up.sendWhole()
 }
 
 // startEmpty starts a client that holds nothing: it marks all shards with objects to be sent whole.

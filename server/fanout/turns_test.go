@@ -148,41 +148,6 @@ func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 	})
 }
 
-// TestNarrowedStreamsTakeTurns checks that a large subscription waits for its turn, at the start of
-// a stream and when it changes, and that a small one does not.
-func TestNarrowedStreamsTakeTurns(t *testing.T) {
-	s := filled(t, 0)
-	for i := range 10 {
-		s.Upsert(service(i), 1)
-		s.Upsert(slice(i, 300), 2)
-	}
-	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
-	eventually(t, func() bool { return s.Snapshot(0).Len()+s.Snapshot(1).Len() == 20 })
-	other := h.turns.ask(identity{user: "another"}, 1)
-	all := connect(t, h, &pb.Hello{Subscription: &pb.Subscription{Namespaces: []string{"default"}}})
-	defer all.cancel()
-	few := connect(t, h, &pb.Hello{Subscription: only("service-1")})
-	defer few.cancel()
-	eventually(t, few.session.synced.Load)
-	all.hears(t, 2, nil)
-	require.False(t, all.session.synced.Load())
-	few.read(t)
-	require.NoError(t, few.say(&pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Everything: true}}}))
-	few.hears(t, 2, nil)
-	require.EqualValues(t, 2, testutil.ToFloat64(h.metrics.admissionWaiting))
-	other.end()
-	eventually(t, all.session.synced.Load)
-	objects := 0
-	eventually(t, func() bool {
-		for _, r := range few.read(t) {
-			if r.Update != nil {
-				objects += r.Update.Len()
-			}
-		}
-		return objects == 20
-	})
-}
-
 // asked begins a stream whose client is asked for its buckets.
 func asked(t *testing.T, h *Hub, s *store.Store, kind pb.ClientKind) *pipe {
 	t.Helper()
@@ -460,24 +425,4 @@ func TestPositionsInAcksAreBounded(t *testing.T) {
 	}
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.Less(t, n, 2*messagesBurst*positionsPerMessage/maxPositions)
-}
-
-// TestNamesInSubscriptionsAreBounded checks that names are at most as long as Kubernetes allows.
-func TestNamesInSubscriptionsAreBounded(t *testing.T) {
-	name := make([]byte, maxName+1)
-	for i := range name {
-		name[i] = 'n'
-	}
-	for _, s := range []func(name string) *pb.Subscription{
-		func(name string) *pb.Subscription { return &pb.Subscription{Namespaces: []string{name}} },
-		func(name string) *pb.Subscription { return &pb.Subscription{Services: []*pb.ServiceName{{Name: name}}} },
-		func(name string) *pb.Subscription {
-			return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: name}}}
-		},
-	} {
-		_, err := newSubscription(s(string(name[1:])))
-		require.NoError(t, err)
-		_, err = newSubscription(s(string(name)))
-		require.Equal(t, codes.InvalidArgument, status.Code(err))
-	}
 }

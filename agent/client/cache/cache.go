@@ -33,10 +33,6 @@ import (
 // exceeds a bound. The cache is as it was before. The client leaves the server for another one.
 var ErrProtocol = errors.New("server broke the protocol")
 
-// Subscription identifies what the content covers, as wire.SubscriptionKey returns it. Empty means
-// everything. The cache only compares it.
-type Subscription string
-
 // Server is a server that a client can connect to.
 type Server struct {
 	// Address is a gRPC target: host:port or unix:///path.
@@ -51,8 +47,7 @@ type Server struct {
 // Invariants, which hold whenever mu is free:
 //
 //  1. An object leaves the cache only when an Update says so.
-//  2. All sequences belong to epoch and, unless resubscribing is set, to subscription. A sequence
-//     of 0 means that the shard has no position.
+//  2. All sequences belong to epoch. A sequence of 0 means that the shard has no position.
 //  3. A shard is in pending.shards if and only if its moved flag is set.
 //  4. Objects are immutable, so readers may keep them after mu is released.
 //  5. missing and unreadable are the sums of what the shards have of either.
@@ -74,10 +69,6 @@ type Cache struct {
 	// missing and unreadable are the numbers of missing slices and of unreadable objects in all
 	// shards.
 	missing, unreadable int
-	// subscription is what the positions cover. While resubscribing is true, the server is changing
-	// the subscription, so positions mean nothing to another stream.
-	subscription  Subscription
-	resubscribing bool
 	// restored are the Services with UDP ports that a checkpoint restored, until TakeRestored
 	// returns them.
 	restored []*model.Service

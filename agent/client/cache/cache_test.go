@@ -77,7 +77,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	require.Empty(t, changes.Positions)
 	require.Equal(t, "n", c.Node().Name)
 
-	h := c.Begin("")
+	h := c.Begin()
 	require.EqualValues(t, epoch, h.Epoch)
 	require.EqualValues(t, 8, h.ResourceVersions.Services)
 	require.Equal(t, []uint64{3}, h.Sequences)
@@ -296,9 +296,9 @@ func TestPositionsAreOfAnEpoch(t *testing.T) {
 	w := welcomed(t, 2)
 	apply(t, w, &model.Update{Shard: 1, From: 1, To: 4})
 	require.NoError(t, w.Welcome(epoch, 2))
-	require.Equal(t, []uint64{1, 4}, w.Begin("").Sequences)
+	require.Equal(t, []uint64{1, 4}, w.Begin().Sequences)
 	require.NoError(t, w.Welcome(epoch+1, 2))
-	require.Equal(t, []uint64{0, 0}, w.Begin("").Sequences)
+	require.Equal(t, []uint64{0, 0}, w.Begin().Sequences)
 	changes, ok := w.Take()
 	require.True(t, ok)
 	require.Empty(t, changes.Positions)
@@ -461,12 +461,11 @@ func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Version: model.Version{2}}}}), 1)
 	_, ok := c.Take()
 	require.True(t, ok)
-	c.Resubscribe("")
 	require.NoError(t, c.InSync([]uint64{3}, model.ResourceVersions{}))
 	changes, _ := c.Take()
 	require.Empty(t, changes.Positions, "the answer is still to come on this stream")
 
-	c.Begin("")
+	c.Begin()
 	require.NoError(t, c.Welcome(epoch, 1))
 	require.NoError(t, c.InSync([]uint64{4}, model.ResourceVersions{}))
 	changes, _ = c.Take()
@@ -496,7 +495,7 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 
 	// The stream breaks before the answer arrives, and the next stream breaks before its first
 	// message.
-	c.Begin("")
+	c.Begin()
 	require.NoError(t, c.Welcome(epoch, 1))
 	require.Empty(t, positions())
 	require.Zero(t, held())
@@ -599,7 +598,7 @@ func TestDeltasOfUnverifiedContent(t *testing.T) {
 // in sync, not the highest ones ever received.
 func TestVersionsSeen(t *testing.T) {
 	c := welcomed(t, 1)
-	seen := func() model.ResourceVersions { return c.Begin("").ResourceVersions }
+	seen := func() model.ResourceVersions { return c.Begin().ResourceVersions }
 	require.NoError(t, c.InSync([]uint64{1}, model.ResourceVersions{Services: 5, Slices: 1<<64 - 1}))
 	require.EqualValues(t, uint64(1<<64-1), seen().Slices)
 	require.NoError(t, c.Welcome(epoch+1, 1))
@@ -637,29 +636,6 @@ func TestRelayHearsOfAHandOver(t *testing.T) {
 	require.Equal(t, objects(after), applied(b, &model.Update{Slices: []*model.Slice{after}}))
 	require.Equal(t, objects(after), applied(a, &model.Update{Removed: removed}), "it is in the other shard")
 	require.Equal(t, &Applied{Removed: removed}, applied(b, &model.Update{Removed: removed}))
-}
-
-func TestPositionsAreOfASubscription(t *testing.T) {
-	c := &Writer{Cache: New()}
-	position := func() []uint64 { s, _ := c.Digests(); return s }
-	connect := func(s Subscription) {
-		c.Begin(s)
-		require.NoError(t, c.Welcome(epoch, 1))
-	}
-	connect("a")
-	require.NoError(t, c.InSync([]uint64{4}, model.ResourceVersions{}))
-	connect("a")
-	require.Equal(t, []uint64{4}, position(), "the same")
-	c.Resubscribe("b")
-	require.NoError(t, c.InSync([]uint64{5}, model.ResourceVersions{}))
-	connect("b")
-	require.Equal(t, []uint64{5}, position(), "the change was complete")
-	c.Resubscribe("a")
-	connect("a")
-	require.Equal(t, []uint64{0}, position(), "the change was not complete")
-	require.NoError(t, c.InSync([]uint64{6}, model.ResourceVersions{}))
-	connect("")
-	require.Equal(t, []uint64{0}, position(), "everything is another subscription")
 }
 
 func TestBucketsOutOfBounds(t *testing.T) {

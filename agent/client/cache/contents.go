@@ -9,12 +9,10 @@ import (
 
 // Contents is the content of a cache at one moment, which a checkpoint keeps.
 type Contents struct {
-	// Epoch, Sequences and ResourceVersions are as in a Hello. Subscription is what the sequences
-	// cover.
+	// Epoch, Sequences and ResourceVersions are as in a Hello.
 	Epoch            uint64
 	Sequences        []uint64
 	ResourceVersions model.ResourceVersions
-	Subscription     Subscription
 	Node             *model.Node
 	// Servers are the servers that the last stream named.
 	Servers []Server
@@ -36,13 +34,13 @@ func (c *Cache) Contents(changed func(shard int, revision uint64) bool) *Content
 		return nil
 	}
 	out := &Contents{
-		Epoch: c.epoch, ResourceVersions: c.seen, Subscription: c.subscription, Node: c.node, Servers: c.servers,
+		Epoch: c.epoch, ResourceVersions: c.seen, Node: c.node, Servers: c.servers,
 		Shards: make([]*model.Update, len(c.shards)),
 	}
 	for i := range c.shards {
 		s := &c.shards[i]
 		sequence := s.sequence
-		if s.unproved() || c.resubscribing {
+		if s.unproved() {
 			sequence = 0 // the digest decides, as in a Hello
 		}
 		out.Sequences = append(out.Sequences, sequence)
@@ -83,7 +81,7 @@ func (c *Cache) Restore(from *Contents) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.epoch, c.shards, c.seen, c.node = from.Epoch, shards, from.ResourceVersions, from.Node
-	c.subscription, c.servers = from.Subscription, from.Servers
+	c.servers = from.Servers
 	c.pending.node = c.node != nil
 	for i := range c.shards {
 		for key, held := range c.shards[i].services {

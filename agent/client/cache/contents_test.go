@@ -24,7 +24,7 @@ func everything(int, uint64) bool { return true }
 // TestContentsAreRestored checks that another cache holds and reports the same after Restore.
 func TestContentsAreRestored(t *testing.T) {
 	w := &Writer{Cache: New()}
-	w.Begin("some")
+	w.Begin()
 	require.NoError(t, w.Welcome(epoch, 2))
 	shard := webKey.Shard(2)
 	tcp := model.NewService(model.Service{Namespace: "default", Name: "tcp", Type: model.ClusterIP, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 53}}})
@@ -51,8 +51,7 @@ func TestContentsAreRestored(t *testing.T) {
 	svc, list := r.Service(webKey)
 	require.Equal(t, udpService("web"), svc)
 	require.Equal(t, []*model.Slice{named("s", "web", 2), named("t", "web", 3)}, list)
-	require.Equal(t, []uint64{5, 6}, r.Begin("some").Sequences)
-	require.Equal(t, []uint64{0, 0}, r.Begin("other").Sequences)
+	require.Equal(t, []uint64{5, 6}, r.Begin().Sequences)
 
 	_, ok := r.Take()
 	require.False(t, ok, "nobody has said that it counts")
@@ -115,11 +114,6 @@ func TestContentsHavePositionsToContinueFrom(t *testing.T) {
 		"complete":        {func(*Writer) {}, 1},
 		"a missing slice": {func(w *Writer) { w.shards[0].setMissing(named("s", "", 0).Key()) }, 0},
 		"unreadable":      {func(w *Writer) { w.shards[0].setUnreadable(named("s", "", 0).Key(), model.Version{1}) }, 0},
-		"resubscribing":   {func(w *Writer) { w.Resubscribe("other") }, 0},
-		"have resubscribed": {func(w *Writer) {
-			w.Resubscribe("other")
-			require.NoError(t, w.InSync([]uint64{3, 3}, model.ResourceVersions{}))
-		}, 3},
 	} {
 		w := welcomed(t, 2)
 		c.prepare(w)
@@ -135,5 +129,5 @@ func TestContentsHavePositionsToContinueFrom(t *testing.T) {
 	require.NoError(t, r.Restore(&Contents{Epoch: epoch, Sequences: []uint64{3, 3}, Shards: shards}))
 	want := slices.Repeat([]uint64{3}, 2)
 	want[shard] = 0
-	require.Equal(t, want, r.Begin("").Sequences)
+	require.Equal(t, want, r.Begin().Sequences)
 }

@@ -183,7 +183,7 @@ func TestUnfitIsBounded(t *testing.T) {
 	apply(t, w, unreadable(1, MaxUnfit, MaxUnfit+1))
 	_, err = w.Apply(unreadable(1, MaxUnfit+1, MaxUnfit+2))
 	require.ErrorIs(t, err, ErrProtocol)
-	w.Begin("")
+	w.Begin()
 	require.NoError(t, w.Welcome(epoch, 1))
 	out, err := w.Apply(&model.Update{Full: true, To: 7, Unreadable: unreadable(0, 0, MaxUnfit).Unreadable})
 	require.NoError(t, err, "on the next stream, nothing is known of them")
@@ -201,9 +201,9 @@ func TestUnfitIsBounded(t *testing.T) {
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(MaxUnfit, MaxUnfit+1).Deltas}).Missing, 1)
 	_, err = w.Apply(&model.Update{Full: true, To: 9})
 	require.ErrorIs(t, err, ErrProtocol)
-	w.Begin("") // the next server sends what differs
+	w.Begin() // the next server sends what differs
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, MaxUnfit+1).Deltas}).Missing, MaxUnfit+1)
-	w.Begin("")
+	w.Begin()
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, MaxUnfit).Deltas}).Missing, MaxUnfit)
 	require.Empty(t, next(t, w, &model.Update{Removed: []model.Key{key(0), key(1)}}).Missing)
 	require.Len(t, next(t, w, &model.Update{Deltas: deltas(0, 2).Deltas}).Missing, 2)
@@ -252,7 +252,7 @@ func TestClaimsEndWithTheirStream(t *testing.T) {
 			require.Empty(t, next(t, w, c.update).Missing)
 			requireDigest(t, w, c.counts...)
 			position := w.Contents(func(int, uint64) bool { return false }).Sequences
-			require.Equal(t, position, w.Begin("").Sequences, "a checkpoint has the position of a Hello")
+			require.Equal(t, position, w.Begin().Sequences, "a checkpoint has the position of a Hello")
 			require.NoError(t, w.Welcome(epoch, 1))
 			if c.holds == nil { // nothing rests on a claim
 				requireDigest(t, w, c.counts...)

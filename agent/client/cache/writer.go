@@ -20,23 +20,18 @@ type Writer struct {
 	Relay bool
 }
 
-// Begin prepares the cache for another stream, with this subscription, and returns what its Hello
-// says. The content stays. What rests on the word of the last server ends:
+// Begin prepares the cache for another stream, and returns what its Hello says. The content stays.
+// What rests on the word of the last server ends:
 //
-//   - If the subscription is another one, the positions become invalid.
 //   - Objects that were unreadable or unverified count with the hash of what the cache holds.
 //     Otherwise, a server that claims a true version for content of its own would keep the client
 //     from ever getting the true content.
 //   - A shard with such objects, or with missing slices, has no position. So the next server
 //     compares digests and sends what differs, whatever epoch it has. The epoch, too, is only a
 //     server's claim.
-func (w *Writer) Begin(s Subscription) Hello {
+func (w *Writer) Begin() Hello {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.resubscribing || w.subscription != s {
-		w.forgetPositionsLocked()
-	}
-	w.subscription, w.resubscribing = s, false
 	w.missing, w.unreadable = 0, 0
 	for i := range w.shards {
 		if s := &w.shards[i]; s.unproved() {
@@ -47,14 +42,6 @@ func (w *Writer) Begin(s Subscription) Hello {
 	}
 	sequences, digests := w.digestsLocked()
 	return Hello{Epoch: w.epoch, Sequences: sequences, Digest: model.StateDigest(digests), ResourceVersions: w.seen, Cluster: w.clusterLocked()}
-}
-
-// Resubscribe notes that the server changes the subscription to s, until the stream is in sync
-// again.
-func (w *Writer) Resubscribe(s Subscription) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.subscription, w.resubscribing = s, true
 }
 
 // Welcome prepares the cache for a server's epoch and number of shards. The content stays.
@@ -149,7 +136,7 @@ func (w *Writer) InSync(sequences []uint64, seen model.ResourceVersions) error {
 	// let the client wait, and is still behind. A restored etcd may stay behind for hours, and an
 	// untrusted server may have claimed any version.
 	w.seen = seen
-	w.inSync, w.stale, w.resubscribing = true, false, false
+	w.inSync, w.stale = true, false
 	w.signalLocked()
 	return nil
 }

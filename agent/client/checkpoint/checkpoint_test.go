@@ -177,7 +177,7 @@ func TestCheckpointWithAGap(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Missing, 1)
 	again := restart(t, c.Cache)
-	h := again.Begin("")
+	h := again.Begin()
 	require.Zero(t, h.Sequences[shard])
 	require.NotZero(t, h.Sequences[1-shard])
 	_, digests := again.Digests()
@@ -594,40 +594,6 @@ func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = io.Copy(io.Discard, reader)
 	require.NoError(t, errors.Join(err, reader.Close()))
-}
-
-func only(name string) *pb.Subscription {
-	return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: "default", Name: name}}}
-}
-
-// TestCheckpointOfASubscription checks that the positions of a checkpoint count only for the
-// subscription that it was written with.
-func TestCheckpointOfASubscription(t *testing.T) {
-	key := func(s *pb.Subscription) cache.Subscription { return cache.Subscription(wire.SubscriptionKey(s)) }
-	sequences := func(c *cache.Writer, s *pb.Subscription) []uint64 {
-		t.Helper()
-		again := restart(t, c.Cache)
-		again.Begin(key(s))
-		sequences, digests := again.Digests()
-		_, want := c.Digests()
-		require.Equal(t, want, digests, "it does hold something")
-		return sequences
-	}
-	all := small(t)
-	positions, _ := all.Digests()
-	nothing := make([]uint64, len(positions))
-	require.NotEqual(t, nothing, positions)
-	require.Equal(t, positions, sequences(all, nil))
-	require.Equal(t, nothing, sequences(all, only("web")))
-
-	narrowed := small(t)
-	narrowed.Resubscribe(key(only("web")))
-	require.NoError(t, narrowed.InSync(positions, model.ResourceVersions{}))
-	require.Equal(t, positions, sequences(narrowed, only("web")))
-	require.Equal(t, nothing, sequences(narrowed, only("other")))
-	require.Equal(t, nothing, sequences(narrowed, nil))
-	narrowed.Resubscribe(key(only("other")))
-	require.Equal(t, nothing, sequences(narrowed, only("other")), "the change was not complete")
 }
 
 // TestCheckpointOfNewerSoftware checks that a shard has no position if its objects have fields that

@@ -125,10 +125,6 @@ func (e *encoder) encode(node string, c *cache.Contents) ([][]byte, error) {
 
 // encodeHead returns the sections before those of the shards.
 func (e *encoder) encodeHead(node string, c *cache.Contents) (sections [][]byte, err error) {
-	subscription, err := wire.SubscriptionFromKey(string(c.Subscription))
-	if err != nil {
-		return nil, fmt.Errorf("encode the subscription: %w", err)
-	}
 	servers, names := &pb.Servers{}, &pb.Servers{}
 	for _, s := range c.Servers {
 		servers.Servers = append(servers.Servers, &pb.Server{Address: s.Address})
@@ -136,7 +132,7 @@ func (e *encoder) encodeHead(node string, c *cache.Contents) (sections [][]byte,
 	}
 	for _, m := range []proto.Message{
 		&pb.Hello{
-			NodeName: node, Epoch: c.Epoch, Sequences: c.Sequences, Subscription: subscription,
+			NodeName: node, Epoch: c.Epoch, Sequences: c.Sequences,
 			ResourceVersions: wire.ResourceVersionsToProto(c.ResourceVersions),
 		}, servers, names,
 	} {
@@ -336,7 +332,6 @@ func (r *sectionReader) head(node string) (*cache.Contents, error) {
 	out := &cache.Contents{
 		Epoch: hello.GetEpoch(), Sequences: hello.GetSequences(),
 		ResourceVersions: wire.ResourceVersionsFromProto(hello.GetResourceVersions()),
-		Subscription:     cache.Subscription(wire.SubscriptionKey(hello.GetSubscription())),
 		Node:             update.Node.Node,
 	}
 	for i, s := range servers.GetServers() {

@@ -62,9 +62,6 @@ type Options struct {
 	DialOptions []grpc.DialOption
 	// Cache is the cache to keep up to date. It is required.
 	Cache *cache.Cache
-	// Subscription selects what the client follows, and so all that its cache holds. nil means
-	// everything.
-	Subscription *pb.Subscription
 	// Relay, if set, receives the callbacks that a relay needs.
 	Relay *Relay
 	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode. A process
@@ -121,7 +118,7 @@ func New(o Options, choice *discovery.Choice, subsystem string) *Connection {
 	m := newMetrics(o.Registerer, subsystem)
 	w := &cache.Writer{Cache: o.Cache, ApplyDelta: o.Apply, Relay: o.Relay != nil}
 	return &Connection{
-		Outbox:  newOutbox(w, o.NodeName, o.Subscription, m.nacks),
+		Outbox:  newOutbox(w, o.NodeName, m.nacks),
 		options: o, cache: w, choice: choice, log: o.Logger, metrics: m,
 		status:           Status{Since: time.Now()},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
@@ -185,10 +182,10 @@ func (c *Connection) dial(server discovery.Server) (*grpc.ClientConn, error) {
 
 // hello begins a stream: it drops what was meant for the previous one and returns the Hello.
 func (c *Connection) hello() *pb.Hello {
-	subscription := c.Outbox.newStream()
-	held := c.cache.Begin(cache.Subscription(wire.SubscriptionKey(subscription)))
+	c.Outbox.newStream()
+	held := c.cache.Begin()
 	h := &pb.Hello{
-		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: subscription,
+		NodeName: c.options.NodeName, Kind: c.options.Kind,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
 		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
 		Epoch:        held.Epoch, Sequences: held.Sequences, Digest: held.Digest[:],

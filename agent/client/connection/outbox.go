@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/agent/client/cache"
 	"github.com/slicecast/slicecast/internal/model"
@@ -21,7 +20,7 @@ import (
 //
 //  1. What belongs to one stream is dropped when the next one begins; see newStream.
 //  2. Rate limits apply to all streams together, as servers apply theirs.
-//  3. No position, nack or change of the subscription is sent before the stream is in sync.
+//  3. No position or nack is sent before the stream is in sync.
 //  4. mu may be held while the mutex of cache is acquired, never the other way round.
 type Outbox struct {
 	cache *cache.Writer
@@ -35,14 +34,13 @@ type Outbox struct {
 	// mu guards all fields below.
 	mu sync.Mutex
 	// synced reports that the stream is in sync, so that positions mean something to the server.
-	synced       bool
-	requests     requests
-	acks         acks
-	nacks        nacks
-	subscription subscription
+	synced   bool
+	requests requests
+	acks     acks
+	nacks    nacks
 }
 
-func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked prometheus.Counter) *Outbox {
+func newOutbox(c *cache.Writer, node string, nacked prometheus.Counter) *Outbox {
 	return &Outbox{
 		cache: c, itself: subject{key: model.Key{Kind: model.KindNode, Name: node}}, nacked: nacked,
 		wake:     make(chan struct{}, 1),
@@ -52,7 +50,6 @@ func newOutbox(c *cache.Writer, node string, wanted *pb.Subscription, nacked pro
 			failing: make(map[subject]failure), ofNode: make(map[string]int), news: make(map[subject]uint32),
 			allowed: rate.NewLimiter(nacksPerSecond, nacksAtOnce),
 		},
-		subscription: subscription{wanted: proto.CloneOf(wanted)},
 	}
 }
 
@@ -61,15 +58,6 @@ func (o *Outbox) signal() {
 	case o.wake <- struct{}{}:
 	default:
 	}
-}
-
-// Subscribe changes what the client follows. Objects that leave the subscription leave the cache.
-// Objects that enter it arrive on the current stream or on the next one. nil means everything.
-func (o *Outbox) Subscribe(s *pb.Subscription) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.subscription.wanted = proto.CloneOf(s)
-	o.signal()
 }
 
 // Ack reports to the server that the kernel holds these positions of this epoch. Positions that are
@@ -209,30 +197,21 @@ func (o *Outbox) failures() int {
 	return len(o.nacks.failing)
 }
 
-// newStream drops what was meant for the previous stream. It returns the subscription for the Hello
-// of the new one.
-func (o *Outbox) newStream() *pb.Subscription {
+// newStream drops what was meant for the previous stream.
+func (o *Outbox) newStream() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced = false
 	o.requests.others, o.requests.resyncs, o.requests.full = nil, nil, false
 	o.acks.rested, o.acks.toldNodes, o.acks.leastNodes = time.Time{}, 0, o.acks.nodes
 	o.nacks.news = make(map[subject]uint32)
-	o.subscription.told, o.subscription.changing = o.subscription.wanted, false
-	return o.subscription.told
 }
 
-// inSync permits acks, nacks and changes of the subscription to be sent, and queues a Nack for
-// everything that is failing. A later InSync on the same stream completes a change of the
-// subscription.
+// inSync permits acks and nacks to be sent, and queues a Nack for everything that is failing.
 func (o *Outbox) inSync() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	defer o.signal()
-	if o.synced {
-		o.subscription.changing = false
-		return
-	}
 	o.synced = true
 	for s, f := range o.nacks.failing {
 		if f.unreadable && !o.cache.IsUnreadable(f.shard, s.key) {
@@ -280,38 +259,9 @@ func (o *Outbox) collect(ackNow bool) (out []*pb.StreamRequest, acked bool, err 
 	if !o.synced {
 		return out, false, nil
 	}
-	if s := o.subscription.collect(); s != nil {
-		o.cache.Resubscribe(cache.Subscription(wire.SubscriptionKey(s)))
-		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: s}})
-	}
 	ack := o.acks.collect(now, ackNow, o.cache.Cache)
 	if ack == nil {
 		return out, false, nil
 	}
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}), true, nil
-}
-
-// subscription is what the client follows.
-//
-// Invariants:
-//
-//  1. wanted is what the client wants, and told is what the server knows. nil means everything.
-//  2. While changing is set, the InSync that completes the change to told has not arrived yet, so
-//     no further change is sent.
-type subscription struct {
-	wanted, told *pb.Subscription
-	changing     bool
-}
-
-// collect begins a change to what is wanted, and returns what to send. nil means that there is
-// nothing to change now.
-func (s *subscription) collect() *pb.Subscription {
-	if s.changing || proto.Equal(s.wanted, s.told) {
-		return nil
-	}
-	s.told, s.changing = s.wanted, true
-	if s.told == nil {
-		return &pb.Subscription{Everything: true}
-	}
-	return s.told
 }

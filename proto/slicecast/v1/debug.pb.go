@@ -245,6 +245,61 @@ func (x *GetStatusResponse) GetWarnings() []*WarningCount {
 	return nil
 }
 
+// ServiceName names a Service.
+type ServiceName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace of the Service.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The name of the Service.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceName) Reset() {
+	*x = ServiceName{}
+	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceName) ProtoMessage() {}
+
+func (x *ServiceName) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
+func (*ServiceName) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ServiceName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // WarningCount is a number of nodes.
 type WarningCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -258,7 +313,7 @@ type WarningCount struct {
 
 func (x *WarningCount) Reset() {
 	*x = WarningCount{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +325,7 @@ func (x *WarningCount) String() string {
 func (*WarningCount) ProtoMessage() {}
 
 func (x *WarningCount) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[2]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +338,7 @@ func (x *WarningCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WarningCount.ProtoReflect.Descriptor instead.
 func (*WarningCount) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WarningCount) GetWarning() NodeWarning {
@@ -325,7 +380,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -337,7 +392,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[3]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -350,7 +405,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SourceStatus) GetKind() string {
@@ -412,7 +467,7 @@ type StateSize struct {
 
 func (x *StateSize) Reset() {
 	*x = StateSize{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -424,7 +479,7 @@ func (x *StateSize) String() string {
 func (*StateSize) ProtoMessage() {}
 
 func (x *StateSize) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[4]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -437,7 +492,7 @@ func (x *StateSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateSize.ProtoReflect.Descriptor instead.
 func (*StateSize) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StateSize) GetShards() uint32 {
@@ -481,7 +536,7 @@ type StreamCount struct {
 
 func (x *StreamCount) Reset() {
 	*x = StreamCount{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +548,7 @@ func (x *StreamCount) String() string {
 func (*StreamCount) ProtoMessage() {}
 
 func (x *StreamCount) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[5]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +561,7 @@ func (x *StreamCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCount.ProtoReflect.Descriptor instead.
 func (*StreamCount) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StreamCount) GetKind() ClientKind {
@@ -569,7 +624,7 @@ type Convergence struct {
 
 func (x *Convergence) Reset() {
 	*x = Convergence{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +636,7 @@ func (x *Convergence) String() string {
 func (*Convergence) ProtoMessage() {}
 
 func (x *Convergence) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +649,7 @@ func (x *Convergence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Convergence.ProtoReflect.Descriptor instead.
 func (*Convergence) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Convergence) GetShard() uint32 {
@@ -694,7 +749,7 @@ type NodeTime struct {
 
 func (x *NodeTime) Reset() {
 	*x = NodeTime{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +761,7 @@ func (x *NodeTime) String() string {
 func (*NodeTime) ProtoMessage() {}
 
 func (x *NodeTime) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +774,7 @@ func (x *NodeTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTime.ProtoReflect.Descriptor instead.
 func (*NodeTime) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeTime) GetNodeName() string {
@@ -760,7 +815,7 @@ type UpstreamStatus struct {
 
 func (x *UpstreamStatus) Reset() {
 	*x = UpstreamStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +827,7 @@ func (x *UpstreamStatus) String() string {
 func (*UpstreamStatus) ProtoMessage() {}
 
 func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +840,7 @@ func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpstreamStatus.ProtoReflect.Descriptor instead.
 func (*UpstreamStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpstreamStatus) GetConnected() bool {
@@ -855,7 +910,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +922,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +935,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListAgentsRequest) GetNodeName() string {
@@ -929,7 +984,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +996,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1009,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListAgentsResponse) GetAgent() *AgentStatus {
@@ -1010,7 +1065,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1077,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1090,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AgentStatus) GetNodeName() string {
@@ -1168,7 +1223,7 @@ type AgentWarning struct {
 
 func (x *AgentWarning) Reset() {
 	*x = AgentWarning{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1235,7 @@ func (x *AgentWarning) String() string {
 func (*AgentWarning) ProtoMessage() {}
 
 func (x *AgentWarning) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1248,7 @@ func (x *AgentWarning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentWarning.ProtoReflect.Descriptor instead.
 func (*AgentWarning) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AgentWarning) GetWarning() NodeWarning {
@@ -1241,7 +1296,7 @@ type AgentError struct {
 
 func (x *AgentError) Reset() {
 	*x = AgentError{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1308,7 @@ func (x *AgentError) String() string {
 func (*AgentError) ProtoMessage() {}
 
 func (x *AgentError) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1321,7 @@ func (x *AgentError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentError.ProtoReflect.Descriptor instead.
 func (*AgentError) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AgentError) GetObject() string {
@@ -1306,7 +1361,7 @@ type ListShardsRequest struct {
 
 func (x *ListShardsRequest) Reset() {
 	*x = ListShardsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1373,7 @@ func (x *ListShardsRequest) String() string {
 func (*ListShardsRequest) ProtoMessage() {}
 
 func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1386,7 @@ func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsRequest.ProtoReflect.Descriptor instead.
 func (*ListShardsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 // ListShardsResponse has all shards.
@@ -1345,7 +1400,7 @@ type ListShardsResponse struct {
 
 func (x *ListShardsResponse) Reset() {
 	*x = ListShardsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1412,7 @@ func (x *ListShardsResponse) String() string {
 func (*ListShardsResponse) ProtoMessage() {}
 
 func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1425,7 @@ func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsResponse.ProtoReflect.Descriptor instead.
 func (*ListShardsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListShardsResponse) GetShards() []*ShardStatus {
@@ -1399,7 +1454,7 @@ type ShardStatus struct {
 
 func (x *ShardStatus) Reset() {
 	*x = ShardStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1466,7 @@ func (x *ShardStatus) String() string {
 func (*ShardStatus) ProtoMessage() {}
 
 func (x *ShardStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1479,7 @@ func (x *ShardStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardStatus.ProtoReflect.Descriptor instead.
 func (*ShardStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ShardStatus) GetShard() uint32 {
@@ -1473,7 +1528,7 @@ type GetServiceRequest struct {
 
 func (x *GetServiceRequest) Reset() {
 	*x = GetServiceRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1540,7 @@ func (x *GetServiceRequest) String() string {
 func (*GetServiceRequest) ProtoMessage() {}
 
 func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1553,7 @@ func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetServiceRequest) GetService() *ServiceName {
@@ -1527,7 +1582,7 @@ type GetServiceResponse struct {
 
 func (x *GetServiceResponse) Reset() {
 	*x = GetServiceResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1594,7 @@ func (x *GetServiceResponse) String() string {
 func (*GetServiceResponse) ProtoMessage() {}
 
 func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1607,7 @@ func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
 func (*GetServiceResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetServiceResponse) GetShard() uint32 {
@@ -1599,7 +1654,7 @@ type AgentDebugServiceGetStatusRequest struct {
 
 func (x *AgentDebugServiceGetStatusRequest) Reset() {
 	*x = AgentDebugServiceGetStatusRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1666,7 @@ func (x *AgentDebugServiceGetStatusRequest) String() string {
 func (*AgentDebugServiceGetStatusRequest) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1679,7 @@ func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use AgentDebugServiceGetStatusRequest.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 // AgentDebugServiceGetStatusResponse is an agent's state.
@@ -1694,7 +1749,7 @@ type AgentDebugServiceGetStatusResponse struct {
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
 	*x = AgentDebugServiceGetStatusResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1761,7 @@ func (x *AgentDebugServiceGetStatusResponse) String() string {
 func (*AgentDebugServiceGetStatusResponse) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1774,7 @@ func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use AgentDebugServiceGetStatusResponse.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AgentDebugServiceGetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -1910,7 +1965,7 @@ type ServerConnection struct {
 
 func (x *ServerConnection) Reset() {
 	*x = ServerConnection{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +1977,7 @@ func (x *ServerConnection) String() string {
 func (*ServerConnection) ProtoMessage() {}
 
 func (x *ServerConnection) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +1990,7 @@ func (x *ServerConnection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerConnection.ProtoReflect.Descriptor instead.
 func (*ServerConnection) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServerConnection) GetName() string {
@@ -1991,7 +2046,7 @@ type AgentShard struct {
 
 func (x *AgentShard) Reset() {
 	*x = AgentShard{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2058,7 @@ func (x *AgentShard) String() string {
 func (*AgentShard) ProtoMessage() {}
 
 func (x *AgentShard) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[22]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2071,7 @@ func (x *AgentShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentShard.ProtoReflect.Descriptor instead.
 func (*AgentShard) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{22}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AgentShard) GetShard() uint32 {
@@ -2062,7 +2117,7 @@ type ProgrammingFailure struct {
 
 func (x *ProgrammingFailure) Reset() {
 	*x = ProgrammingFailure{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2129,7 @@ func (x *ProgrammingFailure) String() string {
 func (*ProgrammingFailure) ProtoMessage() {}
 
 func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[23]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2142,7 @@ func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgrammingFailure.ProtoReflect.Descriptor instead.
 func (*ProgrammingFailure) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{23}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ProgrammingFailure) GetService() *ServiceName {
@@ -2136,7 +2191,10 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x11open_convergences\x18\r \x01(\rR\x10openConvergences\x12Q\n" +
 	"\x17oldest_open_convergence\x18\x0e \x01(\v2\x19.slicecast.v1.ConvergenceR\x15oldestOpenConvergence\x128\n" +
 	"\bupstream\x18\x0f \x01(\v2\x1c.slicecast.v1.UpstreamStatusR\bupstream\x126\n" +
-	"\bwarnings\x18\x10 \x03(\v2\x1a.slicecast.v1.WarningCountR\bwarnings\"Y\n" +
+	"\bwarnings\x18\x10 \x03(\v2\x1a.slicecast.v1.WarningCountR\bwarnings\"?\n" +
+	"\vServiceName\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"Y\n" +
 	"\fWarningCount\x123\n" +
 	"\awarning\x18\x01 \x01(\x0e2\x19.slicecast.v1.NodeWarningR\awarning\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\rR\x05nodes\"\xa7\x02\n" +
@@ -2319,113 +2377,113 @@ func file_slicecast_v1_debug_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_debug_proto_rawDescData
 }
 
-var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_slicecast_v1_debug_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),                   // 0: slicecast.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),                  // 1: slicecast.v1.GetStatusResponse
-	(*WarningCount)(nil),                       // 2: slicecast.v1.WarningCount
-	(*SourceStatus)(nil),                       // 3: slicecast.v1.SourceStatus
-	(*StateSize)(nil),                          // 4: slicecast.v1.StateSize
-	(*StreamCount)(nil),                        // 5: slicecast.v1.StreamCount
-	(*Convergence)(nil),                        // 6: slicecast.v1.Convergence
-	(*NodeTime)(nil),                           // 7: slicecast.v1.NodeTime
-	(*UpstreamStatus)(nil),                     // 8: slicecast.v1.UpstreamStatus
-	(*ListAgentsRequest)(nil),                  // 9: slicecast.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),                 // 10: slicecast.v1.ListAgentsResponse
-	(*AgentStatus)(nil),                        // 11: slicecast.v1.AgentStatus
-	(*AgentWarning)(nil),                       // 12: slicecast.v1.AgentWarning
-	(*AgentError)(nil),                         // 13: slicecast.v1.AgentError
-	(*ListShardsRequest)(nil),                  // 14: slicecast.v1.ListShardsRequest
-	(*ListShardsResponse)(nil),                 // 15: slicecast.v1.ListShardsResponse
-	(*ShardStatus)(nil),                        // 16: slicecast.v1.ShardStatus
-	(*GetServiceRequest)(nil),                  // 17: slicecast.v1.GetServiceRequest
-	(*GetServiceResponse)(nil),                 // 18: slicecast.v1.GetServiceResponse
-	(*AgentDebugServiceGetStatusRequest)(nil),  // 19: slicecast.v1.AgentDebugServiceGetStatusRequest
-	(*AgentDebugServiceGetStatusResponse)(nil), // 20: slicecast.v1.AgentDebugServiceGetStatusResponse
-	(*ServerConnection)(nil),                   // 21: slicecast.v1.ServerConnection
-	(*AgentShard)(nil),                         // 22: slicecast.v1.AgentShard
-	(*ProgrammingFailure)(nil),                 // 23: slicecast.v1.ProgrammingFailure
-	(*timestamppb.Timestamp)(nil),              // 24: google.protobuf.Timestamp
-	(*Server)(nil),                             // 25: slicecast.v1.Server
-	(NodeWarning)(0),                           // 26: slicecast.v1.NodeWarning
-	(*ResourceVersions)(nil),                   // 27: slicecast.v1.ResourceVersions
-	(ClientKind)(0),                            // 28: slicecast.v1.ClientKind
-	(*durationpb.Duration)(nil),                // 29: google.protobuf.Duration
-	(*ServiceName)(nil),                        // 30: slicecast.v1.ServiceName
+	(*ServiceName)(nil),                        // 2: slicecast.v1.ServiceName
+	(*WarningCount)(nil),                       // 3: slicecast.v1.WarningCount
+	(*SourceStatus)(nil),                       // 4: slicecast.v1.SourceStatus
+	(*StateSize)(nil),                          // 5: slicecast.v1.StateSize
+	(*StreamCount)(nil),                        // 6: slicecast.v1.StreamCount
+	(*Convergence)(nil),                        // 7: slicecast.v1.Convergence
+	(*NodeTime)(nil),                           // 8: slicecast.v1.NodeTime
+	(*UpstreamStatus)(nil),                     // 9: slicecast.v1.UpstreamStatus
+	(*ListAgentsRequest)(nil),                  // 10: slicecast.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),                 // 11: slicecast.v1.ListAgentsResponse
+	(*AgentStatus)(nil),                        // 12: slicecast.v1.AgentStatus
+	(*AgentWarning)(nil),                       // 13: slicecast.v1.AgentWarning
+	(*AgentError)(nil),                         // 14: slicecast.v1.AgentError
+	(*ListShardsRequest)(nil),                  // 15: slicecast.v1.ListShardsRequest
+	(*ListShardsResponse)(nil),                 // 16: slicecast.v1.ListShardsResponse
+	(*ShardStatus)(nil),                        // 17: slicecast.v1.ShardStatus
+	(*GetServiceRequest)(nil),                  // 18: slicecast.v1.GetServiceRequest
+	(*GetServiceResponse)(nil),                 // 19: slicecast.v1.GetServiceResponse
+	(*AgentDebugServiceGetStatusRequest)(nil),  // 20: slicecast.v1.AgentDebugServiceGetStatusRequest
+	(*AgentDebugServiceGetStatusResponse)(nil), // 21: slicecast.v1.AgentDebugServiceGetStatusResponse
+	(*ServerConnection)(nil),                   // 22: slicecast.v1.ServerConnection
+	(*AgentShard)(nil),                         // 23: slicecast.v1.AgentShard
+	(*ProgrammingFailure)(nil),                 // 24: slicecast.v1.ProgrammingFailure
+	(*timestamppb.Timestamp)(nil),              // 25: google.protobuf.Timestamp
+	(*Server)(nil),                             // 26: slicecast.v1.Server
+	(NodeWarning)(0),                           // 27: slicecast.v1.NodeWarning
+	(*ResourceVersions)(nil),                   // 28: slicecast.v1.ResourceVersions
+	(ClientKind)(0),                            // 29: slicecast.v1.ClientKind
+	(*durationpb.Duration)(nil),                // 30: google.protobuf.Duration
 	(*Service)(nil),                            // 31: slicecast.v1.Service
 	(*Slice)(nil),                              // 32: slicecast.v1.Slice
 }
 var file_slicecast_v1_debug_proto_depIdxs = []int32{
-	24, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	24, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	3,  // 2: slicecast.v1.GetStatusResponse.source:type_name -> slicecast.v1.SourceStatus
-	4,  // 3: slicecast.v1.GetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	5,  // 4: slicecast.v1.GetStatusResponse.streams:type_name -> slicecast.v1.StreamCount
-	25, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
-	6,  // 6: slicecast.v1.GetStatusResponse.convergences:type_name -> slicecast.v1.Convergence
-	6,  // 7: slicecast.v1.GetStatusResponse.oldest_open_convergence:type_name -> slicecast.v1.Convergence
-	8,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
-	2,  // 9: slicecast.v1.GetStatusResponse.warnings:type_name -> slicecast.v1.WarningCount
-	26, // 10: slicecast.v1.WarningCount.warning:type_name -> slicecast.v1.NodeWarning
-	27, // 11: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	24, // 12: slicecast.v1.SourceStatus.stale_since:type_name -> google.protobuf.Timestamp
-	24, // 13: slicecast.v1.SourceStatus.last_event_time:type_name -> google.protobuf.Timestamp
-	28, // 14: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
-	24, // 15: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
-	29, // 16: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
-	29, // 17: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
-	29, // 18: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	7,  // 19: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
-	30, // 20: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
-	27, // 21: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	29, // 22: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
-	21, // 23: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	24, // 24: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 25: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	30, // 26: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	30, // 27: slicecast.v1.ListAgentsRequest.about:type_name -> slicecast.v1.ServiceName
-	11, // 28: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	28, // 29: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	24, // 30: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 31: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	13, // 32: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	13, // 33: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	12, // 34: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
-	26, // 35: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
-	24, // 36: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
-	24, // 37: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	16, // 38: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	27, // 39: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	30, // 40: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	25, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	25, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	4,  // 2: slicecast.v1.GetStatusResponse.source:type_name -> slicecast.v1.SourceStatus
+	5,  // 3: slicecast.v1.GetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	6,  // 4: slicecast.v1.GetStatusResponse.streams:type_name -> slicecast.v1.StreamCount
+	26, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
+	7,  // 6: slicecast.v1.GetStatusResponse.convergences:type_name -> slicecast.v1.Convergence
+	7,  // 7: slicecast.v1.GetStatusResponse.oldest_open_convergence:type_name -> slicecast.v1.Convergence
+	9,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
+	3,  // 9: slicecast.v1.GetStatusResponse.warnings:type_name -> slicecast.v1.WarningCount
+	27, // 10: slicecast.v1.WarningCount.warning:type_name -> slicecast.v1.NodeWarning
+	28, // 11: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	25, // 12: slicecast.v1.SourceStatus.stale_since:type_name -> google.protobuf.Timestamp
+	25, // 13: slicecast.v1.SourceStatus.last_event_time:type_name -> google.protobuf.Timestamp
+	29, // 14: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
+	25, // 15: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
+	30, // 16: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
+	30, // 17: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
+	30, // 18: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
+	8,  // 19: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
+	2,  // 20: slicecast.v1.Convergence.services:type_name -> slicecast.v1.ServiceName
+	28, // 21: slicecast.v1.Convergence.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	30, // 22: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	22, // 23: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	25, // 24: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	26, // 25: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	2,  // 26: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	2,  // 27: slicecast.v1.ListAgentsRequest.about:type_name -> slicecast.v1.ServiceName
+	12, // 28: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	29, // 29: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	25, // 30: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	30, // 31: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	14, // 32: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	14, // 33: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	13, // 34: slicecast.v1.AgentStatus.warnings:type_name -> slicecast.v1.AgentWarning
+	27, // 35: slicecast.v1.AgentWarning.warning:type_name -> slicecast.v1.NodeWarning
+	25, // 36: slicecast.v1.AgentWarning.time:type_name -> google.protobuf.Timestamp
+	25, // 37: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	17, // 38: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	28, // 39: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	2,  // 40: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
 	31, // 41: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
 	32, // 42: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	24, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	24, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	21, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	24, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	25, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	27, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	4,  // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	22, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	24, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	29, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	23, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	24, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	12, // 55: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
-	24, // 56: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	24, // 57: slicecast.v1.ServerConnection.stale_since:type_name -> google.protobuf.Timestamp
-	30, // 58: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	24, // 59: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	25, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	25, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	22, // 45: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	25, // 46: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	26, // 47: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	28, // 48: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	5,  // 49: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	23, // 50: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	25, // 51: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	30, // 52: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	24, // 53: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	25, // 54: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	13, // 55: slicecast.v1.AgentDebugServiceGetStatusResponse.warnings:type_name -> slicecast.v1.AgentWarning
+	25, // 56: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	25, // 57: slicecast.v1.ServerConnection.stale_since:type_name -> google.protobuf.Timestamp
+	2,  // 58: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	25, // 59: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
 	0,  // 60: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	9,  // 61: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	14, // 62: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	17, // 63: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	19, // 64: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	10, // 61: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	15, // 62: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	18, // 63: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	20, // 64: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
 	1,  // 65: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	10, // 66: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	15, // 67: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	18, // 68: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	20, // 69: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	11, // 66: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	16, // 67: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	19, // 68: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	21, // 69: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
 	65, // [65:70] is the sub-list for method output_type
 	60, // [60:65] is the sub-list for method input_type
 	60, // [60:60] is the sub-list for extension type_name
@@ -2439,14 +2497,14 @@ func file_slicecast_v1_debug_proto_init() {
 		return
 	}
 	file_slicecast_v1_slicecast_proto_init()
-	file_slicecast_v1_debug_proto_msgTypes[11].OneofWrappers = []any{}
+	file_slicecast_v1_debug_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_debug_proto_rawDesc), len(file_slicecast_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

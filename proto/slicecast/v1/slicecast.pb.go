@@ -61,11 +61,8 @@
 //     that key with Resync. The client keeps what it has until the answer comes.
 //   - If a slice has fields that a client does not know, the client cannot compute the resulting
 //     version. It then applies a delta only if its position is exactly `from_sequence`.
-//   - The server sends the same bytes to every node. The exceptions are NodeUpdates and streams
-//     with a Subscription.
-//   - A stream with a Subscription gets only what the Subscription names. Its heartbeats have no
-//     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
-//     update of a shard leads from the update that was sent before it.
+//   - The server sends the same bytes to every node, except for NodeUpdates. Every client gets all
+//     Services.
 //
 // # Stale servers
 //
@@ -596,7 +593,6 @@ type StreamRequest struct {
 	//	*StreamRequest_Ack
 	//	*StreamRequest_Nack
 	//	*StreamRequest_Resync
-	//	*StreamRequest_Subscribe
 	//	*StreamRequest_DigestQuery
 	//	*StreamRequest_Digests
 	Message       isStreamRequest_Message `protobuf_oneof:"message"`
@@ -677,15 +673,6 @@ func (x *StreamRequest) GetResync() *Resync {
 	return nil
 }
 
-func (x *StreamRequest) GetSubscribe() *Subscription {
-	if x != nil {
-		if x, ok := x.Message.(*StreamRequest_Subscribe); ok {
-			return x.Subscribe
-		}
-	}
-	return nil
-}
-
 func (x *StreamRequest) GetDigestQuery() *DigestQuery {
 	if x != nil {
 		if x, ok := x.Message.(*StreamRequest_DigestQuery); ok {
@@ -728,21 +715,14 @@ type StreamRequest_Resync struct {
 	Resync *Resync `protobuf:"bytes,4,opt,name=resync,proto3,oneof"`
 }
 
-type StreamRequest_Subscribe struct {
-	// What the client wants from now on. It replaces the previous subscription. For each shard in
-	// which the two differ, the server sends what is wanted now as a full update. An InSync marks
-	// the end of these updates.
-	Subscribe *Subscription `protobuf:"bytes,5,opt,name=subscribe,proto3,oneof"`
-}
-
 type StreamRequest_DigestQuery struct {
 	// A request for the digests of all shards.
-	DigestQuery *DigestQuery `protobuf:"bytes,6,opt,name=digest_query,json=digestQuery,proto3,oneof"`
+	DigestQuery *DigestQuery `protobuf:"bytes,5,opt,name=digest_query,json=digestQuery,proto3,oneof"`
 }
 
 type StreamRequest_Digests struct {
 	// The answer to the server's DigestQuery.
-	Digests *Digests `protobuf:"bytes,7,opt,name=digests,proto3,oneof"`
+	Digests *Digests `protobuf:"bytes,6,opt,name=digests,proto3,oneof"`
 }
 
 func (*StreamRequest_Hello) isStreamRequest_Message() {}
@@ -752,8 +732,6 @@ func (*StreamRequest_Ack) isStreamRequest_Message() {}
 func (*StreamRequest_Nack) isStreamRequest_Message() {}
 
 func (*StreamRequest_Resync) isStreamRequest_Message() {}
-
-func (*StreamRequest_Subscribe) isStreamRequest_Message() {}
 
 func (*StreamRequest_DigestQuery) isStreamRequest_Message() {}
 
@@ -1027,20 +1005,17 @@ type Hello struct {
 	Kind ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
 	// What the client understands beyond the first version of this API.
 	Capabilities []Capability `protobuf:"varint,9,rep,packed,name=capabilities,proto3,enum=slicecast.v1.Capability" json:"capabilities,omitempty"`
-	// What the client wants; absent means everything. `sequences` and `digest` must describe what the
-	// client holds of this subscription.
-	Subscription *Subscription `protobuf:"bytes,10,opt,name=subscription,proto3" json:"subscription,omitempty"`
 	// The hash of the byte 0x84 and the versions of all Nodes that a relay holds, in ascending order.
 	// Only a relay sets it. If the server's Nodes have another hash, the server sends all Nodes and
 	// says so in InSync.
-	NodesDigest []byte `protobuf:"bytes,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
+	NodesDigest []byte `protobuf:"bytes,10,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
 	// The client only asks whether the server would serve it, and whether the server is stale. The
 	// server sends Welcome and ends the stream. What the client holds need not be set. A server that
 	// does not know this field goes on with the stream, so the client ends it after Welcome.
-	Probe bool `protobuf:"varint,12,opt,name=probe,proto3" json:"probe,omitempty"`
+	Probe bool `protobuf:"varint,11,opt,name=probe,proto3" json:"probe,omitempty"`
 	// The cluster of the content that the client holds; see Welcome.cluster. If it is another one
 	// than the server's, resource_versions mean nothing.
-	Cluster       int64 `protobuf:"varint,13,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Cluster       int64 `protobuf:"varint,12,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1138,13 +1113,6 @@ func (x *Hello) GetCapabilities() []Capability {
 	return nil
 }
 
-func (x *Hello) GetSubscription() *Subscription {
-	if x != nil {
-		return x.Subscription
-	}
-	return nil
-}
-
 func (x *Hello) GetNodesDigest() []byte {
 	if x != nil {
 		return x.NodesDigest
@@ -1166,126 +1134,6 @@ func (x *Hello) GetCluster() int64 {
 	return 0
 }
 
-// Subscription names Services. It includes their Slices. A Service is named if either list includes
-// it. If both lists are empty, the subscription names nothing.
-type Subscription struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The namespaces all of whose Services are named.
-	Namespaces []string `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	// Single Services.
-	Services []*ServiceName `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
-	// The client wants everything, whatever the lists name, as if there were no subscription.
-	Everything    bool `protobuf:"varint,3,opt,name=everything,proto3" json:"everything,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Subscription) Reset() {
-	*x = Subscription{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Subscription) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Subscription) ProtoMessage() {}
-
-func (x *Subscription) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Subscription.ProtoReflect.Descriptor instead.
-func (*Subscription) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Subscription) GetNamespaces() []string {
-	if x != nil {
-		return x.Namespaces
-	}
-	return nil
-}
-
-func (x *Subscription) GetServices() []*ServiceName {
-	if x != nil {
-		return x.Services
-	}
-	return nil
-}
-
-func (x *Subscription) GetEverything() bool {
-	if x != nil {
-		return x.Everything
-	}
-	return false
-}
-
-// ServiceName names a Service.
-type ServiceName struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The namespace of the Service.
-	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The name of the Service.
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ServiceName) Reset() {
-	*x = ServiceName{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ServiceName) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ServiceName) ProtoMessage() {}
-
-func (x *ServiceName) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
-func (*ServiceName) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *ServiceName) GetNamespace() string {
-	if x != nil {
-		return x.Namespace
-	}
-	return ""
-}
-
-func (x *ServiceName) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
 // ResourceVersions are Kubernetes resourceVersions, one for each kind that has a watch of its own.
 // Only those from servers of the same cluster can be compared.
 type ResourceVersions struct {
@@ -1302,7 +1150,7 @@ type ResourceVersions struct {
 
 func (x *ResourceVersions) Reset() {
 	*x = ResourceVersions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1162,7 @@ func (x *ResourceVersions) String() string {
 func (*ResourceVersions) ProtoMessage() {}
 
 func (x *ResourceVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1175,7 @@ func (x *ResourceVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceVersions.ProtoReflect.Descriptor instead.
 func (*ResourceVersions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ResourceVersions) GetServices() uint64 {
@@ -1370,7 +1218,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1230,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1243,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ack) GetPositions() []*ShardPosition {
@@ -1432,7 +1280,7 @@ type ShardPosition struct {
 
 func (x *ShardPosition) Reset() {
 	*x = ShardPosition{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +1292,7 @@ func (x *ShardPosition) String() string {
 func (*ShardPosition) ProtoMessage() {}
 
 func (x *ShardPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +1305,7 @@ func (x *ShardPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardPosition.ProtoReflect.Descriptor instead.
 func (*ShardPosition) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ShardPosition) GetShard() uint32 {
@@ -1522,7 +1370,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1382,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1395,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Nack) GetShard() uint32 {
@@ -1619,7 +1467,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1479,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1492,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Resync) GetShard() uint32 {
@@ -1706,7 +1554,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1566,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1579,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1801,7 +1649,7 @@ type Servers struct {
 
 func (x *Servers) Reset() {
 	*x = Servers{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1661,7 @@ func (x *Servers) String() string {
 func (*Servers) ProtoMessage() {}
 
 func (x *Servers) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1674,7 @@ func (x *Servers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Servers.ProtoReflect.Descriptor instead.
 func (*Servers) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Servers) GetServers() []*Server {
@@ -1848,7 +1696,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1708,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1721,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Server) GetAddress() string {
@@ -1896,7 +1744,7 @@ type BucketQuery struct {
 
 func (x *BucketQuery) Reset() {
 	*x = BucketQuery{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +1756,7 @@ func (x *BucketQuery) String() string {
 func (*BucketQuery) ProtoMessage() {}
 
 func (x *BucketQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +1769,7 @@ func (x *BucketQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketQuery.ProtoReflect.Descriptor instead.
 func (*BucketQuery) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BucketQuery) GetShards() []uint32 {
@@ -1970,7 +1818,7 @@ type ShardUpdate struct {
 
 func (x *ShardUpdate) Reset() {
 	*x = ShardUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +1830,7 @@ func (x *ShardUpdate) String() string {
 func (*ShardUpdate) ProtoMessage() {}
 
 func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +1843,7 @@ func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardUpdate.ProtoReflect.Descriptor instead.
 func (*ShardUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ShardUpdate) GetShard() uint32 {
@@ -2097,7 +1945,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +1957,7 @@ func (x *NodeUpdate) String() string {
 func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +1970,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeUpdate) GetNode() *Node {
@@ -2164,7 +2012,7 @@ type InSync struct {
 
 func (x *InSync) Reset() {
 	*x = InSync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2024,7 @@ func (x *InSync) String() string {
 func (*InSync) ProtoMessage() {}
 
 func (x *InSync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2037,7 @@ func (x *InSync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InSync.ProtoReflect.Descriptor instead.
 func (*InSync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InSync) GetSequences() []uint64 {
@@ -2242,7 +2090,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2102,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2115,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Heartbeat) GetSequenceSum() uint64 {
@@ -2310,8 +2158,7 @@ func (x *Heartbeat) GetSeenVersions() *ResourceVersions {
 // When a stream begins, the server asks a client that holds something other than the server. Until
 // it has the answer, the server sends nothing of the shards in question.
 //
-// A client asks when a heartbeat shows that it holds something other than the server. A stream with
-// a Subscription has nothing to compare.
+// A client asks when a heartbeat shows that it holds something other than the server.
 type DigestQuery struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2320,7 +2167,7 @@ type DigestQuery struct {
 
 func (x *DigestQuery) Reset() {
 	*x = DigestQuery{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2179,7 @@ func (x *DigestQuery) String() string {
 func (*DigestQuery) ProtoMessage() {}
 
 func (x *DigestQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2192,7 @@ func (x *DigestQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DigestQuery.ProtoReflect.Descriptor instead.
 func (*DigestQuery) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
 }
 
 // Digests has the digests of all shards at some positions. If a server sends it, the server has
@@ -2363,7 +2210,7 @@ type Digests struct {
 
 func (x *Digests) Reset() {
 	*x = Digests{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2222,7 @@ func (x *Digests) String() string {
 func (*Digests) ProtoMessage() {}
 
 func (x *Digests) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2235,7 @@ func (x *Digests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digests.ProtoReflect.Descriptor instead.
 func (*Digests) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Digests) GetSequences() []uint64 {
@@ -2418,7 +2265,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2277,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2290,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Drain) GetReconnectWithinMs() uint32 {
@@ -2468,7 +2315,7 @@ type ObjectKey struct {
 
 func (x *ObjectKey) Reset() {
 	*x = ObjectKey{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2480,7 +2327,7 @@ func (x *ObjectKey) String() string {
 func (*ObjectKey) ProtoMessage() {}
 
 func (x *ObjectKey) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2493,7 +2340,7 @@ func (x *ObjectKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectKey.ProtoReflect.Descriptor instead.
 func (*ObjectKey) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ObjectKey) GetKind() ObjectKind {
@@ -2562,7 +2409,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2421,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2434,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Service) GetNamespace() string {
@@ -2716,7 +2563,7 @@ type LoadBalancerIngress struct {
 
 func (x *LoadBalancerIngress) Reset() {
 	*x = LoadBalancerIngress{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2575,7 @@ func (x *LoadBalancerIngress) String() string {
 func (*LoadBalancerIngress) ProtoMessage() {}
 
 func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2588,7 @@ func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerIngress.ProtoReflect.Descriptor instead.
 func (*LoadBalancerIngress) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LoadBalancerIngress) GetIp() string {
@@ -2776,7 +2623,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2635,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2648,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServicePort) GetName() string {
@@ -2860,7 +2707,7 @@ type Slice struct {
 
 func (x *Slice) Reset() {
 	*x = Slice{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +2719,7 @@ func (x *Slice) String() string {
 func (*Slice) ProtoMessage() {}
 
 func (x *Slice) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +2732,7 @@ func (x *Slice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slice.ProtoReflect.Descriptor instead.
 func (*Slice) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Slice) GetNamespace() string {
@@ -2959,7 +2806,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +2818,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +2831,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SlicePort) GetName() string {
@@ -3036,7 +2883,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +2895,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +2908,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -3145,7 +2992,7 @@ type SliceDelta struct {
 
 func (x *SliceDelta) Reset() {
 	*x = SliceDelta{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3004,7 @@ func (x *SliceDelta) String() string {
 func (*SliceDelta) ProtoMessage() {}
 
 func (x *SliceDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3017,7 @@ func (x *SliceDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceDelta.ProtoReflect.Descriptor instead.
 func (*SliceDelta) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{28}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SliceDelta) GetNamespace() string {
@@ -3240,7 +3087,7 @@ type EndpointConditions struct {
 
 func (x *EndpointConditions) Reset() {
 	*x = EndpointConditions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[29]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3099,7 @@ func (x *EndpointConditions) String() string {
 func (*EndpointConditions) ProtoMessage() {}
 
 func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[29]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3112,7 @@ func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointConditions.ProtoReflect.Descriptor instead.
 func (*EndpointConditions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{29}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndpointConditions) GetIndex() uint32 {
@@ -3321,7 +3168,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[30]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3180,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[30]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3193,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{30}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Node) GetName() string {
@@ -3402,15 +3249,14 @@ var File_slicecast_v1_slicecast_proto protoreflect.FileDescriptor
 
 const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\n" +
-	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\xf7\x02\n" +
+	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\xbb\x02\n" +
 	"\rStreamRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.slicecast.v1.HelloH\x00R\x05hello\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.slicecast.v1.AckH\x00R\x03ack\x12(\n" +
 	"\x04nack\x18\x03 \x01(\v2\x12.slicecast.v1.NackH\x00R\x04nack\x12.\n" +
-	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resync\x12:\n" +
-	"\tsubscribe\x18\x05 \x01(\v2\x1a.slicecast.v1.SubscriptionH\x00R\tsubscribe\x12>\n" +
-	"\fdigest_query\x18\x06 \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQuery\x121\n" +
-	"\adigests\x18\a \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigestsB\t\n" +
+	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resync\x12>\n" +
+	"\fdigest_query\x18\x05 \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQuery\x121\n" +
+	"\adigests\x18\x06 \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigestsB\t\n" +
 	"\amessage\"\xde\x04\n" +
 	"\x0eStreamResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.slicecast.v1.WelcomeH\x00R\awelcome\x12>\n" +
@@ -3426,7 +3272,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\adigests\x18\n" +
 	" \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigests\x12>\n" +
 	"\fdigest_query\x18\v \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQueryB\t\n" +
-	"\amessage\"\x83\x04\n" +
+	"\amessage\"\xc3\x03\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -3438,23 +3284,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06digest\x18\x06 \x01(\fR\x06digest\x12K\n" +
 	"\x11resource_versions\x18\a \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12,\n" +
 	"\x04kind\x18\b \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12<\n" +
-	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12>\n" +
-	"\fsubscription\x18\n" +
-	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
-	"\fnodes_digest\x18\v \x01(\fR\vnodesDigest\x12\x14\n" +
-	"\x05probe\x18\f \x01(\bR\x05probe\x12\x18\n" +
-	"\acluster\x18\r \x01(\x03R\acluster\"\x85\x01\n" +
-	"\fSubscription\x12\x1e\n" +
-	"\n" +
-	"namespaces\x18\x01 \x03(\tR\n" +
-	"namespaces\x125\n" +
-	"\bservices\x18\x02 \x03(\v2\x19.slicecast.v1.ServiceNameR\bservices\x12\x1e\n" +
-	"\n" +
-	"everything\x18\x03 \x01(\bR\n" +
-	"everything\"?\n" +
-	"\vServiceName\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\\\n" +
+	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12!\n" +
+	"\fnodes_digest\x18\n" +
+	" \x01(\fR\vnodesDigest\x12\x14\n" +
+	"\x05probe\x18\v \x01(\bR\x05probe\x12\x18\n" +
+	"\acluster\x18\f \x01(\x03R\acluster\"\\\n" +
 	"\x10ResourceVersions\x12\x1a\n" +
 	"\bservices\x18\x01 \x01(\x04R\bservices\x12\x16\n" +
 	"\x06slices\x18\x02 \x01(\x04R\x06slices\x12\x14\n" +
@@ -3674,7 +3508,7 @@ func file_slicecast_v1_slicecast_proto_rawDescGZIP() []byte {
 }
 
 var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_slicecast_v1_slicecast_proto_goTypes = []any{
 	(Capability)(0),             // 0: slicecast.v1.Capability
 	(ClientKind)(0),             // 1: slicecast.v1.ClientKind
@@ -3687,93 +3521,88 @@ var file_slicecast_v1_slicecast_proto_goTypes = []any{
 	(*StreamRequest)(nil),       // 8: slicecast.v1.StreamRequest
 	(*StreamResponse)(nil),      // 9: slicecast.v1.StreamResponse
 	(*Hello)(nil),               // 10: slicecast.v1.Hello
-	(*Subscription)(nil),        // 11: slicecast.v1.Subscription
-	(*ServiceName)(nil),         // 12: slicecast.v1.ServiceName
-	(*ResourceVersions)(nil),    // 13: slicecast.v1.ResourceVersions
-	(*Ack)(nil),                 // 14: slicecast.v1.Ack
-	(*ShardPosition)(nil),       // 15: slicecast.v1.ShardPosition
-	(*Nack)(nil),                // 16: slicecast.v1.Nack
-	(*Resync)(nil),              // 17: slicecast.v1.Resync
-	(*Welcome)(nil),             // 18: slicecast.v1.Welcome
-	(*Servers)(nil),             // 19: slicecast.v1.Servers
-	(*Server)(nil),              // 20: slicecast.v1.Server
-	(*BucketQuery)(nil),         // 21: slicecast.v1.BucketQuery
-	(*ShardUpdate)(nil),         // 22: slicecast.v1.ShardUpdate
-	(*NodeUpdate)(nil),          // 23: slicecast.v1.NodeUpdate
-	(*InSync)(nil),              // 24: slicecast.v1.InSync
-	(*Heartbeat)(nil),           // 25: slicecast.v1.Heartbeat
-	(*DigestQuery)(nil),         // 26: slicecast.v1.DigestQuery
-	(*Digests)(nil),             // 27: slicecast.v1.Digests
-	(*Drain)(nil),               // 28: slicecast.v1.Drain
-	(*ObjectKey)(nil),           // 29: slicecast.v1.ObjectKey
-	(*Service)(nil),             // 30: slicecast.v1.Service
-	(*LoadBalancerIngress)(nil), // 31: slicecast.v1.LoadBalancerIngress
-	(*ServicePort)(nil),         // 32: slicecast.v1.ServicePort
-	(*Slice)(nil),               // 33: slicecast.v1.Slice
-	(*SlicePort)(nil),           // 34: slicecast.v1.SlicePort
-	(*Endpoint)(nil),            // 35: slicecast.v1.Endpoint
-	(*SliceDelta)(nil),          // 36: slicecast.v1.SliceDelta
-	(*EndpointConditions)(nil),  // 37: slicecast.v1.EndpointConditions
-	(*Node)(nil),                // 38: slicecast.v1.Node
-	nil,                         // 39: slicecast.v1.Node.LabelsEntry
+	(*ResourceVersions)(nil),    // 11: slicecast.v1.ResourceVersions
+	(*Ack)(nil),                 // 12: slicecast.v1.Ack
+	(*ShardPosition)(nil),       // 13: slicecast.v1.ShardPosition
+	(*Nack)(nil),                // 14: slicecast.v1.Nack
+	(*Resync)(nil),              // 15: slicecast.v1.Resync
+	(*Welcome)(nil),             // 16: slicecast.v1.Welcome
+	(*Servers)(nil),             // 17: slicecast.v1.Servers
+	(*Server)(nil),              // 18: slicecast.v1.Server
+	(*BucketQuery)(nil),         // 19: slicecast.v1.BucketQuery
+	(*ShardUpdate)(nil),         // 20: slicecast.v1.ShardUpdate
+	(*NodeUpdate)(nil),          // 21: slicecast.v1.NodeUpdate
+	(*InSync)(nil),              // 22: slicecast.v1.InSync
+	(*Heartbeat)(nil),           // 23: slicecast.v1.Heartbeat
+	(*DigestQuery)(nil),         // 24: slicecast.v1.DigestQuery
+	(*Digests)(nil),             // 25: slicecast.v1.Digests
+	(*Drain)(nil),               // 26: slicecast.v1.Drain
+	(*ObjectKey)(nil),           // 27: slicecast.v1.ObjectKey
+	(*Service)(nil),             // 28: slicecast.v1.Service
+	(*LoadBalancerIngress)(nil), // 29: slicecast.v1.LoadBalancerIngress
+	(*ServicePort)(nil),         // 30: slicecast.v1.ServicePort
+	(*Slice)(nil),               // 31: slicecast.v1.Slice
+	(*SlicePort)(nil),           // 32: slicecast.v1.SlicePort
+	(*Endpoint)(nil),            // 33: slicecast.v1.Endpoint
+	(*SliceDelta)(nil),          // 34: slicecast.v1.SliceDelta
+	(*EndpointConditions)(nil),  // 35: slicecast.v1.EndpointConditions
+	(*Node)(nil),                // 36: slicecast.v1.Node
+	nil,                         // 37: slicecast.v1.Node.LabelsEntry
 }
 var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	10, // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
-	14, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
-	16, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
-	17, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
-	11, // 4: slicecast.v1.StreamRequest.subscribe:type_name -> slicecast.v1.Subscription
-	26, // 5: slicecast.v1.StreamRequest.digest_query:type_name -> slicecast.v1.DigestQuery
-	27, // 6: slicecast.v1.StreamRequest.digests:type_name -> slicecast.v1.Digests
-	18, // 7: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
-	22, // 8: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
-	23, // 9: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
-	24, // 10: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
-	25, // 11: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
-	28, // 12: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
-	19, // 13: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
-	21, // 14: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
-	27, // 15: slicecast.v1.StreamResponse.digests:type_name -> slicecast.v1.Digests
-	26, // 16: slicecast.v1.StreamResponse.digest_query:type_name -> slicecast.v1.DigestQuery
-	13, // 17: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	1,  // 18: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
-	0,  // 19: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
-	11, // 20: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
-	12, // 21: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
-	15, // 22: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
-	29, // 23: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
-	2,  // 24: slicecast.v1.Nack.warning:type_name -> slicecast.v1.NodeWarning
-	29, // 25: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
-	20, // 26: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
-	30, // 27: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
-	33, // 28: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
-	36, // 29: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
-	29, // 30: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	38, // 31: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	13, // 32: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	13, // 33: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	13, // 34: slicecast.v1.Heartbeat.seen_versions:type_name -> slicecast.v1.ResourceVersions
-	3,  // 35: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	5,  // 36: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	31, // 37: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	32, // 38: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	6,  // 39: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	6,  // 40: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	4,  // 41: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	7,  // 42: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	34, // 43: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	35, // 44: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	4,  // 45: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	35, // 46: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	37, // 47: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	39, // 48: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	8,  // 49: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	9,  // 50: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	50, // [50:51] is the sub-list for method output_type
-	49, // [49:50] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	12, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
+	14, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
+	15, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
+	24, // 4: slicecast.v1.StreamRequest.digest_query:type_name -> slicecast.v1.DigestQuery
+	25, // 5: slicecast.v1.StreamRequest.digests:type_name -> slicecast.v1.Digests
+	16, // 6: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
+	20, // 7: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
+	21, // 8: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
+	22, // 9: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
+	23, // 10: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
+	26, // 11: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
+	17, // 12: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
+	19, // 13: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
+	25, // 14: slicecast.v1.StreamResponse.digests:type_name -> slicecast.v1.Digests
+	24, // 15: slicecast.v1.StreamResponse.digest_query:type_name -> slicecast.v1.DigestQuery
+	11, // 16: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	1,  // 17: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
+	0,  // 18: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
+	13, // 19: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
+	27, // 20: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
+	2,  // 21: slicecast.v1.Nack.warning:type_name -> slicecast.v1.NodeWarning
+	27, // 22: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
+	18, // 23: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
+	28, // 24: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
+	31, // 25: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
+	34, // 26: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
+	27, // 27: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
+	36, // 28: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	11, // 29: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	11, // 30: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	11, // 31: slicecast.v1.Heartbeat.seen_versions:type_name -> slicecast.v1.ResourceVersions
+	3,  // 32: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	5,  // 33: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	29, // 34: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	30, // 35: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	6,  // 36: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	6,  // 37: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	4,  // 38: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	7,  // 39: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	32, // 40: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	33, // 41: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	4,  // 42: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	33, // 43: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	35, // 44: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	37, // 45: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	8,  // 46: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	9,  // 47: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	47, // [47:48] is the sub-list for method output_type
+	46, // [46:47] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
@@ -3786,7 +3615,6 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamRequest_Ack)(nil),
 		(*StreamRequest_Nack)(nil),
 		(*StreamRequest_Resync)(nil),
-		(*StreamRequest_Subscribe)(nil),
 		(*StreamRequest_DigestQuery)(nil),
 		(*StreamRequest_Digests)(nil),
 	}
@@ -3803,14 +3631,14 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamResponse_Digests)(nil),
 		(*StreamResponse_DigestQuery)(nil),
 	}
-	file_slicecast_v1_slicecast_proto_msgTypes[17].OneofWrappers = []any{}
+	file_slicecast_v1_slicecast_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_slicecast_proto_rawDesc), len(file_slicecast_v1_slicecast_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   32,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -61,11 +61,8 @@
 //     that key with Resync. The client keeps what it has until the answer comes.
 //   - If a slice has fields that a client does not know, the client cannot compute the resulting
 //     version. It then applies a delta only if its position is exactly `from_sequence`.
-//   - The server sends the same bytes to every node. The exceptions are NodeUpdates and streams
-//     with a Subscription.
-//   - A stream with a Subscription gets only what the Subscription names. Its heartbeats have no
-//     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
-//     update of a shard leads from the update that was sent before it.
+//   - The server sends the same bytes to every node, except for NodeUpdates. Every client gets all
+//     Services.
 //
 // # Stale servers
 //
