@@ -464,8 +464,8 @@ var ErrBridge = errors.New("it depends on whether the packet comes through a por
 // ErrTooComplex reports that a packet takes more steps through the rules than are followed.
 var ErrTooComplex = errors.New("the rules have too many branches to follow them all")
 
-// Trace returns everything that may happen to a packet. The probabilities add up to 1. It must not be
-// called concurrently.
+// Trace returns everything that may happen to a packet. The probabilities add up to 1. It must not
+// be called concurrently.
 func (r *Rules) Trace(p Packet) (first []Outcome, err error) {
 	for i, order := range r.orders {
 		out, err := r.trace(p, order, false)

@@ -1,6 +1,6 @@
 // TestModel proves that every client holds exactly what the cluster holds, after random sequences
-// of writes, cuts, moves, restarts, relays and checkpoints. Clients ask again for nothing unless the
-// test has made their cache wrong.
+// of writes, cuts, moves, restarts, relays and checkpoints. Clients ask again for nothing unless
+// the test has made their cache wrong.
 package fabric
 
 import (

@@ -23,8 +23,9 @@ const (
 )
 
 // These are the limits on starts of streams by one identity: the rate per second, and the burst. A
-// start costs more than a message, as it may send a relay all Nodes, or send catch-ups. A node needs a start each time its agent restarts or its network fails. All
-// observers or relays that share an identity may start at once, and once more shortly after.
+// start costs more than a message, as it may send a relay all Nodes, or send catch-ups. A node
+// needs a start each time its agent restarts or its network fails. All observers or relays that
+// share an identity may start at once, and once more shortly after.
 const (
 	startsPerSecond, startsBurst             = 1, 16
 	othersStartsPerSecond, othersStartsBurst = 16, 2 * maxOthers

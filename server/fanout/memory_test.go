@@ -25,9 +25,9 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// requireCounted requires that a bound's count is at least the heap that build has brought into use,
-// apart from an eighth that the allocator may add and from what others in this process may have
-// used. It is at most four times as much.
+// requireCounted requires that a bound's count is at least the heap that build has brought into
+// use, apart from an eighth that the allocator may add and from what others in this process may
+// have used. It is at most four times as much.
 func requireCounted(t *testing.T, build func() (kept any, counted int)) {
 	t.Helper()
 	before := heap()

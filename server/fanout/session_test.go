@@ -22,8 +22,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestStreamsAgainstTheStore lets streams stall, join and leave at any moment. All of them must come
-// to hold the store's state, and nothing else.
+// TestStreamsAgainstTheStore lets streams stall, join and leave at any moment. All of them must
+// come to hold the store's state, and nothing else.
 func TestStreamsAgainstTheStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := store.New(store.Options{Shards: 4, Tombstones: 4})
