@@ -23,6 +23,7 @@ func TestReadElements(t *testing.T) {
 			Kind: view.LoadBalancer, Address: ingress(family, 1), Port: servicePort,
 			Sources: []netip.Prefix{netip.PrefixFrom(ingress(family, 0), 24).Masked(), netip.PrefixFrom(vip(family, 0), 24).Masked()},
 		}, view.Cluster, true))
+		few.HealthCheckPort = 32100
 		c.set(few)
 		for i := range byte(200) { // more than fit into one message
 			c.set(c.web(fmt.Sprint("web", i), family, 2+i, 0))
