@@ -61,6 +61,10 @@ func isTokenByte(c byte) bool { return isEncoded(c) || strings.IndexByte(".~:=",
 // and one of hexadecimal digits.
 const minRandom, minHex = 16, 32
 
+// minKey is the shortest word that counts as a key if it has letters of both cases and digits. 256
+// bits are 43 letters in the alphabet of URLs.
+const minKey = 40
+
 // harmlessBefore are names whose values are random and no secrets.
 var harmlessBefore = regexp.MustCompile(`(?:sha256|[dD]igests?|[vV]ersions?|hash|uid)\\*["']?[:=@][ \t]*\[?\\*["']?$`)
 
@@ -93,9 +97,13 @@ func withoutRandom(s string) string {
 	return out.String()
 }
 
-// isRandom reports whether a word has a part that looks random: with letters of both cases and
+// isRandom reports whether a word looks random, or one of its parts: with letters of both cases and
 // digits, or of hexadecimal digits only. Names in Kubernetes have neither.
 func isRandom(w string) bool {
+	// The parts of a key in the alphabet of URLs may be short.
+	if len(w) >= minKey && !strings.Contains(w, "/") && isMixed(w) {
+		return true
+	}
 	begin, hex := 0, true
 	var small, capital, digit int
 	for i := 0; i <= len(w); i++ {
@@ -114,6 +122,12 @@ func isRandom(w string) bool {
 		begin, hex, small, capital, digit = i+1, true, 0, 0, 0
 	}
 	return false
+}
+
+// isMixed reports whether a word has small letters, capitals and digits.
+func isMixed(w string) bool {
+	return strings.ContainsAny(w, "abcdefghijklmnopqrstuvwxyz") && strings.ContainsAny(w, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") &&
+		strings.ContainsAny(w, "0123456789")
 }
 
 func b2i(b bool) int {
