@@ -98,6 +98,9 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		// Only requests and Replace fail here, and they have reported it.
 		err := reflector.ListAndWatchWithContext(ctx)
+		if ctx.Err() != nil {
+			return true, nil // the reflector does not wait for the end of its request
+		}
 		elsewhere := r.doubted && r.confirm(ctx)
 		r.switchTo(elsewhere || r.plain.Load())
 		if answer := apierrors.APIStatus(nil); r.optional && errors.As(err, &answer) {
