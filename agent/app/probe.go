@@ -14,10 +14,9 @@ import (
 func newProbeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "probe",
-		Short: "Send packets to Services and answer them, or try programmers, for kubectl slicecast",
-		Long: `probe is what the Pods of "kubectl slicecast connectivity" and "kubectl slicecast check --pre --pods" run. It connects
-to no server of Slicecast. Only "probe kernel" needs privileges.`,
-		Args: cobra.NoArgs,
+		Short: "Send packets to Services and answer them, for kubectl slicecast",
+		Long:  `probe is what the Pods of "kubectl slicecast connectivity" run. It connects to no server of Slicecast and needs no privileges.`,
+		Args:  cobra.NoArgs,
 	}
 	s := probe.Server{}
 	serve := &cobra.Command{
@@ -62,7 +61,7 @@ to no server of Slicecast. Only "probe kernel" needs privileges.`,
 			return nil
 		},
 	}
-	for _, sub := range []*cobra.Command{serve, dial, ready, wait, newProbeKernelCommand()} {
+	for _, sub := range []*cobra.Command{serve, dial, ready, wait} {
 		sub.SilenceUsage, sub.SilenceErrors = true, true // main prints the error
 		c.AddCommand(sub)
 	}

@@ -272,7 +272,7 @@ func (b *bugreport) fleetParts(
 		reports = nil
 	}
 	b.say("Checking the cluster")
-	checked, err := check(ctx, f, false, nil)
+	checked, err := check(ctx, f, false)
 	if err != nil {
 		a.add(fleetGroup, "", "check", nil, err)
 	} else {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,56 +16,22 @@ import (
 
 func newCheckCommand(o *options) *cobra.Command {
 	out := &show.Options{Wide: true}
-	var pre, pods bool
-	m := &modules{}
+	var pre bool
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Check what Slicecast needs, before and after it is installed",
 		Long: `check looks for what Slicecast needs and does not have. With --pre it checks a cluster in which Slicecast is not
-installed yet. Each failure says what to do, and which page has more. Warnings do not change the exit code.
-
-The API server does not know the modules of kernels. With --pods, check creates a namespace with a Pod on one node of
-each kernel, operating system and architecture, in which nftables, iptables and IPVS are tried, and removes it, also
-after Ctrl-C. The Pods have networks of their own. "kubectl slicecast connectivity --cleanup" removes what a killed
-command has left. It needs the right to create, delete, list and watch Namespaces, and in them to create ServiceAccounts, Pods and
-pods/exec, and to list and watch Pods.`,
+installed yet. Each failure says what to do, and which page has more. Warnings do not change the exit code.`,
 		Example: `  kubectl slicecast check --pre
-  kubectl slicecast check --pre --pods
   kubectl slicecast check
   kubectl slicecast check -o wide   # also what was found to be right`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			switch {
-			case pods && !pre:
-				return errors.New("--pods is for --pre: agents say themselves which programmers work")
-			case pods && out.Watch:
-				return errors.New("--pods creates Pods: leave out --watch")
-			case !pods && (m.image != "" || c.Flags().Changed("time-limit")):
-				return errors.New("--image and --time-limit are for --pods")
-			case m.timeLimit < 10*time.Second || m.timeLimit > 30*time.Minute:
-				return fmt.Errorf("--time-limit is %v: use 10s to 30m", m.timeLimit)
-			}
-			var try *modules
-			if pods {
-				if m.image == "" {
-					var err error
-					if m.image, err = publishedImage(iptablesImage); err != nil {
-						return err
-					}
-				}
-				// Namespaces are removed before and after, and one may appear late.
-				try, m.to, out.AskTimeout = m, c.ErrOrStderr(), 15*o.timeout+m.timeLimit+kernelAnswerTime+lateTime+2*cleanupTime
-			}
-			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return check(ctx, f, pre, try) })
+			return o.run(c, out, func(ctx context.Context, f *fleet.Fleet) (report, error) { return check(ctx, f, pre) })
 		},
 	}
 	addOutputFlags(c, out)
-	fs := c.Flags()
-	fs.BoolVar(&pre, "pre", false, "Check the cluster before Slicecast is installed.")
-	fs.BoolVar(&pods, "pods", false, "With --pre, also try nftables, iptables and IPVS in a temporary Pod on one node of each kernel.")
-	fs.StringVar(&m.image, "image", "", "Image of an agent with iptables, for --pods. If empty, the published one of this version.")
-	fs.DurationVar(&m.timeLimit, "time-limit", 2*time.Minute, "Maximum time until the Pods of --pods have started.")
-	completeNothing(c, "image", "time-limit")
+	c.Flags().BoolVar(&pre, "pre", false, "Check the cluster before Slicecast is installed.")
 	return c
 }
 
@@ -123,7 +88,7 @@ func (c *checks) unknown(subject string, err error) {
 	do := "check again; if that does not help, look at the API server: kubectl get --raw /readyz?verbose"
 	switch {
 	case apierrors.IsForbidden(err):
-		do = byRights
+		do = "get the rights that docs/kubectl.md lists, and check again"
 	case apierrors.IsUnauthorized(err):
 		do = "log in again: the API server does not accept the credentials of your kubeconfig"
 	case apierrors.IsNotFound(err):
@@ -134,9 +99,8 @@ func (c *checks) unknown(subject string, err error) {
 	c.bad(notChecked, subject, err.Error(), do)
 }
 
-// check checks a cluster, with pre before an installation. modules says how to try what kernels can
-// do; nil means not at all.
-func check(ctx context.Context, f *fleet.Fleet, pre bool, m *modules) (*checkReport, error) {
+// check checks a cluster, with pre before an installation.
+func check(ctx context.Context, f *fleet.Fleet, pre bool) (*checkReport, error) {
 	c := &checks{}
 	cluster := readCluster(ctx, f)
 	cluster.checkAPIServer(c)
@@ -148,13 +112,9 @@ func check(ctx context.Context, f *fleet.Fleet, pre bool, m *modules) (*checkRep
 		cluster.checkPodRanges(ctx, c)
 		cluster.checkPorts(c)
 		cluster.checkProxies(ctx, c, nil)
-		c.begin("modules", "docs/kubectl.md#kernel-modules")
-		if m == nil {
-			c.bad(note, "", "the kernels' modules were not looked at, because the API server does not know them",
-				"kubectl slicecast check --pre --pods tries them in temporary Pods")
-		} else {
-			m.check(ctx, cluster, c)
-		}
+		c.begin("modules", "docs/adopt.md#node-by-node")
+		c.bad(note, "", "the kernels' modules were not looked at, because the API server does not know them",
+			"begin with one node of each kernel: its agent tries the kernel, and says in check what it lacks")
 	} else if err := checkFleet(ctx, f, cluster, c); err != nil {
 		return nil, err
 	}

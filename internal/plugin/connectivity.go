@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/probe"
 	"github.com/slicecast/slicecast/internal/show"
@@ -52,12 +53,11 @@ func newConnectivityCommand(o *options) *cobra.Command {
 that matter. The Pods send packets to the Services, while endpoints and Services change. Then it removes the namespace,
 also after Ctrl-C. It works with Slicecast and with kube-proxy, so it is a check before and after a move.
 
-A failure says what was expected and what was seen, and what explain says about that Service on that node. Pods need no privileges, except those of --host-network, and end by themselves after the time
-limit.
+A failure says what was expected and what was seen, and what explain says about that Service on that node. Pods need no
+privileges, except those of --host-network, and end by themselves after the time limit.
 
-What a killed command has left is removed by --cleanup, also if the command was "check --pre --pods". That ends runs of
-others, too. It needs the right to create and delete Namespaces, and to create Pods, Services, EndpointSlices,
-ServiceAccounts and pods/exec in them.
+What a killed command has left is removed by --cleanup. That ends runs of others, too. It needs the right to
+create and delete Namespaces, and to create Pods, Services, EndpointSlices, ServiceAccounts and pods/exec in them.
 
 The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not be judged.`,
 		Example: `  kubectl slicecast connectivity
@@ -81,7 +81,7 @@ The exit code is 1 if a scenario fails, and 2 if a scenario or a node could not 
 	fs.Uint64Var(&x.seed, "seed", 0, "Seed by which random nodes are chosen; 0 means a new one, which is printed.")
 	fs.StringVar(&x.image, "image", "", "Image of an agent, for the Pods. If empty, that of the agents or, without agents, the published one of this version.")
 	fs.BoolVar(&x.hostNet, "host-network", false, "Also send packets from the nodes themselves, by Pods in their network. The namespace then allows privileged Pods.")
-	fs.BoolVar(&x.cleanup, "cleanup", false, "Only remove what earlier runs have left, also those of check --pre --pods. This ends runs of others, too.")
+	fs.BoolVar(&x.cleanup, "cleanup", false, "Only remove what earlier runs have left. This ends runs of others, too.")
 	fs.DurationVar(&x.timeLimit, "time-limit", 10*time.Minute, "Maximum time of the run, without its removal.")
 	completeNothing(c, "sample", "seed", "image", "time-limit")
 	return c
@@ -203,9 +203,11 @@ func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []
 		return nil, "", "", errors.New("the cluster has no Linux nodes")
 	}
 	if image == "" && x.image == "" {
-		if image, err = publishedImage(agentImage); err != nil {
-			return nil, "", "", err
+		v := daemon.Version()
+		if v == "devel" {
+			return nil, "", "", errors.New("this build has no version, so " + agentImage + " has no image of it: name an image of an agent that the nodes can pull (--image)")
 		}
+		image = agentImage + ":" + v
 	}
 	return chosen, text, image, nil
 }

@@ -5,9 +5,6 @@ package plugin
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -34,13 +31,10 @@ type front struct {
 	address string
 	// proxy passes a request on.
 	proxy http.Handler
-	// creates answers the creation of a namespace, and pods that of a Pod. nil passes it on.
-	creates, pods http.HandlerFunc
-	// noExec means that the user may not run commands in Pods.
-	noExec bool
-	// follows reports whether Pods of a namespace may be watched, or else listed. nil means that they
-	// may.
-	follows func(watch bool) bool
+	// creates answers the creation of a namespace. nil passes it on.
+	creates http.HandlerFunc
+	// pods receives a value when a Pod is created, if there is room.
+	pods chan struct{}
 	// refuses means that namespaces cannot be deleted.
 	refuses atomic.Bool
 	deletes atomic.Int64
@@ -52,7 +46,7 @@ type front struct {
 
 func newFront(t *testing.T) *front {
 	t.Helper()
-	f := &front{T: t, created: make(chan error, 1)}
+	f := &front{T: t, pods: make(chan struct{}, 1), created: make(chan error, 1)}
 	config := plane.AdminConfig()
 	config.NextProtos = []string{"http/1.1"} // HTTP/2 has no upgrades, which commands in Pods need
 	target, err := url.Parse(config.Host)
@@ -68,22 +62,11 @@ func newFront(t *testing.T) *front {
 		case r.Method == http.MethodPost && r.URL.Path == "/api/v1/namespaces" && f.creates != nil:
 			f.creates(w, r)
 			return
-		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods") && f.pods != nil:
-			f.pods(w, r)
-			return
-		case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") && f.noExec:
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, `{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": {"allowed": false}}`)
-			return
-		case strings.HasSuffix(r.URL.Path, "/exec") && f.noExec,
-			r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/"+checkPrefix) && strings.HasSuffix(r.URL.Path, "/pods") && f.follows != nil &&
-				!f.follows(r.URL.Query().Has("watch")):
-			status := apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("you may not")).Status()
-			status.Kind, status.APIVersion = "Status", "v1"
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusForbidden)
-			_ = json.NewEncoder(w).Encode(status)
-			return
+		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/pods"):
+			select {
+			case f.pods <- struct{}{}:
+			default:
+			}
 		case r.Method == http.MethodDelete && f.refuses.Load():
 			http.Error(w, "a finalizer stays", http.StatusForbidden)
 			return
@@ -230,6 +213,17 @@ func TestNamespaceThatStays(t *testing.T) {
 	n.Spec.Finalizers = nil
 	_, err = namespaces.Finalize(t.Context(), n, metav1.UpdateOptions{})
 	require.NoError(t, err)
+}
+
+// requireNoRuns requires that nothing of a run is left.
+func requireNoRuns(t *testing.T) {
+	t.Helper()
+	namespaces, err := plane.Client().CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: runLabel})
+	require.NoError(t, err)
+	require.Empty(t, namespaces.Items)
+	pods, err := plane.Client().CoreV1().Pods("").List(t.Context(), metav1.ListOptions{LabelSelector: runLabel})
+	require.NoError(t, err)
+	require.Empty(t, pods.Items)
 }
 
 // TestUnpublishedImage asserts that a build without a version asks for an image, if no agent has

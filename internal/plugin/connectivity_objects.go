@@ -51,7 +51,7 @@ type connectivityRun struct {
 
 func newConnectivityRun(x *connectivity, f *fleet.Fleet, nodes []chosenNode, image string) *connectivityRun {
 	return &connectivityRun{
-		connectivity: x, temporaryNamespace: newTemporaryNamespace(f, &x.progress, connectivityPrefix), nodes: nodes, image: image,
+		connectivity: x, temporaryNamespace: newTemporaryNamespace(f, &x.progress), nodes: nodes, image: image,
 		pods: map[string]*corev1.Pod{}, services: map[string]*corev1.Service{},
 	}
 }

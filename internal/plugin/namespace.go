@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// connectivityPrefix and checkPrefix are the beginnings of the names of runs' namespaces.
-	connectivityPrefix, checkPrefix = "slicecast-connectivity-", "slicecast-check-"
+	// namespacePrefix is the beginning of the names of runs' namespaces.
+	namespacePrefix = "slicecast-connectivity-"
 	// runLabel is on all objects of a run. Its value is the run's name.
 	runLabel = "slicecast.io/temporary-run"
 	// expiresAnnotation on a run's namespace is when its Pods have ended by themselves.
@@ -71,9 +71,9 @@ type temporaryNamespace struct {
 	uncertain bool
 }
 
-func newTemporaryNamespace(f *fleet.Fleet, p *progress, prefix string) *temporaryNamespace {
+func newTemporaryNamespace(f *fleet.Fleet, p *progress) *temporaryNamespace {
 	id := utilrand.String(6)
-	return &temporaryNamespace{fleet: f, progress: p, id: id, namespace: prefix + id}
+	return &temporaryNamespace{fleet: f, progress: p, id: id, namespace: namespacePrefix + id}
 }
 
 // labels returns the labels of all objects of the run.
@@ -154,24 +154,10 @@ func (n *temporaryNamespace) end(ctx context.Context) error {
 	return err
 }
 
-// removalError is why a namespace may be left.
-type removalError struct {
-	namespace string
-	err       error
-	// next is what to do.
-	next string
+// removalError returns why a namespace may be left, and what to do next.
+func removalError(namespace string, err error, next string) error {
+	return fmt.Errorf("remove the namespace %s: %w; %s", namespace, err, next)
 }
-
-// found returns the error without what to do.
-func (e *removalError) found() string {
-	return shortened(fmt.Sprintf("remove the namespace %s: %v", e.namespace, e.err))
-}
-
-// Error implements error.
-func (e *removalError) Error() string { return e.found() + "; " + e.next }
-
-// Unwrap returns the cause.
-func (e *removalError) Unwrap() error { return e.err }
 
 // removeNamespace removes the namespace of the run, if there is one. If it is uncertain whether the
 // API server has created it, or still does, removeNamespace waits for it for a while.
@@ -190,7 +176,7 @@ func (n *temporaryNamespace) removeNamespace(ctx context.Context) error {
 	return remove(ctx, n.fleet, n.namespace, n.uid)
 }
 
-// removeLeft removes namespaces of earlier runs of all commands and returns their names: all of
+// removeLeft removes namespaces of earlier runs and returns their names: all of
 // them, or those whose Pods have ended by themselves. Those may take cleanupTime together.
 func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]string, error) {
 	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NamespaceList, error) {
@@ -206,7 +192,7 @@ func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]s
 	}
 	removed := []string{}
 	for _, n := range list.Items {
-		if !strings.HasPrefix(n.Name, connectivityPrefix) && !strings.HasPrefix(n.Name, checkPrefix) {
+		if !strings.HasPrefix(n.Name, namespacePrefix) {
 			p.say("The namespace %s has the label %s, and is left alone: its name is not that of a run.", n.Name, runLabel)
 			continue
 		}
@@ -233,8 +219,7 @@ func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]s
 // errNotGone is the cause if the time for a removal is over.
 var errNotGone = fmt.Errorf("it is not gone after %v", cleanupTime)
 
-// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any. Its
-// error is a removalError.
+// remove deletes a namespace, if it has this UID, and waits until it is gone. A nil UID is any.
 func remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, cleanupTime, errNotGone)
 	defer cancel()
@@ -247,7 +232,7 @@ func remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) er
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return &removalError{name, err, "run " + cleanupCommand}
+		return removalError(name, err, "run "+cleanupCommand)
 	}
 	var why string
 	err = awaitObjects(ctx, namespacesOf(f, name), func(left map[string]*corev1.Namespace) bool {
@@ -258,9 +243,9 @@ func remove(ctx context.Context, f *fleet.Fleet, name string, uid *types.UID) er
 	case err == nil:
 		return nil
 	case why == "":
-		return &removalError{name, err, "it goes by itself once the API server has removed what is in it: kubectl describe namespace " + name}
+		return removalError(name, err, "it goes by itself once the API server has removed what is in it: kubectl describe namespace "+name)
 	}
-	return &removalError{name, fmt.Errorf("%w; the API server says why: %s", err, why), "mend that, and it goes by itself"}
+	return removalError(name, fmt.Errorf("%w; the API server says why: %.600s", err, why), "mend that, and it goes by itself")
 }
 
 // whyLeft returns what the API server says about a namespace that it cannot remove, such as that

@@ -15,15 +15,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestEndedCheck checks that the namespace is removed if the terminal goes away, and if nobody
+// TestEndedConnectivity checks that the namespace is removed if the terminal goes away, and if nobody
 // reads the output any more.
-func TestEndedCheck(t *testing.T) {
-	r := newPodRunner(t)
+func TestEndedConnectivity(t *testing.T) {
+	(&environment{T: t}).nodeWith("busy", corev1.NodeSystemInfo{OperatingSystem: "linux"})
 	program, err := os.Executable()
 	require.NoError(t, err)
-	kubeconfig := plane.Kubeconfig(t, &rest.Config{Host: r.front.address})
-	started := make(chan struct{}, 1)
-	r.node("busy", func(*corev1.Pod) { started <- struct{}{} })
 	// If the tests run under nohup, the command would inherit that SIGHUP is ignored, and heed that.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP)
@@ -33,7 +30,9 @@ func TestEndedCheck(t *testing.T) {
 		unread bool
 	}{"SIGHUP": {syscall.SIGHUP, false}, "SIGPIPE": {syscall.SIGTERM, true}} {
 		t.Run(name, func(t *testing.T) {
-			c := exec.CommandContext(t.Context(), program, "check", "--pre", "--pods", "--image=image", "--kubeconfig="+kubeconfig)
+			f := newFront(t)
+			kubeconfig := plane.Kubeconfig(t, &rest.Config{Host: f.address})
+			c := exec.CommandContext(t.Context(), program, "connectivity", "--image=image", "--kubeconfig="+kubeconfig)
 			c.Env = append(os.Environ(), commandVariable+"=1")
 			read, write, err := os.Pipe()
 			require.NoError(t, err)
@@ -41,7 +40,7 @@ func TestEndedCheck(t *testing.T) {
 			c.Stdout, c.Stderr = write, write
 			require.NoError(t, c.Start())
 			require.NoError(t, write.Close())
-			<-started
+			<-f.pods
 			if end.unread {
 				require.NoError(t, read.Close())
 			}
@@ -50,7 +49,7 @@ func TestEndedCheck(t *testing.T) {
 			if !end.unread {
 				said, err := io.ReadAll(read)
 				require.NoError(t, err)
-				require.Contains(t, string(said), "Removed the namespace slicecast-check-")
+				require.Contains(t, string(said), "Removed the namespace slicecast-connectivity-")
 			}
 			var ended *exec.ExitError
 			require.ErrorAs(t, c.Wait(), &ended)

@@ -124,16 +124,6 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 // Families returns the IP families that this machine has programs for.
 func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
 
-// Try returns a FamilyError for each IP family that this machine lacks, or of which the kernel
-// refuses the rules that every node has or those of an ordinary Service port. New does not ask the
-// kernel whether it has the matches and targets of rules. Try writes the rules to a chain that
-// nothing leads to, and removes them again. Tables that did not exist before stay, without rules.
-func (p *Programmer) Try(ctx context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return errors.Join(append(slices.Clone(p.missing), p.operate(func(f *kernelFamily) error { return f.tryFixed(ctx) }))...)
-}
-
 // Replace makes the kernel hold exactly this state. It does not touch chains that are as wanted. If
 // all are, it writes nothing. What an earlier run left in the other variant stays until
 // RetireOtherVariant has removed it. If one IP family fails as a whole, the other one is

@@ -271,25 +271,6 @@ func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	return nil
 }
 
-// tryFixed returns an error if the kernel refuses the rules of a node without settings, or an
-// ordinary Service port. They are rules of checkChain that refer to no other chain.
-func (f *kernelFamily) tryFixed(ctx context.Context) error {
-	d := *f.dialect
-	d.setNode(view.Node{})
-	x := newTransaction(newChainHashes())
-	d.fixedChains(x)
-	var rules [tables]bytes.Buffer
-	for t := range rules {
-		fixed := references.ReplaceAll(x.parts[t].fresh.Bytes(), []byte(" -j RETURN"))
-		rules[t].Write(appended.ReplaceAll(fixed, []byte("-A "+checkChain+" ")))
-	}
-	d.checkRules(&rules, d.plan(programmer.Ordinary(d.family)))
-	return f.tool.try(ctx, &rules)
-}
-
-// appended matches the beginnings of rules, up to what follows their chain.
-var appended = regexp.MustCompile(`(?m)^-A \S+ `)
-
 // need is a rule of checkChain with one match or target that a Service port's rules have, and with
 // values that do not depend on the Service port. There are few different needs.
 type need struct {

@@ -1,7 +1,6 @@
 // These tests prove that kubectl slicecast connectivity finds nothing wrong with a working proxy,
 // Slicecast or kube-proxy. It names the scenarios and the node if the rules of one node are old or
-// gone. It leaves nothing when it is interrupted, or after --cleanup when it was killed. The same
-// holds for kubectl slicecast check --pre --pods, which finds what works in real containers.
+// gone. It leaves nothing when it is interrupted, or after --cleanup when it was killed.
 package e2e
 
 import (
@@ -82,51 +81,7 @@ func connectivityOfKubeProxy(t *testing.T) {
 	i := withProxy(t, cluster.KubeProxy)
 	image := "--image=ghcr.io/slicecast/slicecast-agent-iptables:" + cluster.OwnTag
 	program := tool("connectivity-kube-proxy")
-	i.requireModules(program, image)
 	require.Greater(t, len(i.connectivity(program, 0, image, "--host-network")), 50)
-}
-
-// requireModules requires that check --pre --pods says what the kernel of the nodes can do, and why
-// it cannot say so if the image cannot be pulled.
-func (i install) requireModules(program, image string) {
-	i.Helper()
-	check := func(args ...string) (found []string) {
-		ctx, cancel := context.WithTimeout(i.Context(), 2*patience)
-		defer cancel()
-		began := time.Now()
-		cmd := exec.CommandContext(ctx, program, append([]string{"check", "--pre", "--pods", "--kubeconfig=" + i.Kubeconfig, "--output=json"}, args...)...)
-		var out, progress bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &progress
-		_ = cmd.Run() // other checks may fail
-		var report struct {
-			Findings []struct{ Check, Result, Subject, Found string }
-		}
-		require.NoError(i, json.Unmarshal(out.Bytes(), &report), "%s\n%s", &progress, &out)
-		for _, f := range report.Findings {
-			switch {
-			case f.Check == "modules" && f.Result == "note":
-				require.Regexp(i, `^what works on 2 nodes: nftables, iptables \(nft, legacy\)(, ipvs)?$`, f.Found)
-			case f.Check == "modules":
-				require.Regexp(i, `^node-\d \(Linux .*, as 1 other node\)$`, f.Subject)
-				found = append(found, f.Result+": "+f.Found)
-			}
-		}
-		i.Logf("check --pre --pods took %s: %s", time.Since(began).Round(time.Second), found)
-		i.requireNothingLeft()
-		return found
-	}
-	// All nodes have this machine's kernel, which may lack IPVS.
-	found := check(image)
-	require.Len(i, found, 1)
-	require.Regexp(i, `^ok: nftables, iptables \(nft, legacy\)(, ipvs$|; not ipvs: )`, found[0])
-
-	missing := image + "-missing"
-	found = check(missing)
-	require.Len(i, found, 1)
-	require.Contains(i, found[0], "not checked: its Pod cannot start: ImagePullBackOff")
-	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		i.signalMidway(program, signal, "its Pod is not ready yet", "check", "--pre", "--pods", missing)
-	}
 }
 
 func connectivityOfSlicecast(t *testing.T) {
