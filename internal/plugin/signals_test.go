@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestEndedConnectivity checks that the namespace is removed if the terminal goes away, and if nobody
-// reads the output any more.
+// TestEndedConnectivity checks that the namespace is removed if the terminal goes away, and if
+// nobody reads the output any more.
 func TestEndedConnectivity(t *testing.T) {
 	(&environment{T: t}).nodeWith("busy", corev1.NodeSystemInfo{OperatingSystem: "linux"})
 	program, err := os.Executable()
