@@ -99,6 +99,9 @@ func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error)
 		}
 		for _, f := range p.Frontends {
 			wanted[trace.Frontend{Protocol: p.ID.Protocol, Address: f.Address, Port: f.Port}] = struct{}{}
+			if f.Kind == view.LoadBalancer && p.HealthCheckPort != 0 {
+				wanted[trace.Frontend{Protocol: model.TCP, Address: f.Address, Port: p.HealthCheckPort}] = struct{}{}
+			}
 			c.Frontends++
 			c.frontend(p, f)
 		}

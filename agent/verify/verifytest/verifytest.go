@@ -111,6 +111,9 @@ func objects(t *rapid.T, ipv4, ipv6 netip.Addr) []model.Keyed {
 			return p
 		}
 		if s.Type == model.LoadBalancer {
+			if s.ExternalTrafficPolicy == model.TrafficLocal {
+				s.HealthCheckNodePort = 32000 + uint16(i)
+			}
 			s.LoadBalancerSourceRanges = rapid.SliceOfN(rapid.Custom(ranged), 0, 4).Draw(t, "source ranges")
 		}
 		all = append(all, model.NewService(s))
