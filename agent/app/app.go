@@ -104,8 +104,11 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		o.prepareKernel(ctx, logger)
 		return nil
 	}
-	a, err := newAgent(&o, logger, out)
-	if err != nil {
+	a, err := newAgent(ctx, &o, logger, out)
+	switch {
+	case ctx.Err() != nil:
+		return nil // stopped before it has begun
+	case err != nil:
 		return o.file.Named(err)
 	}
 	return a.run(ctx)
@@ -128,8 +131,9 @@ type agent struct {
 	services   *services
 }
 
-// newAgent connects the parts of an agent. Nothing runs yet.
-func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
+// newAgent connects the parts of an agent. Nothing runs yet. If ctx ends before a programmer is
+// chosen, newAgent returns an error.
+func newAgent(ctx context.Context, o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -149,7 +153,7 @@ func newAgent(o *Options, logger *slog.Logger, out io.Writer) (*agent, error) {
 	} else {
 		o.iptablesMetrics = iptables.NewMetrics(programming)
 	}
-	if a.programmer, err = o.choose(logger, out); err != nil {
+	if a.programmer, err = o.choose(ctx, logger, out); err != nil {
 		return nil, err
 	}
 	a.programmer.observe(a.registry)

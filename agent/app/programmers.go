@@ -107,9 +107,9 @@ type chosen struct {
 // choose returns the first of the allowed programmers that works on this machine. Each is probed by
 // doing in the kernel, without effect, what it will have to do later. Without the privileges for
 // that, no programmer works.
-func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
-	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
-		return patiently(logger, name, func() (programmer.Programmer, error) { return o.newProgrammer(name, logger, out) })
+func (o *Options) choose(ctx context.Context, logger *slog.Logger, out io.Writer) (*chosen, error) {
+	return choose(ctx, o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
+		return patiently(ctx, logger, name, func() (programmer.Programmer, error) { return o.newProgrammer(name, logger, out) })
 	})
 }
 
@@ -121,9 +121,9 @@ const (
 )
 
 // patiently returns what newProgrammer returns, unless that is an error that may pass. Then it
-// tries again.
+// tries again until ctx ends.
 func patiently(
-	logger *slog.Logger, name string, newProgrammer func() (programmer.Programmer, error),
+	ctx context.Context, logger *slog.Logger, name string, newProgrammer func() (programmer.Programmer, error),
 ) (p programmer.Programmer, err error) {
 	for attempt := range probeAttempts {
 		if p, err = newProgrammer(); err == nil || !passes(err) {
@@ -132,7 +132,11 @@ func patiently(
 		if attempt == 0 {
 			logger.Warn("Cannot find out yet whether a programmer can be used, trying again", "programmer", name, "err", err)
 		}
-		<-time.After(probeInterval)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(probeInterval):
+		}
 	}
 	return p, err
 }
@@ -144,9 +148,11 @@ func passes(err error) bool {
 		func(passing unix.Errno) bool { return errors.Is(err, passing) })
 }
 
-// choose returns the first of the candidates for which newProgrammer succeeds.
+// choose returns the first of the candidates for which newProgrammer succeeds. It tries no further
+// one once ctx has ended.
 func choose(
-	wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error),
+	ctx context.Context, wanted string, fallback bool, logger *slog.Logger,
+	newProgrammer func(name string) (programmer.Programmer, error),
 ) (*chosen, error) {
 	names, asked := candidates[wanted], "--programmer="+wanted
 	if !fallback && wanted != programmerAuto {
@@ -155,6 +161,9 @@ func choose(
 	var missing []error
 	for _, name := range names {
 		p, err := newProgrammer(name)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err != nil {
 			missing = append(missing, fmt.Errorf("%s cannot be used: %w", name, err))
 			continue
@@ -280,8 +289,10 @@ func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 	if o.programsNothing() || !localhost && o.Programmer != programmerIPVS {
 		return
 	}
-	c, err := o.choose(logger, io.Discard)
+	c, err := o.choose(ctx, logger, io.Discard)
 	switch {
+	case ctx.Err() != nil:
+		return
 	case err != nil:
 	case c.name == programmerIPVS:
 		err = ipvs.SetSysctls(o.ipvs(logger))

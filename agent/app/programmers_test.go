@@ -4,6 +4,7 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -52,7 +54,7 @@ func TestChoice(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.wanted, " ", c.fallback, " of ", c.has), func(t *testing.T) {
 			var log bytes.Buffer
-			got, err := choose(c.wanted, c.fallback, slog.New(slog.NewTextHandler(&log, nil)), func(name string) (programmer.Programmer, error) {
+			got, err := choose(t.Context(), c.wanted, c.fallback, slog.New(slog.NewTextHandler(&log, nil)), func(name string) (programmer.Programmer, error) {
 				if !slices.Contains(strings.Fields(c.has), name) {
 					return nil, errors.Join(fmt.Errorf("no %s here", name), errors.New("nor this"))
 				}
@@ -95,8 +97,8 @@ func TestPassingErrors(t *testing.T) {
 			var log bytes.Buffer
 			logger := slog.New(slog.NewTextHandler(&log, nil))
 			attempts := map[string]int{}
-			got, err := choose("auto", true, logger, func(name string) (programmer.Programmer, error) {
-				return patiently(logger, name, func() (programmer.Programmer, error) {
+			got, err := choose(t.Context(), "auto", true, logger, func(name string) (programmer.Programmer, error) {
+				return patiently(t.Context(), logger, name, func() (programmer.Programmer, error) {
 					if attempts[name]++; name == "nftables" && attempts[name] <= c.fails {
 						return nil, c.err
 					}
@@ -110,6 +112,28 @@ func TestPassingErrors(t *testing.T) {
 			require.Equal(t, c.attempts > 1, strings.Contains(log.String(), "trying again"))
 		})
 	}
+}
+
+// TestStopWhileAProbeIsRepeated asserts that an agent that is stopped while it waits to probe again
+// ends at once, and tries no other programmer.
+func TestStopWhileAProbeIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		logger := slog.New(slog.DiscardHandler)
+		var tried []string
+		start := time.Now()
+		got, err := choose(ctx, programmerAuto, true, logger, func(name string) (programmer.Programmer, error) {
+			return patiently(ctx, logger, name, func() (programmer.Programmer, error) {
+				tried = append(tried, name)
+				cancel()
+				return nil, unix.ENOBUFS
+			})
+		})
+		require.ErrorIs(t, err, context.Canceled)
+		require.Nil(t, got)
+		require.Equal(t, []string{"nftables"}, tried)
+		require.Zero(t, time.Since(start))
+	})
 }
 
 // TestProbesLeaveNothing asserts that the probes that choose a programmer leave nothing in the
@@ -129,7 +153,7 @@ func TestProbesLeaveNothing(t *testing.T) {
 	for _, wanted := range []string{"auto", "iptables", "ipvs"} {
 		o := parse(t, "--source=kube", "--programmer="+wanted, "--iptables-variant=nft")
 		require.NoError(t, node.Do(func() error {
-			got, err := o.choose(slog.New(slog.DiscardHandler), nil)
+			got, err := o.choose(t.Context(), slog.New(slog.DiscardHandler), nil)
 			if err != nil {
 				return err
 			}
@@ -158,7 +182,7 @@ func TestForwardDrops(t *testing.T) {
 		t.Helper()
 		o := parse(t, "--source=kube", "--programmer=nftables", "--iptables-masquerade-bit=15")
 		require.NoError(t, node.Do(func() error {
-			p, err := o.choose(slog.New(slog.DiscardHandler), nil)
+			p, err := o.choose(t.Context(), slog.New(slog.DiscardHandler), nil)
 			if err != nil {
 				return err
 			}
