@@ -51,7 +51,7 @@ type Server struct {
 //  3. A shard is in pending.shards if and only if its moved flag is set.
 //  4. Objects are immutable, so readers may keep them after mu is released.
 //  5. missing and unreadable are the sums of what the shards have of either.
-//  6. Take returns nothing unless inSync or stale is set.
+//  6. Take returns nothing unless the content counts; see countsLocked.
 type Cache struct {
 	// mu guards all fields except dirty.
 	mu sync.Mutex
@@ -65,6 +65,7 @@ type Cache struct {
 	// UseRestored.
 	stale bool
 	// foreign reports that the restored content is of another cluster than a server that has answered.
+	// It may be set after stale.
 	foreign bool
 	// missing and unreadable are the numbers of missing slices and of unreadable objects in all
 	// shards.
@@ -138,12 +139,14 @@ func (c *Cache) Counts() (all, pending Counts) {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take returns what has changed since the last Take. ok is false until a server has brought the
-// cache in sync or UseRestored was called, because the content is incomplete until then. A stale
-// cache returns no positions, because the caller would ack them.
+// cache in sync or UseRestored was called, because the content is incomplete until then. It is false
+// again from when a server of another cluster has answered until that cluster's state is complete,
+// because the two must not be mixed. A stale cache returns no positions, because the caller would
+// ack them.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.inSync && !c.stale {
+	if !c.countsLocked() {
 		return Changes{}, false
 	}
 	changes = Changes{
@@ -282,8 +285,11 @@ func (c *Cache) clusterLocked() int64 {
 	return 0
 }
 
+// countsLocked reports whether the content is what the node should follow.
+func (c *Cache) countsLocked() bool { return c.inSync || c.stale && !c.foreign }
+
 func (c *Cache) signalLocked() {
-	if !c.inSync && !c.stale {
+	if !c.countsLocked() {
 		return
 	}
 	select {

@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -75,6 +76,63 @@ func TestContentsAreRestored(t *testing.T) {
 	require.True(t, r.UseRestored())
 	changes, _ = r.Take()
 	require.False(t, changes.Node, "there is none")
+}
+
+// TestServerOfAnotherClusterIsLate checks a server that answers after restored content has begun to
+// count. If the content is of another cluster, nothing of both is returned together: the server's
+// state replaces the content at InSync, and the old Node's addresses do not pass to the new one.
+func TestServerOfAnotherClusterIsLate(t *testing.T) {
+	const old, now = 1_700_000_000, 1_800_000_000
+	state := func(name string, created int64) *model.Update {
+		cluster := model.NewService(model.Service{
+			Namespace: model.ClusterService.Namespace, Name: model.ClusterService.Name, Type: model.ClusterIP,
+			CreationTimeSeconds: created,
+		})
+		return &model.Update{To: 1, Full: true, Services: []*model.Service{cluster, udpService(name)}}
+	}
+	for name, c := range map[string]struct {
+		from, to int64
+		another  bool
+	}{
+		"the same cluster":          {old, old, false},
+		"another cluster":           {old, now, true},
+		"a checkpoint of any":       {0, now, false},
+		"a server that cannot know": {old, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := welcomed(t, 1)
+			apply(t, w, state("before", c.from))
+			w.SetNode(&model.Node{Name: "n", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+			require.NoError(t, w.InSync([]uint64{1}, model.ResourceVersions{}))
+			r := &Writer{Cache: New()}
+			require.NoError(t, r.Restore(w.Contents(everything)))
+			require.True(t, r.UseRestored())
+			_, ok := r.Take()
+			require.True(t, ok, "it counts, as no server has answered")
+
+			r.Begin()
+			require.Equal(t, c.another, r.FromCluster(c.to))
+			require.NoError(t, r.Welcome(epoch+1, 1))
+			r.SetNode(&model.Node{Name: "n"})
+			apply(t, r, state("after", c.to))
+			_, ok = r.Take()
+			require.Equal(t, !c.another, ok)
+			require.Equal(t, c.another, len(r.Node().InternalIPs) == 0)
+			require.True(t, r.Stale(), "no server has confirmed it")
+			require.False(t, c.another && r.UseRestored())
+			require.NoError(t, r.InSync([]uint64{1}, model.ResourceVersions{}))
+			changes, ok := r.Take()
+			require.True(t, ok)
+			require.False(t, r.Stale())
+			require.ElementsMatch(t, []model.ServiceKey{model.ClusterService, udpService("after").ServiceKey()}, r.Services())
+			if c.another {
+				require.ElementsMatch(t, changes.Services, []model.ServiceKey{
+					model.ClusterService, udpService("before").ServiceKey(), udpService("after").ServiceKey(),
+				})
+				require.True(t, changes.Node)
+			}
+		})
+	}
 }
 
 // TestContentsOfChangedShards checks that Contents copies the shards that it is asked for, and that

@@ -62,17 +62,17 @@ func (w *Writer) Welcome(epoch uint64, shards uint32) error {
 }
 
 // FromCluster notes the cluster of a server, which 0 leaves unknown. It reports whether the content
-// is restored from a checkpoint of another cluster. That content does not count then, and its Node
-// is dropped. The content stays until the server brings the cache in sync.
+// is restored from a checkpoint of another cluster. That content does not count then, or not any
+// longer, and its Node is dropped. The content stays until the server brings the cache in sync.
 func (w *Writer) FromCluster(cluster int64) (another bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	own := w.clusterLocked()
-	if w.inSync || w.stale || own == 0 || cluster == 0 || own == cluster {
+	if w.inSync || own == 0 || cluster == 0 || own == cluster {
 		return false
 	}
 	w.foreign = true
-	w.node, w.pending.node, w.restored = nil, false, nil
+	w.node, w.pending.node, w.restored = nil, w.stale, nil
 	return true
 }
 
