@@ -205,7 +205,9 @@ func (m *Manager) look(ctx context.Context) {
 		m.mark(ctx, data)
 	}
 	m.published.Set(value)
-	m.change.Set(changeAt(data, m.Now()))
+	if data != nil { // otherwise it is not known, and what is planned stays so
+		m.change.Set(changeAt(data, m.Now()))
+	}
 }
 
 // mark notes in the Secret that all ConfigMaps have its first CA, unless data says so. A failure

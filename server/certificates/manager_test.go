@@ -278,7 +278,12 @@ func TestANewCAIsPublishedFirst(t *testing.T) {
 		verify(t, lookAll(40*day), first.Data[caBundleKey], r.clock())
 		require.Zero(t, testutil.ToFloat64(r.servers[0].published))
 	}
-	require.Greater(t, testutil.ToFloat64(r.servers[0].change), float64(r.clock().Unix()))
+	planned := testutil.ToFloat64(r.servers[0].change)
+	require.Greater(t, planned, float64(r.clock().Unix()))
+	noTime, cancel := context.WithTimeout(t.Context(), 0)
+	r.servers[0].look(noTime)
+	cancel()
+	require.Equal(t, planned, testutil.ToFloat64(r.servers[0].change), "also while the Secret cannot be read")
 	_, err := r.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "later"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
