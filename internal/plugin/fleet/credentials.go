@@ -78,12 +78,12 @@ func (t *tokens) get(ctx context.Context, namespace, audience string) (string, e
 		held = &heldToken{}
 		t.held[key] = held
 	}
-	last := held.token
-	t.mu.Unlock()
-	if time.Now().Before(last.until.Add(-tokenMargin)) {
+	if last := held.token; time.Now().Before(last.until.Add(-tokenMargin)) {
+		t.mu.Unlock()
 		return last.value, nil
 	}
-	// All calls that need the token share one request, which must not end with the first of them.
+	// All calls that need the token share one request, which must not end with the first of them. A
+	// call that has seen no token joins it before it can store one, because it needs mu for that.
 	answer := held.flight.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.timeout)
 		defer cancel()
@@ -95,6 +95,7 @@ func (t *tokens) get(ctx context.Context, namespace, audience string) (string, e
 		}
 		return next.value, err
 	})
+	t.mu.Unlock()
 	select {
 	case a := <-answer:
 		return a.Val.(string), a.Err
