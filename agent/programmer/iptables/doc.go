@@ -37,12 +37,14 @@
 // # Changes
 //
 // Changes are written by one iptables-restore --noflush for each IP family, which takes effect at
-// once in each table. If it would create many chains with iptables-nft, others write their rules
-// before, a few hundred at a time. Nothing leads to these chains until then, and the kernel never
-// works on one transaction for long, which would hold up packets. The input holds the chains whose
-// rules differ from those in the kernel. They are compared by hashes, which Replace computes from
-// the kernel's rules and Apply keeps up to date. The state of the kernel depends only on the wanted
-// state, not on the changes that led to it.
+// once in filter and then in nat. If rules in filter refuse what nat leads to backends from now on,
+// another one removes these rules. So each packet is either translated or refused. If it would
+// create many chains with iptables-nft, others write their rules before, a few hundred at a time.
+// Nothing leads to these chains until then, and the kernel never works on one transaction for long,
+// which would hold up packets. The input holds the chains whose rules differ from those in the
+// kernel. They are compared by hashes, which Replace computes from the kernel's rules and Apply
+// keeps up to date. The state of the kernel depends only on the wanted state, not on the changes
+// that led to it.
 //
 // Established connections belong to conntrack and are never touched. The kernel keeps a list of
 // clients as long as a rule names it. So the list survives everything that does not remove its

@@ -30,10 +30,12 @@ type inHost struct {
 	*Programmer
 	// restored holds the input of each iptables-restore so far that was to take effect. refuse, if
 	// set, returns what iptables-restore says about an input that it refuses, or "". accepted, if
-	// set, is called after each input that took effect.
+	// set, is called after each input that took effect. between, if set, is called after each table
+	// of an input, whose tables then take effect one by one.
 	restored [][]byte
 	refuse   func(input []byte) string
 	accepted func()
+	between  func()
 }
 
 var _ programmer.Programmer = (*inHost)(nil)
@@ -49,6 +51,18 @@ func newInHost(t testing.TB, host *testenv.Host, options Options) *inHost {
 					return nil, &commandError{name: name, exit: fmt.Errorf("exit status 1"), said: said}
 				}
 			}
+		}
+		if h.between != nil && strings.HasSuffix(name, "-restore") {
+			for part := range bytes.SplitAfterSeq(stdin, []byte("COMMIT\n")) {
+				if len(part) == 0 {
+					continue
+				}
+				if out, err := runCommand(ctx, part, name, args...); err != nil {
+					return out, err
+				}
+				h.between()
+			}
+			return nil, nil
 		}
 		out, err := runCommand(ctx, stdin, name, args...)
 		if h.accepted != nil && err == nil && strings.HasSuffix(name, "-restore") {

@@ -106,20 +106,13 @@ func (f *kernelFamily) index(port *plan, add bool) {
 			if way != nowhere {
 				f.nodePorts[port.ID.Protocol].change(add, g.Port, entry)
 			}
-			if f.filtered(g) {
-				f.rejectNodePorts[port.ID.Protocol].change(add, g.Port, entry)
-			}
-			continue
-		}
-		switch way {
-		case nowhere:
-		case offPods:
+		} else if way == offPods {
 			f.vips.change(add, g.Address, entry)
-		default:
+		} else if way != nowhere {
 			f.external.change(add, g.Address, entry)
 		}
 		if f.filtered(g) {
-			f.rejectVIPs.change(add, g.Address, entry)
+			f.indexFiltered(entry, add)
 		}
 	}
 	if port.HealthCheckPort != 0 {
@@ -128,6 +121,32 @@ func (f *kernelFamily) index(port *plan, add bool) {
 	for _, a := range port.localAddresses() {
 		f.hairpins.change(add, a, hairpin{port, a})
 	}
+}
+
+// indexFiltered adds a frontend to a tree of filter, or removes it.
+func (f *kernelFamily) indexFiltered(e frontend, add bool) {
+	if g := e.get(); g.Kind == view.NodePort {
+		f.rejectNodePorts[e.port.ID.Protocol].change(add, g.Port, e)
+	} else {
+		f.rejectVIPs.change(add, g.Address, e)
+	}
+}
+
+// leaving returns the frontends that have rules in filter and that changed Service ports do not
+// have any more. What these rules refuse may reach filter until nat is written.
+func (f *kernelFamily) leaving() (out []frontend) {
+	for id, before := range f.changed {
+		if before == nil {
+			continue
+		}
+		after := f.ports[id]
+		for i, g := range before.Frontends {
+			if f.filtered(g) && (after == nil || !slices.ContainsFunc(after.Frontends, g.Equal)) {
+				out = append(out, frontend{before, i})
+			}
+		}
+	}
+	return out
 }
 
 // transaction returns a transaction with everything that is wanted, or with what has changed.
@@ -145,12 +164,11 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 	}
 	f.vips.write(x, all)
 	f.external.write(x, all)
-	f.rejectVIPs.write(x, all)
 	f.hairpins.write(x, all)
 	for _, p := range protocols {
 		f.nodePorts[p].write(x, all)
-		f.rejectNodePorts[p].write(x, all)
 	}
+	f.writeFiltered(x, all)
 	clear(f.changed)
 	if all {
 		x.removeOthers(f.held)
@@ -158,8 +176,16 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 	return x
 }
 
+// writeFiltered adds the trees of filter to the transaction.
+func (f *kernelFamily) writeFiltered(x *transaction, all bool) {
+	f.rejectVIPs.write(x, all)
+	for _, p := range protocols {
+		f.rejectNodePorts[p].write(x, all)
+	}
+}
+
 // putChains adds the chains of a Service port to the transaction. nil means that the Service port
-// did not exist before, or does not exist any more.
+// did not exist before, or does not exist any more. Chains in filter stay, as those in leaving do.
 func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 	is := f.chainsOf(after)
 	for _, c := range is {
@@ -167,7 +193,11 @@ func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 	}
 	for _, c := range f.chainsOf(before) {
 		if !slices.ContainsFunc(is, func(o portChain) bool { return o.table == c.table && o.name == c.name }) {
-			x.remove(c.table, c.name)
+			if c.table == filter {
+				x.leaving = append(x.leaving, c.name)
+			} else {
+				x.remove(c.table, c.name)
+			}
 		}
 	}
 }
@@ -189,10 +219,41 @@ func (f *kernelFamily) hold(s *saved) {
 	f.guarded = (f.guarded || guarded) && programmer.SysctlIs(programmer.RouteLocalnet, "1")
 }
 
-// write makes the kernel hold the wanted state. What packets see at once is one iptables-restore.
+// write makes the kernel hold the wanted state. What packets see at once is one iptables-restore,
+// which changes filter before nat. So what nat has not translated any more is refused at once. What
+// filter does not refuse any more is translated at once, because another iptables-restore removes
+// these rules after nat has changed. With all, it is not known which rules these are.
 func (f *kernelFamily) write(ctx context.Context, all bool) error {
-	start := time.Now()
+	var leaving []frontend
+	if !all {
+		leaving = f.leaving()
+	}
+	for _, e := range leaving {
+		f.indexFiltered(e, true)
+	}
 	x := f.transaction(all)
+	for _, e := range leaving {
+		f.indexFiltered(e, false)
+	}
+	if all {
+		if err := f.removeRefs(x); err != nil {
+			return err
+		}
+	}
+	if err := f.restore(ctx, x); err != nil || len(leaving) == 0 {
+		return err
+	}
+	last := newTransaction(f.held.chains)
+	f.writeFiltered(last, false)
+	for _, chain := range x.leaving {
+		last.remove(filter, chain)
+	}
+	return f.restore(ctx, last)
+}
+
+// restore carries out a transaction.
+func (f *kernelFamily) restore(ctx context.Context, x *transaction) error {
+	start := time.Now()
 	var inputs [][]byte
 	if f.tool.variant == NFT {
 		inputs = x.texts()
@@ -200,11 +261,6 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 		inputs = [][]byte{text}
 	}
 	size := 0
-	if all {
-		if err := f.removeRefs(x); err != nil {
-			return err
-		}
-	}
 	for _, input := range inputs {
 		if err := f.tool.restore(ctx, input); err != nil {
 			return err

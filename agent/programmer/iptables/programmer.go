@@ -158,7 +158,7 @@ func (p *Programmer) addCounters() {
 }
 
 // Apply writes the chains of the Service ports that changed, and the chains that lead to them, with
-// one iptables-restore for each IP family.
+// one iptables-restore for each IP family, or two: see write.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

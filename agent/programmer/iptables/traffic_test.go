@@ -1,9 +1,11 @@
-// TestTraffic proves that no connection is lost, new or open, while rules change, the agent
-// restarts and the variant of iptables changes, with real packets all the time.
+// These tests prove with real packets that no connection is lost, new or open, while rules change,
+// the agent restarts and the variant of iptables changes, and that none goes past a Service while
+// only one of the tables has changed.
 package iptables
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
@@ -110,5 +112,84 @@ func TestTraffic(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "still there?", reply.Echo)
 		}
+	})
+}
+
+// TestNothingPassesBetweenTables asserts that packets to a Service do not leave the node with the
+// Service's address, and do not reach what listens on the node at a NodePort, while one of the
+// tables nat and filter has changed and the other one has not.
+func TestNothingPassesBetweenTables(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.a.Serve(testenv.TCP, 30001)
+		eachFamily(t, func(t *testing.T, family model.Family) {
+			client := c.client.Addr(family == model.IPv6)
+			own := netip.PrefixFrom(client, client.BitLen())
+			state := func(route view.Route, pods int, frontends ...view.Frontend) *view.ServicePort {
+				p := &view.ServicePort{ID: serviceID("web", model.TCP, family)}
+				for _, f := range frontends {
+					f.Others, f.Node = route, route
+					p.Frontends = append(p.Frontends, f)
+				}
+				if pods > 0 {
+					p.Cluster = c.backends(family, tcpPort, 2)
+				}
+				return p
+			}
+			at := vip(family, 1)
+			cluster, reject, drop := view.Route{To: view.Cluster, Masquerade: true}, view.Route{To: view.Reject}, view.Route{To: view.Drop}
+			sourced := func(sources ...netip.Prefix) view.Frontend {
+				f := external(at)
+				f.Kind, f.Sources = view.LoadBalancer, sources
+				return f
+			}
+			other := state(cluster, 1, clusterIP(at), nodePort(30001))
+			other.ID.Service.Name = "other"
+			states := []*view.ServicePort{
+				state(cluster, 1, external(at), nodePort(30001)),
+				state(reject, 0, rejected(external(at)), rejected(nodePort(30001))), // the last endpoint went
+				state(cluster, 1, external(at), nodePort(30001)),
+				state(drop, 1, external(at), nodePort(30001)), // no local endpoint is left
+				state(reject, 0, rejected(external(at)), rejected(nodePort(30001))),
+				state(drop, 1, external(at), nodePort(30001)),
+				state(cluster, 1, sourced(own), nodePort(30001)),
+				state(reject, 0, rejected(sourced(own)), rejected(nodePort(30001))),
+				state(cluster, 1, sourced(netip.PrefixFrom(at, at.BitLen())), nodePort(30001)), // not the client any more
+				state(cluster, 1, sourced(own), nodePort(30001)),
+				state(reject, 0, rejected(external(at)), rejected(nodePort(30001))),
+			}
+			main := programName(family, variant)
+			run := func(args ...string) string {
+				out, err := c.a.Run(t.Context(), main, append([]string{"-w", "5", "-t", "mangle"}, args...)...)
+				require.NoError(t, err)
+				return out
+			}
+			run("-A", "POSTROUTING", "-d", at.String(), "-j", "DROP")
+			stage, checks := "", 0
+			check := func() {
+				checks++
+				for _, to := range []netip.AddrPort{netip.AddrPortFrom(at, servicePort), netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30001)} {
+					r := c.client.Probe(t.Context(), testenv.TCP, to, 1, testenv.ProbeOptions{Timeout: 100 * time.Millisecond})
+					require.NotContains(t, r.Backends(), "a", "%s: reaches the node", stage)
+				}
+				require.Contains(t, run("-S", "POSTROUTING", "-v"), "-c 0 0 -j DROP", "%s: leaves the node", stage)
+			}
+			c.state.Ports = map[view.ServicePortID]*view.ServicePort{states[0].ID: states[0]}
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			c.inHost.between = check
+			defer func() { c.inHost.between = nil }()
+			apply := func(name string, changes ...view.Change) {
+				stage, checks = name, 0
+				require.NoError(t, c.inHost.Apply(t.Context(), changes))
+				require.NotZero(t, checks)
+			}
+			for i, s := range states[1:] {
+				apply(fmt.Sprint("change ", i+1), view.Change{Before: states[i], After: s})
+			}
+			apply("another Service takes the address", view.Change{Before: states[len(states)-1]}, view.Change{After: other})
+			c.inHost.between = nil
+			c.state.Ports = map[view.ServicePortID]*view.ServicePort{other.ID: other}
+			c.requireFresh(t)
+		})
 	})
 }

@@ -16,13 +16,14 @@ import (
 // table is one of the kernel's tables that hold chains of this package.
 type table int
 
+// These are the tables, in the order in which a transaction changes them.
 const (
-	nat table = iota
-	filter
+	filter table = iota
+	nat
 	tables // number of tables
 )
 
-func (t table) String() string { return [...]string{"nat", "filter"}[t] }
+func (t table) String() string { return [...]string{"filter", "nat"}[t] }
 
 // chainHashes describes the chains of this package in the kernel.
 type chainHashes [tables]map[string]chainHash
@@ -61,6 +62,8 @@ func (h *chainHashes) rules(t table) (n int) {
 type transaction struct {
 	held  chainHashes
 	parts [tables]transactionPart
+	// leaving are chains of filter to be removed after nat has changed.
+	leaving []string
 }
 
 type transactionPart struct {
