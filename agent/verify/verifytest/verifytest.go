@@ -40,7 +40,7 @@ func address(family model.Family, network string, last byte) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:10:%s::%x", network, last))
 }
 
-const nodeName = "node-1"
+const nodeName, namespace = "node-1", "shop"
 
 // options draws settings of a node.
 func options(t *rapid.T) view.Options {
@@ -79,7 +79,7 @@ func objects(t *rapid.T, ipv4, ipv6 netip.Addr) []model.Keyed {
 	for i := range byte(rapid.IntRange(1, 4).Draw(t, "Services")) {
 		name := string(rune('a' + i))
 		s := model.Service{
-			Namespace: "shop", Name: name,
+			Namespace: namespace, Name: name,
 			Type:                  rapid.SampledFrom([]model.ServiceType{model.ClusterIP, model.NodePort, model.LoadBalancer}).Draw(t, "type"),
 			InternalTrafficPolicy: policy.Draw(t, "internal"), ExternalTrafficPolicy: policy.Draw(t, "external"),
 			ClientIPAffinitySeconds: rapid.SampledFrom([]uint32{0, 0, 60}).Draw(t, "affinity"),
@@ -119,7 +119,7 @@ func objects(t *rapid.T, ipv4, ipv6 netip.Addr) []model.Keyed {
 		all = append(all, model.NewService(s))
 		for _, f := range bothFamilies {
 			slice := model.Slice{
-				Namespace: "shop", Name: name + "-" + f.String(), Service: name, Family: f,
+				Namespace: namespace, Name: name + "-" + f.String(), Service: name, Family: f,
 				Ports: []model.SlicePort{{Name: "http", Protocol: port.Protocol, Port: 8080}},
 			}
 			for _, kind := range rapid.SliceOfNDistinct(rapid.IntRange(0, 7), 0, 5, rapid.ID[int]).Draw(t, "endpoints") {

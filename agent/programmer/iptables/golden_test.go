@@ -1,0 +1,16 @@
+package iptables_test
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/verify/verifytest"
+)
+
+// TestGolden prints what the programmer writes for random clusters; see verifytest.Golden.
+func TestGolden(t *testing.T) {
+	verifytest.Golden(t, func() (*iptables.Programmer, error) {
+		return iptables.New(iptables.Options{Log: slog.New(slog.DiscardHandler)})
+	}, 4, "iptables-nft-save | sed /^#/d", "ip6tables-nft-save | sed /^#/d")
+}
