@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Compares what this tree does with what another commit does, for a change that must not be seen:
-# what TestGolden of the packages prints, such as the rules in the kernel and the number of
-# operations that lead to them, and which modules' packages the programs are linked from. It prints
-# the differences and fails if there are any.
+# Compares what this tree does with what another commit does, for a change that must not be seen. It
+# compares what TestGolden of the packages prints, such as the rules in the kernel and the number of
+# operations that lead to them, and the packages of other modules that the programs are linked from.
+# It prints the differences and fails if there are any.
 # Usage: goldens.sh COMMIT
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,3 +1,4 @@
+// TestGolden prints random frames and their digests, to compare commits by.
 package wire
 
 import (

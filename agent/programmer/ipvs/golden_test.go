@@ -1,3 +1,4 @@
+// TestGolden prints what the programmer writes for random clusters, to compare commits by.
 package ipvs_test
 
 import (
@@ -8,7 +9,7 @@ import (
 	"github.com/slicecast/slicecast/agent/verify/verifytest"
 )
 
-// TestGolden prints what the programmer writes for random clusters; see verifytest.Golden.
+// TestGolden is for internal/tools/goldens.sh; see verifytest.Golden.
 func TestGolden(t *testing.T) {
 	verifytest.Golden(t, func() (*ipvs.Programmer, error) {
 		return ipvs.New(ipvs.Options{Log: slog.New(slog.DiscardHandler)})
