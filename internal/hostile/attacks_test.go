@@ -125,6 +125,8 @@ var attacks = []attack{
 		does: takesNothing, counted: ofStreams("admission_stalled_turns_total")},
 	{phase: beforeInSync, name: "two answers to a DigestQuery", on: both, does: asked(answersTwice)},
 	{phase: beforeInSync, name: "two answers to a BucketQuery", on: both, does: asked(answersBucketsTwice)},
+	{phase: beforeInSync, name: "wrong digests on stream after stream", on: both, bounds: "startsBurst coldShares",
+		does: wrongOnNewStreams, counted: counter{"slicecast_server_stream_starts_total", "too_often"}},
 	{phase: beforeInSync, name: "no answer", on: both, bounds: "bucketTimeout", slow: true, does: asked(answersNothing)},
 
 	{phase: inSync, name: "messages", on: both, bounds: "messagesPerSecond",
@@ -138,6 +140,8 @@ var attacks = []attack{
 		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
 			return resync(&pb.Resync{Shard: uint32(i % shards)})
 		})},
+	{phase: inSync, name: "buckets again and again", on: both, bounds: "resyncsPerSecond coldShares", counted: ofStreams("resyncs_total"),
+		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest { return wrongBuckets(uint32(i % shards)) })},
 	{phase: inSync, name: "resyncs on new streams", on: both, bounds: "resyncsBurst", does: resyncsOnNewStreams},
 	{phase: inSync, name: "an answer to no question", on: both,
 		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return digests() })},
@@ -816,6 +820,38 @@ const shards = 64
 func digests() *pb.StreamRequest {
 	made := bytes.Repeat(modeltest.Digests(1), shards)
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: made}}}
+}
+
+// wrongBuckets requests the buckets of a shard. Few enough of them differ that they are sent one by
+// one: all that have objects, and some that have none.
+func wrongBuckets(shard uint32) *pb.StreamRequest {
+	digests := make([]byte, model.Buckets*model.HashSize)
+	copy(digests, bytes.Repeat(modeltest.Digests(1), model.Buckets/4))
+	return resync(&pb.Resync{Shard: shard, BucketDigests: digests})
+}
+
+// wrongOnNewStreams resumes with wrong digests, on stream after stream, and reads all that it is
+// sent.
+func wrongOnNewStreams(a *attacker) error {
+	again := asked(func(stream pb.DistributionService_StreamClient) error {
+		err := stream.Send(digests())
+		if err != nil {
+			return err
+		}
+		return until(stream, func(r *pb.StreamResponse) bool {
+			for _, shard := range r.GetBucketQuery().GetShards() {
+				if stream.Send(wrongBuckets(shard)) != nil {
+					return false // the stream's end says why
+				}
+			}
+			return r.GetInSync() != nil
+		})
+	})
+	for {
+		if err := again(a); err != nil {
+			return requireCode(err, codes.ResourceExhausted)
+		}
+	}
 }
 
 func answersTwice(stream pb.DistributionService_StreamClient) error {

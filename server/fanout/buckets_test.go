@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -52,6 +51,7 @@ func TestResumeByBuckets(t *testing.T) {
 	require.Equal(t, []uint32{0, 1}, c.recv().GetBucketQuery().GetShards())
 	wrong := slice(1, 3).Key().Bucket()
 	shard := slice(1, 3).ServiceKey().Shard(2)
+	c.send(bucketsOf(s.Snapshot(1 - shard)))
 	c.send(bucketsOf(s.Snapshot(shard), wrong))
 	u := c.update()
 	require.Equal(t, []uint32{wrong}, u.GetFullBuckets())
@@ -59,10 +59,7 @@ func TestResumeByBuckets(t *testing.T) {
 	for _, o := range u.GetSlices() {
 		require.Equal(t, wrong, model.Key{Kind: model.KindSlice, Namespace: "default", Name: o.GetName()}.Bucket())
 	}
-
-	// The store has meanwhile become equal to the client's part of the other shard.
-	c.send(bucketsOf(s.Snapshot(1 - shard)))
-	require.NotNil(t, c.recv().GetInSync(), "nothing differs")
+	require.NotNil(t, c.recv().GetInSync(), "nothing differs in the other shard")
 	_, updates, _ := f.hello(&pb.Hello{}).inSync()
 	require.Len(t, updates, 2)
 	for _, u := range updates {
@@ -117,42 +114,121 @@ func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 	require.NotNil(t, c.recv().GetInSync())
 }
 
-// TestWholeShardsAreSentInTurn checks that a client that needs whole shards waits for its turn,
-// even if it holds something, and that other clients do not wait.
-func TestWholeShardsAreSentInTurn(t *testing.T) {
+// TestAStartIsInTurn checks that a client that needs much waits for its turn, whatever it holds and
+// claims, and that other clients do not wait.
+func TestAStartIsInTurn(t *testing.T) {
 	s := filled(t, 40)
 	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
+	h.turns.small = 0
+	before := holding(s)
+	for i := range 40 {
+		s.Upsert(slice(i, 4), 3)
+	}
+	eventually(t, func() bool { return s.Snapshot(0).Sequence() > 1 && s.Snapshot(1).Sequence() > 1 })
 	other := h.turns.ask(identity{user: "another"}, 1)
 	<-other.begun
-	byShard, byBuckets, same := resuming(s), resuming(s), holding(s)
-	byShard.Capabilities = nil
 	all := make([]uint32, model.Buckets)
 	for i := range all {
 		all[i] = uint32(i)
 	}
+	withoutBuckets := resuming(s)
+	withoutBuckets.Capabilities = nil
 	var waiting []*pipe
-	for _, hello := range []*pb.Hello{byShard, byBuckets} {
-		p := connect(t, h, hello)
+	for _, c := range []struct {
+		hello *pb.Hello
+		wrong []uint32 // buckets
+	}{{&pb.Hello{}, nil}, {before, nil}, {withoutBuckets, nil}, {resuming(s), all}, {resuming(s), all[:maxBuckets]}} {
+		p := connect(t, h, c.hello)
 		defer p.cancel()
-		if len(hello.GetCapabilities()) > 0 {
+		if len(c.wrong) > 0 {
 			p.hears(t, 0, func(r *wire.Response) bool { return r.DigestQuery != nil })
 			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}))
 			p.hears(t, 0, func(r *wire.Response) bool { return r.BucketQuery != nil })
 			for shard := range s.Shards() {
-				require.NoError(t, p.say(bucketsOf(s.Snapshot(shard), all...)))
+				require.NoError(t, p.say(bucketsOf(s.Snapshot(shard), c.wrong...)))
 			}
 		}
 		waiting = append(waiting, p)
+		eventually(t, func() bool { return h.turns.waiting() == len(waiting) })
 	}
-	eventually(t, func() bool { return testutil.ToFloat64(h.metrics.admissionWaiting) == 2 })
 	for _, p := range waiting {
 		p.hears(t, 2, nil)
 	}
-	quick := connect(t, h, same)
+	quick := connect(t, h, holding(s))
 	defer quick.cancel()
 	eventually(t, quick.session.synced.Load)
 	other.end()
 	for _, p := range waiting {
 		eventually(t, p.session.synced.Load)
 	}
+}
+
+// TestResyncsAreAnsweredInTurn checks that a client waits for its turn with whatever it requests,
+// that its updates do not wait, and that the answer is of the state of its turn.
+func TestResyncsAreAnsweredInTurn(t *testing.T) {
+	key := wire.KeyToProto(slice(1, 3).Key())
+	shard := slice(1, 3).ServiceKey().Shard(2)
+	for name, request := range map[string]func(*store.Store) *pb.StreamRequest{
+		"whole shard": func(*store.Store) *pb.StreamRequest { return resyncOf(&pb.Resync{Shard: shard}) },
+		"objects": func(*store.Store) *pb.StreamRequest {
+			return resyncOf(&pb.Resync{Shard: shard, Keys: []*pb.ObjectKey{key}})
+		},
+		"buckets": func(s *store.Store) *pb.StreamRequest {
+			return bucketsOf(s.Snapshot(shard), slice(1, 3).Key().Bucket())
+		},
+	} {
+		for kind := range pb.ClientKind_name {
+			t.Run(name+" "+pb.ClientKind(kind).String(), func(t *testing.T) {
+				s := filled(t, 40)
+				h := running(t, Options{Store: s, ColdBytes: 1})
+				h.turns.small = 0
+				hello := &pb.Hello{Kind: pb.ClientKind(kind)}
+				if hello.GetKind() == pb.ClientKind_CLIENT_KIND_AGENT {
+					hello.NodeName = "a"
+				}
+				p := connect(t, h, hello)
+				defer p.cancel()
+				c := &copyOf{objects: map[placed]model.Object{}, sequences: map[uint32]uint64{}, shards: 2}
+				eventually(t, func() bool { c.take(t, p.read(t)); return c.inSyncs == 1 })
+				other := h.turns.ask(identity{user: "another"}, 1)
+				<-other.begun
+				require.NoError(t, p.say(request(s)))
+				eventually(t, func() bool { return h.turns.waiting() == 1 })
+				for n := range 3 {
+					from := s.Snapshot(shard).Sequence()
+					s.Upsert(slice(1, 5+n), 0)
+					eventually(t, func() bool { c.take(t, p.read(t)); return c.sequences[shard] > from && c.equals(s) })
+				}
+				again := 0
+				for p.say(request(s)) == nil {
+					again++
+				}
+				require.Less(t, again, resyncsBurst+resyncsPerSecond*int(patience/time.Second))
+				require.Equal(t, 1, h.turns.waiting())
+				delete(c.objects, placed{shard, slice(1, 3).Key()})
+				other.end()
+				eventually(t, func() bool { c.take(t, p.read(t)); return c.equals(s) })
+				eventually(t, func() bool {
+					p.session.mu.Lock()
+					defer p.session.mu.Unlock()
+					return p.session.requests.size == 0
+				})
+				require.Zero(t, h.turns.waiting())
+			})
+		}
+	}
+	t.Run("until the stream ends", func(t *testing.T) {
+		s := filled(t, 40)
+		h := running(t, Options{Store: s, ColdBytes: 1})
+		h.turns.small = 0
+		p := connect(t, h, &pb.Hello{})
+		eventually(t, p.session.synced.Load)
+		other := h.turns.ask(identity{user: "another"}, 1)
+		require.NoError(t, p.say(resyncOf(&pb.Resync{})))
+		eventually(t, func() bool { return h.turns.waiting() == 1 })
+		require.Error(t, p.close())
+		require.Zero(t, h.turns.waiting())
+		other.end()
+		require.EqualValues(t, 1, h.turns.free)
+	})
 }

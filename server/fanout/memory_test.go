@@ -193,7 +193,7 @@ func TestAllowancesAreSmall(t *testing.T) {
 	}
 	turns := newTurns(1 << 30)
 	for i := range maxIdentities + 1000 {
-		turns.ask(identity{node: strings.Repeat("n", maxNodeName-8) + fmt.Sprint(i)}, 1).end()
+		turns.ask(identity{node: strings.Repeat("n", maxNodeName-8) + fmt.Sprint(i)}, 1<<30).end()
 	}
 	require.Equal(t, maxIdentities, turns.lately.Len())
 	require.Less(t, heap()-before, worst)

@@ -14,7 +14,6 @@ type metrics struct {
 	// Starts of streams.
 	starts, behindWaits    *prometheus.CounterVec
 	replaced, stalledTurns prometheus.Counter
-	admissionWaiting       prometheus.Gauge
 	// Reports of clients.
 	acks, nacks, droppedNacks, resyncs, unconverged prometheus.Counter
 	convergence                                     [len(shares)]prometheus.Observer
@@ -81,8 +80,6 @@ func (m *metrics) registerStarts(f metricFactory) {
 	m.replaced = f.counter("replaced_streams_total", "Number of streams that were replaced by a newer stream of the same node.")
 	m.behindWaits = f.counters("behind_waits_total", "Number of clients that had seen newer state than this server and waited "+
 		"for it, by result: caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up")
-	m.admissionWaiting = f.NewGauge(prometheus.GaugeOpts(metricOpts("admission_waiting_streams",
-		"Number of streams that wait for their turn to receive whole shards.")))
 	m.stalledTurns = f.counter("admission_stalled_turns_total", "Number of turns that ended early because the client "+
 		"received whole shards too slowly. It still receives them, but other clients no longer wait for it.")
 }
@@ -112,6 +109,8 @@ func (h *Hub) registerGauges(r prometheus.Registerer) {
 		promauto.With(r).NewGaugeFunc(opts, func() float64 { return float64(value()) })
 	}
 	gauge("streams", "Number of open streams.", func() int { return len(h.sessions.list()) })
+	gauge("admission_waiting_streams",
+		"Number of streams that wait for their turn to receive whole shards, or much of them.", h.turns.waiting)
 	gauge("nodes", "Number of nodes that are served, by agents' streams or through relays.",
 		func() int { return int(h.servedNodes.Load()) })
 	for i, name := range wire.WarningNames {

@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -33,17 +34,17 @@ const (
 )
 
 // requests is what a session's goroutine is to send in addition to the ring's entries. The
-// session's mu guards it. Its invariant: size is about the bytes of the Resyncs in resyncs, and at
-// most maxWaiting and resyncBytes for each shard.
+// session's mu guards it. Its invariants:
+//
+//  1. size is about the bytes of the Resyncs in resyncs and owed, and at most maxWaiting and
+//     resyncBytes for each shard.
+//  2. While the session waits for a turn, owed is what that turn is for. resyncs arrived later.
+//  3. Only the session's goroutine uses owed, and without mu.
 type requests struct {
-	nodes   map[string]struct{} // names of Nodes that have changed
-	resyncs map[uint32]*resync  // by shard
-	size    int
-	compare bool // whether the client asks for digests
-}
-
-func (r *requests) empty() bool {
-	return len(r.nodes) == 0 && len(r.resyncs) == 0 && !r.compare
+	nodes         map[string]struct{} // names of Nodes that have changed
+	resyncs, owed map[uint32]*resync  // by shard
+	size          int
+	compare       bool // whether the client asks for digests
 }
 
 func (r *requests) addNode(name string) {
@@ -67,15 +68,32 @@ func (r *requests) addResync(m *pb.Resync, keys []model.Key, shards uint32) bool
 		r.resyncs[m.GetShard()] = &resync{}
 	}
 	r.resyncs[m.GetShard()].add(m, keys)
+	r.resyncs[m.GetShard()].size += size
 	r.size += size
 	return true
 }
 
-// resync is what a client has requested of a shard and has not been sent yet.
+// owe adds what is to be sent of a shard to owed.
+func (r *requests) owe(shard uint32, more *resync) {
+	if r.owed == nil {
+		r.owed = make(map[uint32]*resync)
+	}
+	if before := r.owed[shard]; before != nil {
+		more.whole = more.whole || before.whole
+		more.buckets = cmp.Or(more.buckets, before.buckets)
+		more.keys = append(more.keys, before.keys...)
+		more.size += before.size
+	}
+	r.owed[shard] = more
+}
+
+// resync is what a client is to be sent of a shard, in addition to what has changed since the
+// client's position.
 type resync struct {
-	whole   bool       // whether it is the whole shard
+	whole   bool       // the whole shard
 	buckets *pb.Resync // the latest Resync with digests; nil if there is none
 	keys    []model.Key
+	size    int // what it counts for in the size of the requests
 }
 
 func (r *resync) add(m *pb.Resync, keys []model.Key) {
@@ -87,6 +105,13 @@ func (r *resync) add(m *pb.Resync, keys []model.Key) {
 	default:
 		r.whole = true
 	}
+}
+
+// named returns the objects that the client has named, each once.
+func (r *resync) named(snapshot *store.Snapshot) *model.Update {
+	slices.SortFunc(r.keys, model.Key.Compare)
+	r.keys = slices.Compact(r.keys)
+	return snapshot.Select(r.keys)
 }
 
 // differing returns the buckets of a snapshot whose digests differ from the client's, or whole if
@@ -306,45 +331,136 @@ func (s *Session) countResync(r *pb.Resync) error {
 
 func (s *Session) answer() error {
 	s.mu.Lock()
-	due := s.requests
-	s.requests = requests{}
+	nodes, compare := s.requests.nodes, s.requests.compare
+	s.requests.nodes, s.requests.compare = nil, false
 	s.mu.Unlock()
-	if err := s.sendChangedNodes(due.nodes); err != nil {
+	if err := s.sendChangedNodes(nodes); err != nil {
 		return err
 	}
-	for _, shard := range slices.Sorted(maps.Keys(due.resyncs)) {
-		if err := s.resync(s.hub.store.Snapshot(shard), due.resyncs[shard]); err != nil {
-			return err
-		}
+	if err := s.settle(); err != nil {
+		return err
 	}
-	if due.compare {
+	if compare {
 		return s.sendDigests()
 	}
 	return nil
 }
 
-// resync sends the whole shard, or named objects and buckets that differ.
-func (s *Session) resync(snapshot *store.Snapshot, r *resync) error {
-	differ, whole, err := r.differing(snapshot)
-	switch {
-	case err != nil:
-		return err
-	case whole:
-		return s.sendFrom(0, snapshot)
-	case len(r.keys) > 0:
-		if err := s.sendObjects(snapshot, r.keys); err != nil {
+// settle sends what the client is owed if it is the client's turn. Otherwise it asks for a turn,
+// unless the session waits for one. It does not wait.
+func (s *Session) settle() error {
+	if s.turn == nil {
+		s.mu.Lock()
+		for shard, r := range s.requests.resyncs {
+			s.requests.owe(shard, r)
+		}
+		s.requests.resyncs = nil
+		s.mu.Unlock()
+		if len(s.requests.owed) == 0 {
+			return nil
+		}
+		bytes, err := s.owedBytes()
+		if err != nil {
+			return err
+		}
+		s.turn = s.hub.turns.ask(s.identity(), bytes)
+	}
+	select {
+	case <-s.turn.begun:
+	default:
+		return nil
+	}
+	defer s.endTurn()
+	defer s.turn.watch(s.transport.Taken, s.hub.metrics.stalledTurns.Inc)()
+	return s.sendOwed()
+}
+
+// turnBegun returns the channel that is closed when it is the client's turn; nil if the session
+// waits for none.
+func (s *Session) turnBegun() <-chan struct{} {
+	if s.turn == nil {
+		return nil
+	}
+	return s.turn.begun
+}
+
+func (s *Session) endTurn() {
+	if s.turn != nil {
+		s.turn.end()
+		s.turn = nil
+	}
+}
+
+// owedBytes returns about how many bytes the client is owed. It encodes nothing that other streams
+// do not share.
+func (s *Session) owedBytes() (total int64, err error) {
+	for shard, r := range s.requests.owed {
+		snapshot := s.hub.store.Snapshot(shard)
+		frames, _, err := s.framesOf(snapshot, r)
+		if err != nil {
+			return 0, err
+		}
+		total += int64(wire.Bytes(frames))
+		if len(r.keys) > 0 {
+			total += int64(r.named(snapshot).Memory())
+		}
+	}
+	return total, nil
+}
+
+// sendOwed sends what the client is owed, as it is now.
+func (s *Session) sendOwed() error {
+	for _, shard := range slices.Sorted(maps.Keys(s.requests.owed)) {
+		snapshot, r := s.hub.store.Snapshot(shard), s.requests.owed[shard]
+		frames, whole, err := s.framesOf(snapshot, r)
+		if err != nil {
+			return err
+		}
+		if !whole && len(r.keys) > 0 {
+			objects, err := wire.EncodeParts(r.named(snapshot))
+			if err != nil {
+				return err
+			}
+			frames = slices.Concat(frames, objects)
+		}
+		s.sequences[shard] = snapshot.Sequence()
+		if err := s.send(frames...); err != nil {
 			return err
 		}
 	}
-	if r.buckets == nil {
-		return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.requests.owed {
+		s.requests.size -= r.size
+	}
+	s.requests.owed = nil
+	return nil
+}
+
+// framesOf returns the frames that bring the client to a snapshot and answer a resync, except for
+// the objects that it names. whole reports that they are of the whole shard, and thus of these
+// objects, too.
+func (s *Session) framesOf(snapshot *store.Snapshot, r *resync) (frames []wire.Frame, whole bool, err error) {
+	differ, whole, err := r.differing(snapshot)
+	if err != nil {
+		return nil, false, err
+	}
+	from := s.sequences[snapshot.Shard()]
+	switch {
+	case whole:
+		from = 0
+	case from == snapshot.Sequence(), from == 0 && r.buckets != nil:
+		// A client without a position holds what its digests say.
+		frames, err = s.hub.inBuckets(snapshot, differ, s.compressed)
+		return frames, false, err
 	}
 	// The client's digests may be older than its position. If a change sent since then is undone in
 	// the snapshot, the digests match although the client has the change.
-	if err := s.bring(snapshot); err != nil {
-		return err
+	if frames, err = s.hub.catchUp(snapshot, from, s.compressed); err != nil || whole {
+		return frames, whole, err
 	}
-	return s.sendBuckets(snapshot, differ)
+	buckets, err := s.hub.inBuckets(snapshot, differ, s.compressed)
+	return slices.Concat(frames, buckets), false, err
 }
 
 func (s *Session) sendChangedNodes(names map[string]struct{}) error {
@@ -370,28 +486,4 @@ func (s *Session) sendDigests() error {
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
 		Sequences: s.sequences, Digests: model.JoinDigests(digests),
 	}}})
-}
-
-// sendBuckets sends some buckets of a snapshot, which lead the client there.
-func (s *Session) sendBuckets(snapshot *store.Snapshot, buckets []uint32) error {
-	frames, err := s.hub.inBuckets(snapshot, buckets, s.compressed)
-	if err != nil {
-		return err
-	}
-	s.sequences[snapshot.Shard()] = snapshot.Sequence()
-	return s.send(frames...)
-}
-
-// sendObjects sends named objects of a shard as they are in a snapshot, each once. It brings the
-// client to the snapshot first.
-func (s *Session) sendObjects(snapshot *store.Snapshot, keys []model.Key) error {
-	slices.SortFunc(keys, model.Key.Compare)
-	frames, err := wire.EncodeParts(snapshot.Select(slices.Compact(keys)))
-	if err != nil {
-		return err
-	}
-	if err := s.bring(snapshot); err != nil {
-		return err
-	}
-	return s.send(frames...)
 }

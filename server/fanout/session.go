@@ -27,10 +27,10 @@ const helloTimeout = 10 * time.Second
 //
 //  1. While live is set, only the fan-out sends frames and changes cursor, and it holds mu.
 //     Otherwise only the session's goroutine does.
-//  2. Only park makes the session live, and only when its goroutine has nothing left to send and
-//     the client is no relay: a relay is also sent resource versions.
+//  2. Only park makes the session live, and only when its goroutine has nothing left to send but
+//     what waits for a turn, and the client is no relay: a relay is also sent resource versions.
 //  3. client and lent are set before admitted is. Until then, only a Hello is accepted.
-//  4. Only the session's goroutine uses reached.
+//  4. Only the session's goroutine uses reached and turn.
 type Session struct {
 	// The fan-out uses the fields up to sentBytes for each change, so they are next to each other.
 	hub       *Hub
@@ -54,6 +54,7 @@ type Session struct {
 	synced   atomic.Bool // set once the client has been sent InSync
 
 	requests requests
+	turn     *turn // which the session has asked for and still needs; nil if there is none
 	queries  queries
 	reports  reports
 }
@@ -223,6 +224,7 @@ func (s *Session) run(state clientState) error {
 	// recognized by their sequences and skipped.
 	next, _ := s.hub.ring.now()
 	s.cursor = cursor{next: next, sequences: make([]uint64, s.hub.store.Shards())}
+	defer s.endTurn()
 	if err := s.start(state); err != nil {
 		if errors.Is(err, errDraining) {
 			_ = s.sendDrain() // the stream's status says it too
@@ -247,6 +249,7 @@ func (s *Session) follow() error {
 		}
 		select {
 		case <-s.pokes:
+		case <-s.turnBegun():
 		case err := <-s.ending:
 			return err
 		case <-draining:
@@ -274,12 +277,13 @@ func (s *Session) own() {
 	s.live = false
 }
 
-// park returns true if the session's goroutine has nothing left to do. It then makes the session
+// park returns true if the session's goroutine has nothing to do now. It then makes the session
 // live, unless the client is a relay; see invariants 1 and 2.
 func (s *Session) park() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next != s.hub.ring.head.Load() || !s.requests.empty() {
+	r := &s.requests
+	if s.next != s.hub.ring.head.Load() || len(r.nodes) > 0 || r.compare || len(r.resyncs) > 0 && s.turn == nil {
 		return false
 	}
 	s.live = !s.isRelay()

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -32,18 +31,11 @@ var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbe
 type startup struct {
 	*Session
 	beats *time.Ticker
-	// whole has the shards that the client is to be sent whole, in its turn.
-	whole map[uint32]struct{}
-}
-
-// newStartup returns a startup. The caller must stop beats.
-func (s *Session) newStartup() *startup {
-	return &startup{Session: s, beats: time.NewTicker(s.hub.options.Heartbeat), whole: make(map[uint32]struct{})}
 }
 
 // start sends the initial state, which is the difference to what the client holds.
 func (s *Session) start(state clientState) error {
-	up := s.newStartup()
+	up := &startup{Session: s, beats: time.NewTicker(s.hub.options.Heartbeat)}
 	defer up.beats.Stop()
 	if own := s.hub.store.Cluster(); own != 0 && state.cluster != 0 && own != state.cluster {
 		state.versions = model.ResourceVersions{}
@@ -316,47 +308,47 @@ func (up *startup) atPresent() bool {
 	return true
 }
 
-// sendState sends what the client lacks of all shards.
+// sendState sends what the client lacks of all shards, in its turn.
 func (up *startup) sendState(state clientState) error {
 	if state.empty() {
 		up.startEmpty()
 	} else if err := up.resume(state); err != nil {
 		return err
 	}
-	return up.sendWhole()
+	if err := up.settle(); err != nil || up.turn == nil {
+		return err
+	}
+	if err := up.awaitTurn(); err != nil {
+		return err
+	}
+	return up.settle()
 }
 
-// startEmpty starts a client that holds nothing: it marks all shards with objects to be sent whole.
+// startEmpty starts a client that holds nothing. It is owed all shards with objects, whole.
 func (up *startup) startEmpty() {
 	for shard := range up.hub.store.Shards() {
 		if snapshot := up.hub.store.Snapshot(shard); snapshot.Len() == 0 {
 			up.sequences[shard] = snapshot.Sequence()
 		} else {
-			up.whole[shard] = struct{}{}
+			up.requests.owe(shard, &resync{whole: true})
 		}
 	}
 }
 
-// resume sends a client that holds something what it lacks, and marks the shards to be sent whole.
-// Sequences decide for shards whose position is of this epoch and known. For the others digests
-// decide: first the digest of the state; if it differs, those of the shards; if these differ, those
-// of the shard's buckets.
+// resume finds out what a client that holds something is owed. Sequences decide for shards whose
+// position is of this epoch and known. For the others digests decide: first the digest of the
+// state; if it differs, those of the shards; if these differ, those of the shard's buckets.
 func (up *startup) resume(state clientState) error {
 	h := up.hub
 	var unknown []uint32
 	for shard := range h.store.Shards() {
-		snapshot := h.store.Snapshot(shard)
-		at, ok := state.position(h.store, snapshot)
-		switch {
-		case !ok:
+		at, ok := state.position(h.store, h.store.Snapshot(shard))
+		if !ok {
 			unknown = append(unknown, shard)
-		case at == snapshot.Sequence():
-			up.sequences[shard] = at
-		default:
-			if err := up.sendFrom(at, snapshot); err != nil {
-				return err
-			}
+			continue
 		}
+		up.sequences[shard] = at
+		up.requests.owe(shard, &resync{})
 	}
 	if len(unknown) == 0 {
 		return nil
@@ -369,13 +361,13 @@ func (up *startup) resume(state clientState) error {
 		if same {
 			up.sequences[shard] = sequences[shard]
 		} else {
-			up.whole[shard] = struct{}{}
+			up.requests.owe(shard, &resync{whole: true})
 		}
 	}
 	return nil
 }
 
-// resumeByDigests asks for the client's digests, and sends or marks what differs in some shards.
+// resumeByDigests asks for the client's digests in some shards, which decide what it is owed.
 func (up *startup) resumeByDigests(shards []uint32) error {
 	digests, err := up.askDigests()
 	if err != nil {
@@ -387,7 +379,7 @@ func (up *startup) resumeByDigests(shards []uint32) error {
 		case snapshot.Digest():
 			up.sequences[shard] = snapshot.Sequence()
 		case model.Digest{}:
-			up.whole[shard] = struct{}{}
+			up.requests.owe(shard, &resync{whole: true})
 		default:
 			ask = append(ask, shard)
 		}
@@ -395,8 +387,9 @@ func (up *startup) resumeByDigests(shards []uint32) error {
 	return up.askBuckets(ask)
 }
 
-// ask sends a query and waits until answered reports that the client has answered it.
-func (up *startup) ask(name string, query *pb.StreamResponse, answered func() (bool, error)) error {
+// ask sends a query and waits until answered, which is called under mu, reports that the client has
+// answered it.
+func (up *startup) ask(name string, query *pb.StreamResponse, answered func() bool) error {
 	if err := up.sendMessage(query); err != nil {
 		return err
 	}
@@ -410,8 +403,11 @@ func (up *startup) ask(name string, query *pb.StreamResponse, answered func() (b
 		if !ok {
 			return status.Errorf(codes.DeadlineExceeded, "no answer to %s within %v", name, bucketTimeout)
 		}
-		if done, err := answered(); done || err != nil {
-			return err
+		up.mu.Lock()
+		done := answered()
+		up.mu.Unlock()
+		if done {
+			return nil
 		}
 	}
 }
@@ -421,116 +417,39 @@ func (up *startup) askDigests() (digests []model.Digest, err error) {
 	up.queries.digests = true
 	up.mu.Unlock()
 	query := &pb.StreamResponse{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}}
-	err = up.ask("digest_query", query, func() (bool, error) {
-		up.mu.Lock()
-		defer up.mu.Unlock()
+	err = up.ask("digest_query", query, func() bool {
 		digests, up.queries.answer = up.queries.answer, nil
-		return digests != nil, nil
+		return digests != nil
 	})
 	return digests, err
 }
 
-// askBuckets asks for the digests of the client's buckets in some shards, and sends or marks what
-// differs.
+// askBuckets asks for the digests of the client's buckets in some shards. settle takes the answers.
 func (up *startup) askBuckets(shards []uint32) error {
 	if len(shards) == 0 {
 		return nil
 	}
-	waiting := make(map[uint32]struct{}, len(shards))
-	for _, shard := range shards {
-		waiting[shard] = struct{}{}
-	}
 	up.mu.Lock()
-	up.queries.buckets = maps.Clone(waiting)
+	up.queries.buckets = make(map[uint32]struct{}, len(shards))
+	for _, shard := range shards {
+		up.queries.buckets[shard] = struct{}{}
+	}
 	up.mu.Unlock()
 	query := &pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: shards}}}
-	return up.ask("bucket_query", query, func() (bool, error) {
-		up.mu.Lock()
-		answers := up.requests.resyncs
-		up.requests.resyncs, up.requests.size = nil, 0
-		up.mu.Unlock()
-		for _, shard := range slices.Sorted(maps.Keys(answers)) {
-			r := answers[shard]
-			if r.whole || r.buckets != nil { // the client may ask for objects, too
-				delete(waiting, shard)
-			}
-			if err := up.answerBuckets(up.hub.store.Snapshot(shard), r); err != nil {
-				return false, err
-			}
-		}
-		return len(waiting) == 0, nil
+	return up.ask("bucket_query", query, func() bool {
+		return !slices.ContainsFunc(shards, func(shard uint32) bool {
+			r := up.requests.resyncs[shard] // the client may also ask for objects
+			return r == nil || !r.whole && r.buckets == nil
+		})
 	})
 }
 
-// answerBuckets sends the buckets of a shard that differ from the client's, or marks the shard to
-// be sent whole. It also sends named objects, unless nothing of the shard has been sent yet: then
-// its initial state is still to come and includes the objects.
-func (up *startup) answerBuckets(snapshot *store.Snapshot, r *resync) error {
-	shard := snapshot.Shard()
-	differ, whole, err := r.differing(snapshot)
-	switch {
-	case err != nil:
-		return err
-	case whole:
-		up.whole[shard] = struct{}{}
-		return nil
-	case len(r.keys) > 0 && up.sequences[shard] > 0:
-		if err := up.sendObjects(snapshot, r.keys); err != nil {
-			return err
-		}
-	}
-	if r.buckets == nil {
-		return nil
-	}
-	return up.sendBuckets(snapshot, differ)
-}
-
-func (up *startup) sendWhole() error {
-	size := func(snapshot *store.Snapshot) (int64, error) {
-		frames, err := up.hub.catchUp(snapshot, 0, up.compressed)
-		return int64(wire.Bytes(frames)), err
-	}
-	send := func(snapshot *store.Snapshot) error { return up.sendFrom(0, snapshot) }
-	return up.sendShards(slices.Sorted(maps.Keys(up.whole)), size, 0, send)
-}
-
-// sendShards sends some shards. If they have more than atOnce bytes, it waits for the client's
-// turn. A client that does not accept its bytes loses its turn, but is sent the rest.
-func (up *startup) sendShards(
-	shards []uint32, size func(*store.Snapshot) (int64, error), atOnce int64, send func(*store.Snapshot) error,
-) error {
-	var total int64
-	for _, shard := range shards {
-		bytes, err := size(up.hub.store.Snapshot(shard))
-		if err != nil {
-			return err
-		}
-		total += bytes
-	}
-	if total > atOnce {
-		turn := up.hub.turns.ask(up.identity(), total)
-		defer turn.end()
-		if err := up.awaitTurn(turn); err != nil {
-			return err
-		}
-		defer turn.watch(up.transport.Taken, up.hub.metrics.stalledTurns.Inc)()
-	}
-	for _, shard := range shards {
-		if err := send(up.hub.store.Snapshot(shard)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // awaitTurn waits for the client's turn. A client that waits too long is asked to come back later.
-func (up *startup) awaitTurn(turn *turn) error {
+func (up *startup) awaitTurn() error {
 	h := up.hub
-	h.metrics.admissionWaiting.Inc()
-	defer h.metrics.admissionWaiting.Dec()
 	timeout := time.NewTimer(admissionWait)
 	defer timeout.Stop()
-	begun, err := up.wait(turn.begun, timeout.C)
+	begun, err := up.wait(up.turn.begun, timeout.C)
 	if err != nil || begun {
 		return err
 	}

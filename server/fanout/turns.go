@@ -12,6 +12,9 @@ const (
 	// coldShares is the number of identities that can use up the budget for whole shards. One
 	// identity gets at most this fraction of it.
 	coldShares = 8
+	// smallTurn is how many bytes a client may be sent without waiting. Most differences that a
+	// client has after an absence, or requests in sync, have fewer.
+	smallTurn = 64 << 10
 	// turnTime is the longest duration of a turn. A turn ends early if the client accepts its bytes
 	// more slowly than would fill turnTime. That is checked every turnCheck.
 	turnTime  = 30 * time.Second
@@ -20,7 +23,8 @@ const (
 	turnMemory = 5 * time.Minute
 )
 
-// turns divides a budget of bytes among clients that need whole shards. Its invariants, under mu:
+// turns divides a budget of bytes among clients that need much of the state. Its invariants, under
+// mu:
 //
 //  1. The sizes of the current turns add up to budget - free. Those of one identity add up to held,
 //     and to share at most.
@@ -30,7 +34,7 @@ const (
 //     turn that waits for its identity's own share blocks no other turn, and small turns cannot
 //     overtake a large one for ever.
 type turns struct {
-	budget, share int64
+	budget, share, small int64
 
 	mu     sync.Mutex // guards the fields below
 	free   int64
@@ -39,7 +43,7 @@ type turns struct {
 	lately *simplelru.LRU[identity, time.Time]
 }
 
-// turn is one client's permission to be sent whole shards, or its place in the queue for it.
+// turn is one client's permission to be sent what it is owed, or its place in the queue for it.
 type turn struct {
 	of *turns
 	id identity
@@ -55,18 +59,24 @@ type turn struct {
 }
 
 func newTurns(budget int64) *turns {
-	t := &turns{budget: budget, share: max(1, budget/coldShares), free: budget, held: make(map[identity]int64)}
+	t := &turns{
+		budget: budget, share: max(1, budget/coldShares), small: smallTurn, free: budget, held: make(map[identity]int64),
+	}
 	// An error is returned only for sizes below 1.
 	t.lately, _ = simplelru.NewLRU[identity, time.Time](maxIdentities, nil)
 	return t
 }
 
 // ask queues a turn for a client that is to be sent that many bytes. The turn's size is a share at
-// most.
+// most. A turn of up to small bytes begins at once, and takes nothing of the budget.
 func (t *turns) ask(id identity, bytes int64) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := &turn{of: t, id: id, bytes: bytes, size: min(bytes, t.share), begun: make(chan struct{})}
+	if bytes <= t.small {
+		close(n.begun)
+		return n
+	}
 	last, known := t.lately.Peek(id)
 	n.again = known && time.Since(last) < turnMemory
 	at := len(t.queue)
@@ -98,6 +108,13 @@ func (t *turns) advanceLocked() {
 		n.held = true
 		close(n.begun)
 	}
+}
+
+// waiting returns the length of the queue.
+func (t *turns) waiting() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.queue)
 }
 
 // end returns the turn's bytes to the budget, or removes the turn from the queue. It reports

@@ -33,10 +33,17 @@ func begun(n *turn) bool {
 	}
 }
 
+// turnsOf returns turns without small ones.
+func turnsOf(budget int64) *turns {
+	t := newTurns(budget)
+	t.small = 0
+	return t
+}
+
 // TestAnIdentityHasItsShareOfTurns checks that an identity gets its share and no more, however much
 // it asks for, and that its other turns block no one.
 func TestAnIdentityHasItsShareOfTurns(t *testing.T) {
-	turns := newTurns(8 * 100)
+	turns := turnsOf(8 * 100)
 	hostile, honest := identity{"system:node:hostile", "hostile"}, identity{"system:node:honest", "honest"}
 	var held []*turn
 	for range 10 {
@@ -61,11 +68,22 @@ func TestAnIdentityHasItsShareOfTurns(t *testing.T) {
 	require.Empty(t, turns.queue)
 }
 
+// TestSmallTurns checks that what is small needs no turn, and that nothing larger is small.
+func TestSmallTurns(t *testing.T) {
+	turns := newTurns(1)
+	turns.ask(identity{user: "another"}, 1<<20)
+	for range 100 {
+		require.True(t, begun(turns.ask(identity{user: "small"}, smallTurn)))
+	}
+	require.False(t, begun(turns.ask(identity{user: "small"}, smallTurn+1)))
+	require.Equal(t, 1, turns.waiting())
+}
+
 // TestTurnsInOrder checks that identities without a recent turn come first, in order of arrival,
 // and that small turns do not overtake large ones.
 func TestTurnsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns := newTurns(1)
+		turns := turnsOf(1)
 		ask := func(name string) *turn { return turns.ask(identity{user: name}, 5) }
 		again := ask("a")
 		again.end()
@@ -86,7 +104,7 @@ func TestTurnsInOrder(t *testing.T) {
 		require.True(t, begun(first), "it is forgotten")
 		require.False(t, begun(second))
 
-		turns = newTurns(8 * 100)
+		turns = turnsOf(8 * 100)
 		for i := range 7 {
 			turns.ask(identity{user: fmt.Sprint(i)}, 100)
 		}
@@ -111,7 +129,7 @@ func TestATurnEndsWhenBytesStopMoving(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				turns := newTurns(800)
+				turns := turnsOf(800)
 				n := turns.ask(identity{}, 250_000)
 				begin := time.Now()
 				var stalled atomic.Bool
@@ -133,6 +151,7 @@ func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, stop := run(t, Options{Store: filled(t, 4), ColdBytes: 1})
 		defer stop()
+		h.turns.small = 0
 		other := h.turns.ask(identity{user: "another"}, 1)
 		defer other.end()
 		begin := time.Now()
@@ -164,7 +183,8 @@ func asked(t *testing.T, h *Hub, s *store.Store, kind pb.ClientKind) *pipe {
 // before the client is in sync, and count as requests after that.
 func TestOneAnswerForEachQuestion(t *testing.T) {
 	s := filled(t, 40)
-	h := running(t, Options{Store: s})
+	h := running(t, Options{Store: s, ColdBytes: 1})
+	h.turns.small = 0
 	eventually(t, func() bool { return s.Snapshot(0).Sequence() > 0 })
 	t.Run("a second answer", func(t *testing.T) {
 		p := asked(t, h, s, pb.ClientKind_CLIENT_KIND_AGENT)

@@ -50,6 +50,7 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	})
 	t.Run("until it is its turn", func(t *testing.T) {
 		h := running(t, options(1))
+		h.turns.small = 0
 		other := h.turns.ask(identity{user: "another"}, 1)
 		<-other.begun
 		p := connect(t, h, &pb.Hello{})
