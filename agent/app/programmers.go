@@ -199,7 +199,7 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 		return printer.New(out), nil
 	case programmerShadow:
 		return verify.NewShadow(verify.ShadowOptions{
-			Settle: shadowSettle, Beside: o.kubeProxyExpected(), Period: shadowPeriod, Logger: logger, Registerer: o.Registry,
+			Settle: shadowSettle, Beside: o.kubeProxyExpected(), MasqueradeMark: 1 << o.Node.MasqueradeBit, Period: shadowPeriod, Logger: logger, Registerer: o.Registry,
 		}), nil
 	case programmerNFTables:
 		p, err := nftables.New(o.nftables(logger))

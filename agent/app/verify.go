@@ -212,7 +212,7 @@ func settings(flags []string, name string) (options view.Options, proxyName stri
 	}
 	options, err = o.Node.view(o.NodeName)
 	if o.Programmer == programmerIPVS {
-		options.Schedulers, what.Scheduler = ipvs.Schedulers(), o.IPVS.Scheduler
+		options.Schedulers, what.IPVS = ipvs.Schedulers(), o.ipvs(nil)
 	}
 	what.Beside, what.MasqueradeMark = proxyName != "", 1<<o.Node.MasqueradeBit
 	return options, proxyName, what, err

@@ -89,7 +89,7 @@ func TestVerify(t *testing.T) {
 	out, err = runVerify(t, node, nil, "--objects="+path, "--settle=0", "--service-proxy-name=a", "--", "--node-name=node-1",
 		"--cluster-cidr=10.180.0.0/16", "--beside-kube-proxy")
 	require.ErrorIs(t, err, errDiffers)
-	require.Contains(t, out, "there should be no rules for 10.96.0.80:80/TCP")
+	require.Contains(t, out, "no elements of the Service port \"shop/web:http/TCP/IPv4\"")
 	require.NotContains(t, out, "is not translated")
 
 	// Another mask for pods is a difference.

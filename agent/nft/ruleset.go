@@ -35,8 +35,6 @@ type HeldRule struct {
 	// Expressions is the attribute NFTA_RULE_EXPRESSIONS.
 	Expressions []byte
 	Comment     string
-	// Own means that this package has made the rule, and that nobody has changed it since.
-	Own bool
 }
 
 // HeldElements are a set's or a map's definition and its elements.
@@ -150,7 +148,6 @@ func (c *Conn) readTable(h *Held) error {
 		r := HeldRule{
 			Expressions: bytes.Clone(netlink.Attribute(attributes, unix.NFTA_RULE_EXPRESSIONS)),
 			Comment:     commentOf(netlink.Attribute(attributes, unix.NFTA_RULE_USERDATA)),
-			Own:         hashOf(netlink.Attribute(attributes, unix.NFTA_RULE_USERDATA)) != 0,
 		}
 		if handle := netlink.Attribute(attributes, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
 			r.Handle = binary.BigEndian.Uint64(handle)

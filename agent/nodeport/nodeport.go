@@ -4,10 +4,13 @@ package nodeport
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
+
+	vnetlink "github.com/vishvananda/netlink"
 
 	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/view"
@@ -34,13 +37,15 @@ func addresses(wanted func(netlink.Address) bool, except ...string) ([]netip.Add
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
-	links, err := netlink.Links()
-	if err != nil {
-		return nil, fmt.Errorf("list this machine's interfaces: %w", err)
-	}
 	excepted := make(map[int]bool)
-	for _, l := range links {
-		excepted[l.Index] = slices.Contains(except, l.Name)
+	for _, name := range except { // nodes may have thousands of other interfaces
+		link, err := vnetlink.LinkByName(name)
+		switch {
+		case err == nil:
+			excepted[link.Attrs().Index] = true
+		case !errors.As(err, new(vnetlink.LinkNotFoundError)):
+			return nil, fmt.Errorf("find this machine's interface %s: %w", name, err)
+		}
 	}
 	var out []netip.Addr
 	for _, a := range list {

@@ -122,7 +122,7 @@ func (r *Rules) answer(p Packet, o *Outcome, bridged bool) (worst Fate, err erro
 			f.RefusedBy, f.Refusal, f.Doubt = s.refusedBy, s.refusal, s.refusedDoubt
 		case s.verdict != Pass && s.path != nil:
 			f.RefusedBy, f.Refusal, f.Doubt = s.path.rule, s.verdict, s.doubt
-		case o.Scheduling.Scheduler == "": // IPVS translates without conntrack
+		case o.Scheduler == "": // IPVS translates without conntrack
 			f.UntrackedBy = s.untracked
 		}
 		if f.weight() > worst.weight() {

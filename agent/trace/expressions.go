@@ -27,7 +27,7 @@ var errForm = errors.New("it is malformed")
 
 // compileRule decodes a rule. What cannot be judged makes the rule unknown.
 func (t *table) compileRule(c *chain, position int, h nft.HeldRule) *Rule {
-	r := &Rule{Table: t.name, Chain: c.name, Position: position, inserted: t.slicecasts && !h.Own}
+	r := &Rule{Table: t.name, Chain: c.name, Position: position}
 	w := &words{loaded: map[int]string{}, constants: map[int]constant{}}
 	t.words = w
 	for kind, content := range netlink.Attributes(h.Expressions) {

@@ -17,14 +17,12 @@ import (
 
 	anetlink "github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// kubeProxyDevice is the device of kube-proxy's mode ipvs.
-const kubeProxyDevice = "kube-ipvs0"
-
 // serviceDevices are the devices whose addresses are those of Services, in the modes for IPVS.
-var serviceDevices = []string{"slicecast-ipvs0", kubeProxyDevice}
+var serviceDevices = []string{ipvs.Device, ipvs.KubeProxyDevice}
 
 // ReadFacts reads the addresses of the node in the network namespace of the calling thread.
 func ReadFacts() (Facts, error) {
@@ -36,7 +34,7 @@ func ReadFacts() (Facts, error) {
 	ofServices := map[int]bool{}
 	for _, l := range links {
 		ofServices[l.Index] = slices.Contains(serviceDevices, l.Name)
-		f.KubeProxyIPVS = f.KubeProxyIPVS || l.Name == kubeProxyDevice
+		f.KubeProxyIPVS = f.KubeProxyIPVS || l.Name == ipvs.KubeProxyDevice
 		f.IPVS = f.IPVS || ofServices[l.Index]
 	}
 	list, err := anetlink.Addresses()

@@ -29,24 +29,14 @@ type Source struct {
 // write. What they do to others' packets has not been seen. ofPods reports whether a source is by
 // what the proxy tells pods from others. Intruders knows which packets there were, so it is called
 // after all of them.
-func (r *Rules) Intruders(ofPods func(Source) bool) []*Rule {
-	return r.selected(func(c *chain, rule *Rule) bool {
-		// Rules beside IPVS ask for what it has done to packets.
-		return !r.facts.IPVS && !c.slicecasts && rule.asksMore && rule.visited && !rule.matched && !c.writes(rule, ofPods)
-	})
-}
-
-// Insertions returns the rules in Slicecast's tables of nf_tables that others have made or changed.
-func (r *Rules) Insertions() []*Rule {
-	return r.selected(func(_ *chain, rule *Rule) bool { return rule.inserted })
-}
-
-// selected returns the rules in proxies' chains that chosen returns true for, and that do something
-// to packets.
-func (r *Rules) selected(chosen func(*chain, *Rule) bool) (rules []*Rule) {
+func (r *Rules) Intruders(ofPods func(Source) bool) (rules []*Rule) {
+	if r.facts.IPVS {
+		return nil // rules beside IPVS ask for what it has done to packets
+	}
 	for _, c := range r.chains {
 		for _, rule := range c.rules {
-			if c.proxys && c.reached && rule.why() == "" && rule.acts() && chosen(c, rule) {
+			if c.proxys && !c.slicecasts && c.reached && rule.asksMore && rule.visited && !rule.matched && rule.why() == "" && rule.acts() &&
+				!c.writes(rule, ofPods) {
 				rules = append(rules, rule)
 			}
 		}

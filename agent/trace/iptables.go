@@ -16,15 +16,16 @@ import (
 
 	"github.com/slicecast/slicecast/agent/netlink"
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // The matches and targets follow iptables-extensions(8).
 
-// proxyChain matches the names of chains that belong to a proxy: those of Slicecast, and those of
-// kube-proxy 1.32 to 1.37. kube-proxy's canary is left out, because nothing leads to it.
-var proxyChain = regexp.MustCompile(`^(SLICECAST-.*|KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|POSTROUTING|MARK-MASQ|FORWARD|` +
+// kubeProxyChain matches the names of kube-proxy's chains, 1.32 to 1.37. Its canary is left out,
+// because nothing leads to it.
+var kubeProxyChain = regexp.MustCompile(`^(KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|POSTROUTING|MARK-MASQ|FORWARD|` +
 	`PROXY-FIREWALL|NODE-PORT|LOAD-BALANCER|SOURCE-RANGES-FIREWALL|IPVS-FILTER|IPVS-OUT-FILTER|(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}))$`)
 
 // iptablesHooks are the kernel's base chains.
@@ -258,12 +259,12 @@ func (r *Rules) addSaved(text, variant string, held *nft.Held) {
 		case s == nil:
 		case strings.HasPrefix(line, ":"):
 			name, rest, _ := strings.Cut(line[1:], " ")
-			c := &chain{
-				table: s.name, name: name, firewalls: !s.nat && !proxyChain.MatchString(name), proxys: proxyChain.MatchString(name), slicecasts: strings.HasPrefix(name, "SLICECAST-"),
-			}
+			c := &chain{table: s.name, name: name, slicecasts: strings.HasPrefix(name, iptables.ChainPrefix)}
+			c.proxys = c.slicecasts || kubeProxyChain.MatchString(name)
+			c.firewalls = !s.nat && !c.proxys
 			r.KubeProxyIPTables = r.KubeProxyIPTables || name == "KUBE-SERVICES" && !r.facts.IPVS
 			r.kubeProxys = r.kubeProxys || name == "KUBE-SERVICES"
-			if name == "SLICECAST-SERVICES" {
+			if name == iptables.ServicesChain {
 				r.slicecasts, r.otherProgrammers = true, true
 				r.IPTables = append(r.IPTables, variant)
 			}
@@ -379,8 +380,8 @@ func (s *saved) addRule(words []string) {
 		r.unknown, r.steps = err.Error(), nil
 	}
 	c.rules = append(c.rules, r)
-	if p.frontend.Port > 0 && c.proxys && r.why() == "" && p.decides {
-		s.addFrontend(p.frontend, r.String(), c.slicecasts)
+	if p.frontend.Port > 0 && c.proxys && !c.slicecasts && r.why() == "" && p.decides {
+		s.frontends[p.frontend] = r.String()
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	anetlink "github.com/slicecast/slicecast/agent/netlink"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
 // The hooks of IPVS follow net/netfilter/ipvs/ip_vs_core.c. A packet to a virtual service does not
@@ -29,21 +27,9 @@ const (
 	ipvsOutput = -98
 )
 
-// Flags of virtual services, from include/uapi/linux/ip_vs.h.
-const (
-	persistent = 0x1  // clients keep their backends
-	onePacket  = 0x4  // each packet of UDP gets a connection of its own
-	fallback   = 0x8  // of the schedulers sh and mh
-	byPort     = 0x10 // of the schedulers sh and mh
-)
-
-// The marks of Slicecast's virtual services have markTag in markTagMask. Its maps hold them with
-// the bits of markFlags, which its rules clear. See agent/programmer/ipvs.
-const (
-	markTag     = 0x5c << 24
-	markTagMask = 0xff << 24
-	markFlags   = 0x7 << 21
-)
+// persistent is the flag of virtual services whose clients keep their backends, from
+// include/uapi/linux/ip_vs.h.
+const persistent = 0x1
 
 // virtualKey identifies a virtual service of IPVS: by a mark that is not 0, or by a frontend.
 type virtualKey struct {
@@ -126,18 +112,10 @@ func (r *Rules) addVirtual(b *balancer, s *ipvs.Service, destinations []*ipvs.De
 	}
 	v.rule = &Rule{
 		Table: "IPVS", Chain: "the virtual services", Position: len(b.services) + 1, Text: name,
-		scheduling: Scheduling{Scheduler: s.SchedName, OnePacket: s.Flags&onePacket != 0},
-	}
-	if s.SchedName == "sh" || s.SchedName == "mh" {
-		v.rule.scheduling.Fallback, v.rule.scheduling.ByPort = s.Flags&fallback != 0, s.Flags&byPort != 0
+		scheduler: s.SchedName,
 	}
 	if s.Flags&persistent != 0 {
 		v.affinity = time.Duration(s.Timeout) * time.Second
-		whole := uint32(math.MaxUint32) // a mask for IPv4, and a length for IPv6
-		if r.Family == model.IPv6 {
-			whole = 128
-		}
-		v.rule.scheduling.Networks = s.Netmask != whole
 	}
 	for _, d := range destinations {
 		a, ok := netip.AddrFromSlice(d.Address)
@@ -303,14 +281,14 @@ func (p *ruleParser) matchSet(name, flags string, not bool) error {
 			return fmt.Errorf("the ipset %q has a field %q of the %s, which is not known", name, field, of[i])
 		}
 	}
-	if c := p.chains[p.rule.Chain]; c.proxys && !not && !strings.Contains(flags, "src") {
+	if p.chains[p.rule.Chain].proxys && !not && !strings.Contains(flags, "src") {
 		for _, f := range s.frontends {
 			if !f.Address.IsValid() {
 				if f.Protocol = p.frontend.Protocol; f.Protocol == 0 {
 					continue // the port of a health check
 				}
 			}
-			p.addFrontend(f, "ipset "+name, c.slicecasts)
+			p.frontends[f] = "ipset " + name
 		}
 	}
 	p.match(not, func(x *run, st *state) bool {
@@ -365,31 +343,8 @@ func (p *ruleParser) virtual(option, text string, not bool) error {
 // addVirtualFrontends records the frontends of virtual services.
 func (r *Rules) addVirtualFrontends() {
 	for k, v := range r.balancer.services {
-		if k.mark != 0 {
-			continue
-		}
-		r.addFrontend(k.Frontend, v.rule.String(), !r.kubeProxys)
-	}
-}
-
-// addMark records the mark in an element of one of Slicecast's maps, or in a key of its set of
-// virtual services.
-func (r *Rules) addMark(b string) {
-	if len(b) == 4 {
-		r.marks[binary.NativeEndian.Uint32([]byte(b))&^markFlags] = struct{}{}
-	}
-}
-
-// unreachedServices returns the virtual services with Slicecast's marks that choose among backends,
-// and that none of its maps and sets mentions.
-func (r *Rules) unreachedServices() (names []string) {
-	if r.balancer == nil {
-		return nil
-	}
-	for k, v := range r.balancer.services {
-		if _, known := r.marks[k.mark]; !known && k.mark&markTagMask == markTag && len(v.backends) > 0 {
-			names = append(names, "the virtual service of IPVS for "+v.rule.Text)
+		if k.mark == 0 {
+			r.frontends[k.Frontend] = v.rule.String()
 		}
 	}
-	return names
 }

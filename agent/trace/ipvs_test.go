@@ -4,7 +4,6 @@
 package trace
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"testing"
 	"time"
@@ -90,7 +89,7 @@ func TestIPVS(t *testing.T) {
 			require.Equal(t, []string{"10.180.0.1:8080", "10.180.0.2:8080"}[i], o.Backend.String())
 			require.InDelta(t, []float64{0.25, 0.75}[i], o.Probability, 1e-9)
 			require.Equal(t, c.masquerade[i], o.Masquerade, source)
-			require.Equal(t, Scheduling{Scheduler: "rr"}, o.Scheduling)
+			require.Equal(t, "rr", o.Scheduler)
 		}
 	}
 	require.Contains(t, r.Frontends(), Frontend{model.TCP, netip.MustParseAddr("10.96.0.1"), 80})
@@ -108,63 +107,6 @@ func TestIPVS(t *testing.T) {
 		again := follow(t, sticky, "203.0.113.1", "eth0", first.Memory)
 		require.Len(t, again, 1)
 		require.Equal(t, first.Backend, again[0].Backend)
-	}
-}
-
-// TestScheduling proves that what others change about a virtual service is seen.
-func TestScheduling(t *testing.T) {
-	t.Parallel()
-	vip, pod := netip.MustParseAddr("10.96.0.1").AsSlice(), netip.MustParseAddr("10.180.0.1").AsSlice()
-	rules := func(s ipvs.Service, d ipvs.Destination) *Rules {
-		r := newRules(model.IPv4, Facts{Local: map[netip.Addr]bool{netip.MustParseAddr("10.96.0.1"): true}, IPVS: true})
-		b := &balancer{services: map[virtualKey]*virtualService{}}
-		s.Address, s.Protocol, s.Port = vip, unix.IPPROTO_TCP, 80
-		d.Address, d.Port, d.Weight = pod, 8080, 1
-		r.addVirtual(b, &s, []*ipvs.Destination{&d})
-		r.balance(b)
-		r.finish()
-		return r
-	}
-	// Flags of other schedulers and of UDP do not count.
-	for want, s := range map[string]ipvs.Service{
-		"rr":                                  {SchedName: "rr", Flags: fallback | byPort | onePacket},
-		"sh (falls back to other backends)":   {SchedName: "sh", Flags: fallback},
-		"mh (hashes ports)":                   {SchedName: "mh", Flags: byPort},
-		"lc":                                  {SchedName: "lc", Flags: persistent, Timeout: 60, Netmask: 1<<32 - 1},
-		"wlc (for whole networks of clients)": {SchedName: "wlc", Flags: persistent, Timeout: 60, Netmask: 1<<24 - 1},
-	} {
-		out := follow(t, rules(s, ipvs.Destination{}), "203.0.113.1", "eth0", Memory{})
-		require.Len(t, out, 1)
-		require.Equal(t, want, out[0].Scheduling.String())
-	}
-	require.Equal(t, "rr (for each packet by itself)", Scheduling{Scheduler: "rr", OnePacket: true}.String())
-
-	direct := follow(t, rules(ipvs.Service{SchedName: "rr"}, ipvs.Destination{ConnectionFlags: ipvs.ConnectionFlagDirectRoute}), "203.0.113.1", "eth0", Memory{})
-	require.Len(t, direct, 1)
-	require.False(t, direct[0].Backend.IsValid(), "the backend gets the packet as it is")
-
-	limited := rules(ipvs.Service{SchedName: "rr"}, ipvs.Destination{UpperThreshold: 7})
-	require.Len(t, limited.Unjudged, 1)
-	require.Contains(t, limited.Unjudged[0], "no more than 7 connections go to 10.180.0.1:8080")
-}
-
-// TestStaleMarks proves that a virtual service with a mark of Slicecast is named if it has backends
-// and no map or set has its mark.
-func TestStaleMarks(t *testing.T) {
-	t.Parallel()
-	r := newRules(model.IPv4, Facts{IPVS: true})
-	b := &balancer{services: map[virtualKey]*virtualService{}}
-	for mark, weight := range map[uint32]int{markTag | 1: 1, markTag | 2: 1, markTag | 3: 1, markTag | 4: 0, 5: 1} {
-		d := &ipvs.Destination{Address: netip.MustParseAddr("10.180.0.1").AsSlice(), Port: 8080, Weight: weight}
-		r.addVirtual(b, &ipvs.Service{FWMark: mark, SchedName: "rr"}, []*ipvs.Destination{d})
-	}
-	// A map has the first one, with a flag, and the set of virtual services the second one.
-	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|1|1<<23)))
-	r.addMark(string(binary.NativeEndian.AppendUint32(nil, markTag|2)))
-	r.balance(b)
-	r.finish()
-	for _, own := range []bool{false, true} {
-		require.Equal(t, []string{"the virtual service of IPVS for mark 0x5c000003"}, r.Unreached(own))
 	}
 }
 
@@ -285,5 +227,4 @@ func TestEntriesAreFrontends(t *testing.T) {
 		{model.TCP, vip.Addr(), 80}: "ipset KUBE-EXTERNAL-IP", {Protocol: model.UDP, Port: 80}: "ipset KUBE-NODE-PORT-UDP",
 	}, r.Frontends())
 	require.True(t, r.KubeProxyIPVS)
-	require.Empty(t, r.OwnFrontends())
 }

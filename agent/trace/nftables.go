@@ -13,14 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/nft"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// proxyTables are the tables of nf_tables that belong to a proxy. ipvsTable is that of Slicecast's
-// programmer for IPVS.
-var proxyTables = []string{"slicecast", "slicecast-stand-in", ipvsTable, "kube-proxy"}
+// ownTables are the tables of nf_tables that belong to Slicecast, and kubeProxyTable is kube-proxy's.
+var ownTables = []string{nftables.Table, nftables.StandInTable, ipvs.Table}
 
-const ipvsTable = "slicecast-ipvs"
+const kubeProxyTable = "kube-proxy"
 
 // addNFTables adds the rules of nf_tables, except for those in the tables that iptables' variant
 // for nf_tables has made, which it returns.
@@ -55,6 +56,8 @@ type table struct {
 
 // addTable compiles a table.
 func (r *Rules) addTable(h *nft.Held) {
+	r.ipvsTable = r.ipvsTable || h.Name == ipvs.Table
+	r.NFTables = r.NFTables || h.Name == nftables.Table
 	if h.Flags&unix.NFT_TABLE_F_DORMANT != 0 {
 		return
 	}
@@ -66,13 +69,11 @@ func (r *Rules) addTable(h *nft.Held) {
 		family = "inet"
 	}
 	t := &table{
-		Rules: r, name: "table " + family + " " + h.Name, proxys: slices.Contains(proxyTables, h.Name),
-		slicecasts: strings.HasPrefix(h.Name, "slicecast"), chains: map[string]*chain{}, sets: map[string]*set{},
+		Rules: r, name: "table " + family + " " + h.Name, slicecasts: slices.Contains(ownTables, h.Name), chains: map[string]*chain{}, sets: map[string]*set{},
 	}
+	t.proxys = t.slicecasts || h.Name == kubeProxyTable
 	r.slicecasts = r.slicecasts || t.slicecasts
-	r.ipvsTable = r.ipvsTable || h.Name == ipvsTable
-	r.NFTables = r.NFTables || h.Name == "slicecast"
-	r.otherProgrammers = r.otherProgrammers || t.slicecasts && h.Name != ipvsTable
+	r.otherProgrammers = r.otherProgrammers || t.slicecasts && h.Name != ipvs.Table
 	if t.proxys && !t.slicecasts {
 		r.kubeProxys, r.KubeProxyNFTables = true, true
 	}
@@ -205,12 +206,6 @@ func (t *table) compileSet(name string, h *nft.HeldElements) *set {
 		if !e.IsEnd && e.End == "" {
 			t.addElement(h.KeyType, e.Key, one.place)
 		}
-		if t.slicecasts {
-			t.addMark(e.Data)
-			if h.KeyType == keyInteger {
-				t.addMark(e.Key)
-			}
-		}
 	}
 	if simple {
 		s.closeRanges(ends)
@@ -274,17 +269,14 @@ func (s *set) inside(r interval, key string) bool {
 	return true
 }
 
-// Types of keys; see nft.Field. The last three are frontends.
+// Types of keys that are frontends; see nft.Field.
 const (
-	keyInteger   = 19
-	keyAddress4  = 7
-	keyAddress6  = 8
 	keyNodePort  = 12<<6 | 13
 	keyFrontend4 = 7<<12 | keyNodePort
 	keyFrontend6 = 8<<12 | keyNodePort
 )
 
-// addElement records the key of an element that is a frontend, or an address in a set of Slicecast.
+// addElement records the key of an element that is a frontend of kube-proxy.
 func (t *table) addElement(kind uint32, key, place string) {
 	length := 0
 	switch {
@@ -292,15 +284,10 @@ func (t *table) addElement(kind uint32, key, place string) {
 		length = 4
 	case kind == keyFrontend6:
 		length = 16
-	case t.slicecasts && (kind == keyAddress4 || kind == keyAddress6):
-		if a, ok := netip.AddrFromSlice([]byte(key)); ok {
-			t.addresses[a] = place
-		}
-		return
 	case kind != keyNodePort:
 		return
 	}
-	if !t.proxys || len(key) != length+8 {
+	if !t.proxys || t.slicecasts || len(key) != length+8 {
 		return
 	}
 	f := Frontend{Port: binary.BigEndian.Uint16([]byte(key[length+4 : length+6]))}
@@ -309,7 +296,7 @@ func (t *table) addElement(kind uint32, key, place string) {
 	}
 	var ok bool
 	if f.Protocol, ok = protocolOf(key[length]); ok {
-		t.addFrontend(f, place, t.slicecasts)
+		t.frontends[f] = place
 	}
 }
 

@@ -31,7 +31,6 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,10 +106,10 @@ type Outcome struct {
 	Affinity time.Duration
 	// Memory is what the kernel remembers of the client.
 	Memory Memory
-	// By is the rule that has translated the packet, or nil. Scheduling is that of the virtual
-	// service of IPVS that has, or zero.
-	By         *Rule
-	Scheduling Scheduling
+	// By is the rule that has translated the packet, or nil. Scheduler is that of the virtual service
+	// of IPVS that has, or empty.
+	By        *Rule
+	Scheduler string
 
 	// ctMark is the mark of the connection.
 	ctMark uint32
@@ -119,41 +118,6 @@ type Outcome struct {
 
 // Path returns the rules that have led the packet here, in their order.
 func (o Outcome) Path() []*Rule { return o.path.list() }
-
-// Scheduling is how a virtual service of IPVS chooses backends.
-type Scheduling struct {
-	// Scheduler is the scheduler's name, such as rr.
-	Scheduler string
-	// Fallback means that the schedulers sh and mh choose another backend if theirs gets no new
-	// connections. ByPort means that they hash the source port, too. Both are false with other
-	// schedulers.
-	Fallback, ByPort bool
-	// OnePacket means that each packet of UDP is scheduled by itself, and that conntrack does not
-	// know of it.
-	OnePacket bool
-	// Networks means that all clients of a network are remembered as one.
-	Networks bool
-}
-
-// String returns the name of the scheduler and what is special.
-func (s Scheduling) String() string {
-	var special []string
-	for _, one := range []struct {
-		is   bool
-		text string
-	}{
-		{s.Fallback, "falls back to other backends"}, {s.ByPort, "hashes ports"}, {s.OnePacket, "for each packet by itself"},
-		{s.Networks, "for whole networks of clients"},
-	} {
-		if one.is {
-			special = append(special, one.text)
-		}
-	}
-	if len(special) == 0 {
-		return s.Scheduler
-	}
-	return fmt.Sprintf("%s (%s)", s.Scheduler, strings.Join(special, ", "))
-}
 
 // Rule is a rule of the kernel.
 type Rule struct {
@@ -185,10 +149,8 @@ type Rule struct {
 	asksMark uint32
 	// firewalls is as in chain.
 	firewalls bool
-	// inserted means that others have made or changed the rule in a table of Slicecast.
-	inserted bool
-	// scheduling is that of a virtual service, which stands for a rule.
-	scheduling Scheduling
+	// scheduler is that of a virtual service, which stands for a rule.
+	scheduler string
 
 	steps []step
 	// same means that the rule before does the same.
@@ -300,19 +262,13 @@ type Rules struct {
 	ties string
 	// bridges means that a rule asks whether a packet comes through a port of a bridge.
 	bridges bool
-	// balancer is IPVS, or nil. marks are those that Slicecast's maps and sets mention, with the bits
-	// of markFlags.
+	// balancer is IPVS, or nil.
 	balancer *balancer
-	marks    map[uint32]struct{}
 	// ipsets are read if a proxy uses IPVS, or if rules ask them.
 	ipsets map[string]*ipset
-	// frontends are the addresses and ports that rules and maps mention, and nodePorts the ports
-	// without an address. The rule or map that does is the value.
+	// frontends are the addresses and ports that kube-proxy's rules and maps mention, and those of
+	// virtual services. The value is the rule, map or virtual service.
 	frontends map[Frontend]string
-	// own are those of frontends that Slicecast's rules and maps mention.
-	own map[Frontend]string
-	// addresses are those in Slicecast's sets of addresses, each with the place.
-	addresses map[netip.Addr]string
 	// KubeProxyIPTables means that kube-proxy has written the rules, in its mode iptables, and no
 	// other proxy has written any. KubeProxyNFTables and KubeProxyIPVS mean the same of its other
 	// modes, and SlicecastIPVS of Slicecast's programmer for IPVS, whatever kube-proxy has written.
@@ -351,7 +307,8 @@ func (f Frontend) String() string {
 	return fmt.Sprintf("%v/%v", netip.AddrPortFrom(f.Address, f.Port), f.Protocol)
 }
 
-// Frontends returns all addresses and ports that rules and maps mention, each with the place.
+// Frontends returns all addresses and ports that virtual services and kube-proxy's rules and maps
+// mention, each with the place.
 func (r *Rules) Frontends() map[Frontend]string { return r.frontends }
 
 // ServiceAddresses returns the addresses of the family on devices that only have addresses of
@@ -365,39 +322,22 @@ func (r *Rules) ServiceAddresses() (out []netip.Addr) {
 	return out
 }
 
-// OwnAddresses returns the addresses that Slicecast's sets of addresses hold, each with the place.
-// The rules refuse what comes to their other ports.
-func (r *Rules) OwnAddresses() map[netip.Addr]string { return r.addresses }
-
-// OwnFrontends returns those of Frontends that Slicecast's own rules and maps mention.
-func (r *Rules) OwnFrontends() map[Frontend]string { return r.own }
-
 // Beside reports whether the kernel has rules of Slicecast and of kube-proxy.
 func (r *Rules) Beside() bool { return r.slicecasts && r.kubeProxys }
 
-// addFrontend records that a place in a chain or table mentions a frontend.
-func (r *Rules) addFrontend(f Frontend, place string, slicecasts bool) {
-	r.frontends[f] = place
-	if slicecasts {
-		r.own[f] = place
-	}
-}
-
-// fixedChain matches the names of proxies' chains that exist whether or not something leads to
+// fixedChain matches the names of kube-proxy's chains that exist whether or not something leads to
 // them.
-var fixedChain = regexp.MustCompile(`^(services|nodeports|sources|pods|refuse|cluster|local|SLICECAST-[A-Z]{2,}.*|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
+var fixedChain = regexp.MustCompile(`^(services|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
 	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*|localhost-nodeport-reject-.*)$`)
 
-// Unreached returns the chains of proxies that hold rules and to which nothing leads, apart from
-// those that always exist. With own, only Slicecast's chains count. It also returns the virtual
-// services of Slicecast that have backends, and to which nothing leads.
-func (r *Rules) Unreached(own bool) (names []string) {
+// Unreached returns kube-proxy's chains that hold rules and to which nothing leads, apart from those
+// that always exist.
+func (r *Rules) Unreached() (names []string) {
 	for _, c := range r.chains {
-		if c.proxys && (c.slicecasts || !own) && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
+		if c.proxys && !c.slicecasts && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {
 			names = append(names, fmt.Sprintf("chain %s of %s", c.name, c.table))
 		}
 	}
-	names = append(names, r.unreachedServices()...)
 	slices.Sort(names)
 	return names
 }
@@ -422,7 +362,7 @@ func newRules(family model.Family, facts Facts) *Rules {
 	}
 	return &Rules{
 		Family: family, facts: facts, forwarding: forwarding{setting(facts.NotForwarding[family]), setting(facts.PartlyForwarding[family])},
-		frontends: map[Frontend]string{}, own: map[Frontend]string{}, addresses: map[netip.Addr]string{}, unjudged: map[*Rule]struct{}{}, marks: map[uint32]struct{}{},
+		frontends: map[Frontend]string{}, unjudged: map[*Rule]struct{}{},
 	}
 }
 
@@ -553,6 +493,7 @@ func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) 
 		// What the node sends to itself comes back over lo.
 		x.over, x.sent, x.looped = "lo", false, true
 		x.finish(x.hook(unix.NF_INET_LOCAL_IN, x.hook(unix.NF_INET_PRE_ROUTING, own)))
+		again()
 	}
 	if x.budget <= 0 {
 		return nil, ErrTooComplex
@@ -601,8 +542,7 @@ func (x *run) outcomes() []Outcome {
 			o.Backend = s.to
 		}
 		if s.by != nil {
-			o.Scheduling = s.by.scheduling
-			o.Scheduling.OnePacket = o.Scheduling.OnePacket && x.packet.Protocol == model.UDP
+			o.Scheduler = s.by.scheduler
 		}
 		if s.doubt != nil && s.verdict != Pass {
 			x.rules.unjudged[s.doubt] = struct{}{}

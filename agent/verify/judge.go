@@ -147,24 +147,13 @@ func (c *comparison) compare(q question, route view.Route, out []trace.Outcome) 
 		return
 	}
 	for _, o := range out {
-		wanted := c.scheduling(q.port, o)
-		if found := o.Scheduling; found.Scheduler != "" && found != wanted {
-			c.differ(q, "be scheduled by "+wanted.String(), "is scheduled by "+found.String(), decidedBy(o))
+		// kube-proxy knows no schedulers of single Services.
+		if wanted := c.IPVS.Scheduler; c.rules.KubeProxyIPVS && wanted != "" && o.Scheduler != "" && o.Scheduler != wanted {
+			c.differ(q, "be scheduled by "+wanted, "is scheduled by "+o.Scheduler, decidedBy(o))
 			return
 		}
 	}
 	c.affinity(q, q.port, out)
-}
-
-// scheduling returns how IPVS should choose the backends of a Service port. kube-proxy knows no
-// schedulers of single Services, and does not set the flag for falling back.
-func (c *comparison) scheduling(p *view.ServicePort, o trace.Outcome) trace.Scheduling {
-	scheduler := cmp.Or(c.Scheduler, o.Scheduling.Scheduler)
-	if !c.rules.KubeProxyIPVS {
-		scheduler = cmp.Or(p.Scheduler, scheduler)
-	}
-	hashes := scheduler == "sh" || scheduler == "mh"
-	return trace.Scheduling{Scheduler: scheduler, Fallback: hashes && !c.rules.KubeProxyIPVS, ByPort: scheduler == "mh"}
 }
 
 // tolerance is how much the probability of a backend may differ from what it should be. The
@@ -322,61 +311,43 @@ func (c *comparison) hairpinsAt(q question) {
 	}
 }
 
-// unwanted finds what the rules have and no Service does.
-func (c *comparison) unwanted(wanted map[trace.Frontend]struct{}) {
-	frontends := c.rules.Frontends()
-	if c.Beside {
-		frontends = c.rules.OwnFrontends()
+// unwanted finds what IPVS and kube-proxy's rules have and no Service does.
+func (c *comparison) unwanted() {
+	add := func(wanted, found, rule string) {
+		c.Differences = append(c.Differences, Difference{Wanted: wanted, Found: found, Rule: rule})
 	}
-	sorted := slices.SortedFunc(maps.Keys(frontends), func(a, b trace.Frontend) int { return strings.Compare(a.String(), b.String()) })
-	for _, f := range sorted {
-		_, ok := wanted[f]
+	frontends := c.rules.Frontends()
+	for _, f := range slices.SortedFunc(maps.Keys(frontends), func(a, b trace.Frontend) int { return strings.Compare(a.String(), b.String()) }) {
+		_, ok := c.wantedAt[f]
 		if slices.Contains(c.Addresses, f.Address) { // a virtual service of IPVS for a NodePort
-			_, nodePort := wanted[trace.Frontend{Protocol: f.Protocol, Port: f.Port}]
+			_, nodePort := c.wantedAt[trace.Frontend{Protocol: f.Protocol, Port: f.Port}]
 			ok = ok || nodePort
 		}
 		if !ok {
-			c.Differences = append(c.Differences, Difference{
-				Wanted: "be no rules for " + f.String() + ", which no Service has on this node", Found: "there are some", Rule: frontends[f],
-			})
+			add("be no rules for "+f.String()+", which no Service has on this node", "there are some", frontends[f])
 		}
 	}
-	addresses := map[netip.Addr]bool{}
-	for f := range wanted {
-		addresses[f.Address] = true
-	}
-	own := c.rules.OwnAddresses()
-	for _, a := range slices.SortedFunc(maps.Keys(own), netip.Addr.Compare) {
-		if !addresses[a] {
-			c.Differences = append(c.Differences, Difference{
-				Wanted: "be no rules for other ports of " + a.String() + ", which no Service has", Found: "there are some", Rule: own[a],
-			})
+	if c.rules.KubeProxyIPVS {
+		addresses := map[netip.Addr]bool{}
+		for f := range c.wantedAt {
+			addresses[f.Address] = true
 		}
-	}
-	for _, a := range c.rules.ServiceAddresses() {
-		if !addresses[a] && !c.Beside {
-			c.Differences = append(c.Differences, Difference{
-				Wanted: "be no address " + a.String() + " on a device for Services, because no Service has it", Found: "there is",
-			})
+		for _, a := range c.rules.ServiceAddresses() {
+			if !addresses[a] {
+				add("be no address "+a.String()+" on a device for Services, because no Service has it", "there is", "")
+			}
 		}
 	}
 	// Where a packet differs or cannot be judged, those that would have come by later rules were not
 	// followed.
-	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 && !c.Beside {
+	if c.Packets > 0 && len(c.Differences) == 0 && len(c.Unjudged) == 0 {
 		for _, r := range c.rules.Intruders(c.ofPods) {
-			c.Differences = append(c.Differences, Difference{
-				Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " for some sources, marks, connections or interfaces that no proxy writes",
-				Found:  "there is one", Rule: r.String(),
-			})
+			add("be no rule in chain "+r.Chain+" of "+r.Table+" for some sources, marks, connections or interfaces that no proxy writes", "there is one", r.String())
 		}
 	}
-	for _, name := range c.rules.Unreached(c.Beside) {
-		c.Differences = append(c.Differences, Difference{
-			Wanted: "be a rule that leads to " + name, Found: "there is none",
-		})
+	for _, name := range c.rules.Unreached() {
+		add("be a rule that leads to "+name, "there is none", "")
 	}
-	c.cannotJudge(c.rules.Unjudged...)
-	c.cannotJudge(c.rules.Foreign()...)
 }
 
 // ofPods reports whether a source is by what pods are told from others.

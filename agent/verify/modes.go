@@ -128,7 +128,7 @@ func (c *comparison) ofSlicecastIPVS(q question, route view.Route) (out view.Rou
 // hasOwnSource reports whether, with IPVS, a packet from the node is masqueraded only because its
 // source is an address of a Service. It is one only if the packet goes to this address.
 func (c *comparison) hasOwnSource(q question, route view.Route) bool {
-	return q.source.Over == "" && !route.Masquerade && slices.Contains(c.ServiceAddresses, q.source.Address)
+	return q.source.Over == "" && !route.Masquerade && c.isServices(q.source.Address)
 }
 
 // staysOnNode reports whether a packet with such a source is led to the node itself. Then its

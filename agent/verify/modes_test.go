@@ -152,27 +152,6 @@ func TestSlicecastIPVS(t *testing.T) {
 	}
 }
 
-// TestWantedScheduling proves which schedulers and flags are wanted of Slicecast and of kube-proxy.
-func TestWantedScheduling(t *testing.T) {
-	t.Parallel()
-	found := trace.Outcome{Scheduling: trace.Scheduling{Scheduler: "sh"}}
-	for _, c := range []struct {
-		kubeProxy               bool
-		ofService, ofNode, want string
-	}{
-		{false, "", "rr", "rr"},
-		{false, "lc", "rr", "lc"},
-		{false, "mh", "rr", "mh (falls back to other backends, hashes ports)"},
-		{false, "", "", "sh (falls back to other backends)"}, // the node's scheduler is not known
-		{true, "lc", "rr", "rr"}, // kube-proxy ignores the annotation
-		{true, "", "mh", "mh (hashes ports)"},
-		{true, "", "", "sh"},
-	} {
-		comparison := newComparison(Options{Scheduler: c.ofNode}, &trace.Rules{KubeProxyIPVS: c.kubeProxy}, model.IPv4)
-		require.Equal(t, c.want, comparison.scheduling(&view.ServicePort{Scheduler: c.ofService}, found).String())
-	}
-}
-
 // TestAnotherAddressAsSource proves that kube-proxy's mode ipvs may drop what comes to a load
 // balancer's address from another one of the Service, and nothing else that the view lets pass.
 func TestAnotherAddressAsSource(t *testing.T) {

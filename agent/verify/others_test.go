@@ -91,7 +91,7 @@ func TestBesideKubeProxy(t *testing.T) {
 	require.Contains(t, sentences(compare(false)), "no rules for 10.96.0.99:80/TCP")
 	require.Contains(t, sentences(compare(false)), "leads to chain KUBE-SEP-AAAAAAAAAAAAAAAA")
 	restore("-A SLICECAST-VIPS -d 10.96.0.98/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.180.0.1:8080\n")
-	require.Contains(t, sentences(compare(true)), "no rules for 10.96.0.98:80/TCP")
+	require.Contains(t, sentences(compare(true)), "other rules in chain SLICECAST-VIPS")
 }
 
 // TestAbout proves that a lasting difference is recognized while what is wanted changes.
@@ -166,10 +166,26 @@ func TestOrderOfRefusals(t *testing.T) {
 		return r.All(testenv.Refused)
 	}
 
+	// The table lacks the Service, but that is about packets alone.
+	packets := func() (r Result) {
+		require.NoError(t, node.Do(func() error {
+			facts, err := trace.ReadFacts()
+			if err != nil {
+				return err
+			}
+			rules, err := trace.Read(t.Context(), model.IPv4, facts)
+			if err != nil {
+				return err
+			}
+			r, err = Compare(t.Context(), Options{State: state, Addresses: facts.Addresses}, rules)
+			return err
+		}))
+		return r
+	}
 	nft(t, node, kubeProxyRefuses)
 	replaceNFT(t, node, programmed) // with the ranges of cluster IPs
 	require.True(t, refused())
-	require.Empty(t, sentences(compareWith(t, node, Options{State: state})))
+	require.Empty(t, sentences(packets()))
 
 	// Slicecast's rules get the priority of kube-proxy's.
 	for _, c := range []struct{ hook, chain string }{{"forward", "forward"}, {"output", "output-filter"}} {
@@ -178,7 +194,7 @@ func TestOrderOfRefusals(t *testing.T) {
 	}
 	require.False(t, refused(), "Slicecast's chains are newer")
 	for range 2 {
-		r := compareWith(t, node, Options{State: state})
+		r := packets()
 		require.Empty(t, r.Differences)
 		require.NotEmpty(t, r.Unjudged)
 		for _, u := range r.Unjudged {

@@ -22,8 +22,9 @@ type ShadowOptions struct {
 	// Settle is how long a difference must last to count. Whatever programs the kernel may need
 	// that long for a change.
 	Settle time.Duration
-	// Beside is as in Options.
-	Beside bool
+	// Beside and MasqueradeMark are as in Options.
+	Beside         bool
+	MasqueradeMark uint32
 	// Period is the time between two comparisons without a change.
 	Period     time.Duration
 	Logger     *slog.Logger
@@ -140,7 +141,7 @@ func (s *Shadow) Run(ctx context.Context) {
 		wait := s.Period
 		if state, known := s.current(); known {
 			begin := time.Now()
-			r, err := Kernel(ctx, Options{State: state, Beside: s.Beside})
+			r, err := Kernel(ctx, Options{State: state, Beside: s.Beside, MasqueradeMark: s.MasqueradeMark})
 			took := time.Since(begin)
 			if ctx.Err() != nil {
 				return

@@ -142,7 +142,7 @@ func (c *comparison) sources(f view.Frontend) (all []Source) {
 	}
 	add := func(name string, a netip.Addr, over string) {
 		// Kernels drop what arrives from one of their own addresses, or from one that no host has.
-		isOwn := a.IsLoopback() || slices.Contains(c.Addresses, a) || slices.Contains(c.ServiceAddresses, a)
+		isOwn := a.IsLoopback() || slices.Contains(c.Addresses, a) || c.isServices(a)
 		if a.IsValid() && (over == "" || !isOwn && !a.IsMulticast() && !a.IsUnspecified()) {
 			all = append(all, Source{name, a, over})
 		}
@@ -160,7 +160,7 @@ func (c *comparison) sources(f view.Frontend) (all []Source) {
 	for _, a := range c.pods {
 		add("a pod", a, podInterface)
 	}
-	if slices.Contains(c.ServiceAddresses, f.Address) {
+	if c.isServices(f.Address) {
 		add("the node", f.Address, "")
 	} else {
 		add("the node", c.node, "")

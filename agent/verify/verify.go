@@ -20,6 +20,7 @@ import (
 	"strings"
 
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/trace"
 	"github.com/slicecast/slicecast/agent/view"
@@ -33,12 +34,11 @@ type Options struct {
 	// Beside means that another proxy serves other Services on this node. Then only what
 	// Slicecast's own rules mention must be in State.
 	Beside bool
-	// Scheduler is the IPVS scheduler of Services that ask for no other one. Empty means that it is
-	// not compared.
-	Scheduler string
-	// MasqueradeMark is the mark of Slicecast's programmers on this node. 0 means that what they have
-	// written is judged only by what it does to packets, and not by what they would write.
+	// MasqueradeMark is the mark of Slicecast's programmers on this node. 0 means their default.
 	MasqueradeMark uint32
+	// IPVS are the options of Slicecast's programmer for IPVS, apart from MasqueradeMark. kube-proxy's
+	// scheduler must be the same one, unless it is empty.
+	IPVS ipvs.Options
 	// Addresses are the node's own addresses, without ServiceAddresses.
 	Addresses []netip.Addr
 	// ServiceAddresses are the node's addresses that only Services have, as with IPVS. What the node
@@ -54,9 +54,13 @@ type comparison struct {
 	family model.Family
 	// backends are the addresses of all backends.
 	backends map[netip.Addr]struct{}
-	pods     []netip.Addr
-	node     netip.Addr
-	outside  netip.Addr
+	// wantedAt are the frontends of all Services.
+	wantedAt map[trace.Frontend]struct{}
+	// ofServices are the ServiceAddresses.
+	ofServices map[netip.Addr]struct{}
+	pods       []netip.Addr
+	node       netip.Addr
+	outside    netip.Addr
 	// masquerades counts the packets that rules of others masquerade although the proxy does not, and
 	// deviations those that the mode treats in another way than the view.
 	masquerades map[masquerading]int
@@ -70,10 +74,15 @@ type masquerading struct{ source, rule string }
 
 // newComparison returns a comparison without a result.
 func newComparison(o Options, rules *trace.Rules, family model.Family) *comparison {
-	return &comparison{
+	c := &comparison{
 		Options: o, Result: Result{Differences: []Difference{}}, rules: rules, family: family, backends: map[netip.Addr]struct{}{},
+		wantedAt: map[trace.Frontend]struct{}{}, ofServices: make(map[netip.Addr]struct{}, len(o.ServiceAddresses)),
 		masquerades: map[masquerading]int{}, deviations: map[deviation]int{},
 	}
+	for _, a := range o.ServiceAddresses {
+		c.ofServices[a] = struct{}{}
+	}
+	return c
 }
 
 // Compare compares the rules of one IP family with what they should do. It returns an error only if
@@ -90,24 +99,26 @@ func Compare(ctx context.Context, o Options, rules *trace.Rules) (Result, error)
 				c.backends[b.Address.Addr()] = struct{}{}
 			}
 		}
+		for _, f := range p.Frontends {
+			c.wantedAt[trace.Frontend{Protocol: p.ID.Protocol, Address: f.Address, Port: f.Port}] = struct{}{}
+		}
 	}
 	c.chooseSources()
-	wanted := map[trace.Frontend]struct{}{}
 	for _, p := range ports {
 		if ctx.Err() != nil {
 			return c.Result, context.Cause(ctx)
 		}
 		for _, f := range p.Frontends {
-			wanted[trace.Frontend{Protocol: p.ID.Protocol, Address: f.Address, Port: f.Port}] = struct{}{}
-			if f.Kind == view.LoadBalancer && p.HealthCheckPort != 0 {
-				wanted[trace.Frontend{Protocol: model.TCP, Address: f.Address, Port: p.HealthCheckPort}] = struct{}{}
-			}
 			c.Frontends++
 			c.frontend(p, f)
 		}
 		c.hairpins(p)
 	}
-	c.unwanted(wanted)
+	if !c.Beside {
+		c.unwanted()
+	}
+	c.cannotJudge(c.rules.Unjudged...)
+	c.cannotJudge(c.rules.Foreign()...)
 	c.addMasquerades()
 	c.addDeviations()
 	return c.Result, nil
@@ -128,6 +139,12 @@ func Packet(
 	return c.Result, out
 }
 
+// isServices reports whether an address is one of the ServiceAddresses.
+func (c *comparison) isServices(a netip.Addr) bool {
+	_, ok := c.ofServices[a]
+	return ok
+}
+
 // frontend compares what happens to packets to a frontend.
 func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
 	if f.Kind != view.NodePort {
@@ -138,7 +155,9 @@ func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
 		return
 	}
 	for _, a := range c.Addresses {
-		if model.FamilyOf(a) != c.family || a.IsLinkLocalUnicast() || c.isFrontend(p, a, f.Port) {
+		// The address may also be that of a Service, on the same port.
+		_, isFrontend := c.wantedAt[trace.Frontend{Protocol: p.ID.Protocol, Address: a, Port: f.Port}]
+		if model.FamilyOf(a) != c.family || a.IsLinkLocalUnicast() || isFrontend {
 			continue
 		}
 		to := netip.AddrPortFrom(a, f.Port)
@@ -167,18 +186,6 @@ func (c *comparison) frontend(p *view.ServicePort, f view.Frontend) {
 	}
 }
 
-// isFrontend reports whether an address of the node is also that of a Service, on the same port.
-func (c *comparison) isFrontend(p *view.ServicePort, a netip.Addr, port uint16) bool {
-	for _, o := range c.State.Ports {
-		for _, f := range o.Frontends {
-			if f.Address == a && f.Port == port && o.ID.Protocol == p.ID.Protocol {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // forwards reports whether some backend is reached by packets that the node forwards.
 func forwards(s view.State, family model.Family, facts trace.Facts) bool {
 	for _, p := range s.Ports {
@@ -198,9 +205,6 @@ func forwards(s view.State, family model.Family, facts trace.Facts) bool {
 // them, in the network namespace of the calling thread. Rules that no packet of a comparison comes
 // by are compared only by this.
 func differences(ctx context.Context, o Options, rules *trace.Rules) (out []Difference, err error) {
-	if o.MasqueradeMark == 0 {
-		return nil, nil
-	}
 	var all []string
 	log := slog.New(slog.DiscardHandler)
 	if rules.NFTables {
@@ -211,10 +215,11 @@ func differences(ctx context.Context, o Options, rules *trace.Rules) (out []Diff
 		different, errVariant := iptables.Differences(ctx, rules.Family, options, o.State)
 		all, err = append(all, different...), errors.Join(err, errVariant)
 	}
-	for _, r := range rules.Insertions() {
-		out = append(out, Difference{
-			Wanted: "be no rule in chain " + r.Chain + " of " + r.Table + " that Slicecast has not written", Found: "there is one", Rule: r.String(),
-		})
+	if rules.SlicecastIPVS {
+		options := o.IPVS
+		options.MasqueradeMark = o.MasqueradeMark
+		different, errIPVS := ipvs.Differences(rules.Family, options, o.State)
+		all, err = append(all, different...), errors.Join(err, errIPVS)
 	}
 	for _, d := range all {
 		out = append(out, Difference{Wanted: "be " + d, Found: "that is not what Slicecast writes"})

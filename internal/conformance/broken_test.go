@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/verify"
 )
 
@@ -127,7 +128,7 @@ func TestBrokenKubeProxy(t *testing.T) {
 		compare := func() string {
 			var lines []string
 			require.NoError(t, s.node.Do(func() error {
-				r, err := verify.Kernel(t.Context(), verify.Options{State: state, Scheduler: "rr"})
+				r, err := verify.Kernel(t.Context(), verify.Options{State: state, IPVS: ipvs.Options{Scheduler: "rr"}})
 				for _, d := range r.Differences {
 					lines = append(lines, d.String())
 				}

@@ -7,8 +7,13 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// prefix begins the names of all chains of this package, and of no others.
-const prefix = "SLICECAST-"
+// ChainPrefix begins the names of all chains of this package, and of no others. ServicesChain exists
+// as long as a Programmer has programmed something.
+const (
+	ChainPrefix   = prefix
+	ServicesChain = servicesChain
+	prefix        = "SLICECAST-"
+)
 
 // Chains that do not belong to a single Service port. They always exist unless stated otherwise.
 // Those marked as trees are the roots of trees.

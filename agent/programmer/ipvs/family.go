@@ -86,8 +86,10 @@ type programmed struct {
 // found is what the kernel holds of one IP family.
 type found struct {
 	elements elements
-	whole    bool // false if at least the table's rules must be written
-	services map[serviceKey]*heldService
+	// different is what the table should have instead of what it has, apart from its elements. If it
+	// is not empty, at least the table's rules must be written.
+	different []string
+	services  map[serviceKey]*heldService
 	// numbers are the numbers of virtual services by mark, by their comments in the table.
 	numbers   map[string]uint32
 	addresses map[netip.Addr]bool // of the device
@@ -99,7 +101,7 @@ func (f *family) read(all []*mobyipvs.Service) (held found, err error) {
 	if held.addresses, held.elsewhere, err = f.device.read(f.family); err != nil {
 		return held, err
 	}
-	if held.elements, held.whole, err = f.readTable(f.layout); err != nil {
+	if held.elements, held.different, err = f.readTable(f.layout); err != nil {
 		return held, err
 	}
 	held.numbers = map[string]uint32{}
@@ -138,17 +140,26 @@ func (f *family) restart(held found) {
 
 // replace is Replace for one IP family. all are all virtual services in IPVS.
 func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.Service) error {
-	f.layout = newLayout(f.family, state.Node, f.options.MasqueradeMark)
 	if err := f.device.restoreSources(f.family); err != nil {
 		return err
 	}
-	held, err := f.read(all)
+	x, _, err := f.plan(state, all)
 	if err != nil {
 		return err
 	}
+	return f.carryOut(ctx, x)
+}
+
+// plan reads what the kernel holds, and returns the change that makes it hold a state. all are all
+// virtual services in IPVS.
+func (f *family) plan(state view.State, all []*mobyipvs.Service) (x *change, held found, err error) {
+	f.layout = newLayout(f.family, state.Node, f.options.MasqueradeMark)
+	if held, err = f.read(all); err != nil {
+		return nil, held, err
+	}
 	f.restart(held)
-	x := newChange()
-	x.held, x.rules = held.elements, !held.whole
+	x = newChange()
+	x.held, x.rules = held.elements, len(held.different) > 0
 	left := leftIn(held, state)
 	for id, port := range state.Ports {
 		if id.Family != f.family {
@@ -169,7 +180,7 @@ func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.
 		f.changeShared(x, k, count, held)
 	}
 	x.depart = slices.Collect(maps.Keys(held.addresses))
-	return f.carryOut(ctx, x)
+	return x, held, nil
 }
 
 // recognize returns a Service port with the virtual services that it has in the kernel.

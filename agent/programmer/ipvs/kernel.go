@@ -57,7 +57,7 @@ func openLoaded() (*machine, error) {
 	m := &machine{}
 	err := m.open()
 	// Asking for IPVS would load it.
-	if _, missing := os.Stat("/proc/net/ip_vs"); err == nil && missing == nil {
+	if _, missing := os.Stat("/proc/thread-self/net/ip_vs"); err == nil && missing == nil {
 		err = m.openIPVS()
 	}
 	if err == nil {
@@ -204,19 +204,28 @@ var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_announce": "2",
 }
 
-// SetSysctls does in advance the part of a Replace that needs a privileged container, as far as it
-// can. IPVS must be loaded, which New does.
-func SetSysctls(options Options) error {
+// wantedSysctls returns the settings that the options and the kernel require.
+func wantedSysctls(options Options) (map[string]string, error) {
 	wanted := maps.Clone(sysctls)
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if slowReuse(string(release)) {
 		wanted[reuseSysctl] = "0"
 	}
 	if options.StrictARP {
 		maps.Copy(wanted, strictARP)
+	}
+	return wanted, nil
+}
+
+// SetSysctls does in advance the part of a Replace that needs a privileged container, as far as it
+// can. IPVS must be loaded, which New does.
+func SetSysctls(options Options) error {
+	wanted, err := wantedSysctls(options)
+	if err != nil {
+		return err
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {

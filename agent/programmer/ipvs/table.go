@@ -94,45 +94,48 @@ type element struct {
 type elements map[elementKey]element
 
 // readTable returns the elements that the kernel holds. nil means that the table is missing or
-// differs from what it should be, so that it must be created again. whole is false if at least the
-// rules must be written.
-func (m *machine) readTable(l *layout) (held elements, whole bool, err error) {
+// differs so much from what it should be that it must be created again. different says what there
+// should be instead. It is empty if not even rules must be written.
+func (m *machine) readTable(l *layout) (held elements, different []string, err error) {
 	tables, err := m.nft.Tables(l.Family)
 	// A table with flags is dormant or has an owner.
 	if flags, exists := tables[l.Name]; err != nil || !exists || flags != 0 {
-		return nil, false, err
+		return nil, []string{fmt.Sprintf("an %v table %s without flags", l.IP, l.Name)}, err
 	}
 	sets, err := m.nft.Sets(l.Table)
 	if err != nil {
-		return nil, false, fmt.Errorf("read the sets of table %s: %w", Table, err)
+		return nil, nil, fmt.Errorf("read the sets of table %s: %w", Table, err)
 	}
 	for _, s := range l.sets {
 		if is, exists := sets[s.name]; !exists || !s.Is(is) {
-			return nil, false, nil
+			return nil, []string{l.Should("a set %s with another definition", s.name)}, nil
 		}
 	}
 	chains, err := m.nft.Chains(l.Table)
 	if err != nil {
-		return nil, false, fmt.Errorf("read the chains of table %s: %w", Table, err)
+		return nil, nil, fmt.Errorf("read the chains of table %s: %w", Table, err)
 	}
-	whole = true
+	wanted, foreign := map[string][]nft.Rule{}, false
 	for _, c := range l.chains() {
-		is, exists := chains[c.name]
-		delete(chains, c.name)
-		if !exists {
-			whole = false
+		wanted[c.name] = c.rules
+		is := chains[c.name]
+		if is == nil || is.Hook == c.hook {
 			continue
 		}
-		whole = whole && !is.Hook.Drops && slices.Equal(is.Rules, nft.Hashes(c.rules, l.Family))
-		if is.Hook.Drops = false; is.Hook != c.hook {
-			return nil, false, nil
-		}
+		different = append(different, l.Should("another hook, priority or policy of chain %s", c.name))
+		is.Hook.Drops = false
+		foreign = foreign || is.Hook != c.hook
 	}
-	if len(chains) > 0 {
-		return nil, false, nil
+	for name := range chains {
+		_, known := wanted[name]
+		foreign = foreign || !known
+	}
+	different = append(different, l.Table.Differences(chains, wanted)...)
+	if foreign {
+		return nil, different, nil
 	}
 	held, err = m.readElements(l)
-	return held, whole, err
+	return held, different, err
 }
 
 func (m *machine) readElements(l *layout) (elements, error) {

@@ -36,9 +36,7 @@ func Differences(ip model.Family, options Options, state view.State) (different 
 	if err != nil {
 		return nil, fmt.Errorf("read nftables table %s: %w", Table, err)
 	}
-	add := func(format string, args ...any) {
-		different = append(different, fmt.Sprintf(format, args...)+fmt.Sprintf(" in the %v table %s", ip, Table))
-	}
+	add := func(format string, args ...any) { different = append(different, f.Should(format, args...)) }
 	switch {
 	case !c.exists:
 		return nil, nil
@@ -47,27 +45,12 @@ func Differences(ip model.Family, options Options, state view.State) (different 
 		return different, nil
 	}
 	wanted, unknown := f.adopt(c)
-	isHeld := func(name string) bool {
-		return slices.Equal(c.chains[name].Rules, nft.Hashes(wanted[name], f.Family))
-	}
-	if c.chains[forwardChain] != nil && !isHeld(forwardChain) {
+	if held := c.chains[forwardChain]; held != nil && !slices.Equal(held.Rules, nft.Hashes(wanted[forwardChain], f.Family)) {
 		// The setting may have changed since the chain was written.
 		f.liberal = !f.liberal
 		wanted[forwardChain] = f.fixedChains(f.node, false)[forwardChain]
 	}
-	for name := range wanted {
-		switch {
-		case c.chains[name] == nil:
-			add("a chain %s", name)
-		case !isHeld(name):
-			add("other rules in chain %s", name)
-		}
-	}
-	for name := range c.chains {
-		if wanted[name] == nil {
-			add("no chain %s", name)
-		}
-	}
+	different = f.Table.Differences(c.chains, wanted)
 	for name := range unknown {
 		add("no set %s", name)
 	}
