@@ -308,7 +308,7 @@ func (m *Manager) publish(ctx context.Context, name types.NamespacedName, bundle
 		if have.Data[caBundleKey] == string(bundle) {
 			return nil
 		}
-		if have.Annotations[providedAnnotation] != "" {
+		if _, ok := have.Annotations[providedAnnotation]; ok {
 			if !includes([]byte(have.Data[caBundleKey]), bundle) {
 				return fmt.Errorf("ConfigMap %s lacks CAs of the servers, and its annotation %s says that others provide "+
 					"them; add %s of Secret %s, or remove the annotation", name, providedAnnotation, caBundleKey, m.Secret)

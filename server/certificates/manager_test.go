@@ -330,7 +330,7 @@ func TestChangesOfMode(t *testing.T) {
 			}
 		}
 	}
-	provided := map[string]string{providedAnnotation: "true"}
+	provided := map[string]string{providedAnnotation: ""} // any value
 
 	// The servers' own certificates go. Agents get both CAs, and the servers of before go on.
 	both := slices.Concat([]byte("# the servers' own\n"), first.Data[caBundleKey], other.PEM())
