@@ -191,7 +191,7 @@ e2e-upstream: ## Kubernetes' own tests of the network in such a cluster, in abou
 	@bin/slicecast-e2e --nodes=$(NODES) --proxy=$(PROXY) --programmer=$(PROGRAMMER) --focus='$(FOCUS)' $(if $(RECORD),--record)
 
 .PHONY: e2e-cert-manager
-e2e-cert-manager: ## the chart with certificates of cert-manager, whose controllers are built once; about two minutes
+e2e-cert-manager: ## the chart with certificates of cert-manager, whose controllers are built once; about five minutes
 	go test -count 1 -timeout 30m -v ./deploy/helm/e2e -e2e.installs=cert-manager
 
 .PHONY: e2e-network-policies

@@ -1,16 +1,22 @@
 // This test proves that servers with certificates of cert-manager serve agents, and use a renewed
-// certificate without a restart. cert-manager's controllers run beside the cluster.
+// certificate without a restart. Then the commands of the README change to the servers' own
+// certificates and back, while no agent meets a server that it does not trust. cert-manager's
+// controllers run beside the cluster.
 package e2e
 
 import (
+	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +24,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/repository"
 )
 
 func init() {
@@ -56,7 +63,7 @@ func certManager(t *testing.T) {
 
 	before := map[string]string{}
 	for _, address := range i.serverAddresses() {
-		before[address] = i.serial(address)
+		before[address] = i.certificate(address).SerialNumber.String()
 	}
 	// This is what "cmctl renew" does.
 	i.kubectl("--namespace="+servers, "patch", "certificate", "slicecast-server", "--subresource=status", "--type=merge",
@@ -65,7 +72,7 @@ func certManager(t *testing.T) {
 	began := time.Now()
 	for address, serial := range before {
 		testenv.Eventually(t, renewPatience, func() error {
-			if i.serial(address) == serial {
+			if i.certificate(address).SerialNumber.String() == serial {
 				return fmt.Errorf("server %s: still the certificate %s", address, serial)
 			}
 			return nil
@@ -79,6 +86,86 @@ func certManager(t *testing.T) {
 	i.rollout(agents, "daemonset/slicecast-agent")
 	i.requireService()
 	i.requireStatus()
+	i.requireChangesOfMode(ca)
+}
+
+// requireChangesOfMode requires that the README's commands change from certificates of cert-manager
+// to the servers' own and back. Meanwhile, no agent meets a server that it does not trust, and no
+// new connection to a Service fails.
+func (i install) requireChangesOfMode(ca string) {
+	i.Helper()
+	const clients = "default"
+	client := i.peers(clients, "client")[0]
+	ctx, stop := context.WithCancel(i.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := i.Kubectl(ctx, "", "--namespace="+clients, "exec", client.name, "--", "sh", "-c",
+			"while curl -sSk -m5 -o/dev/null https://kubernetes.default.svc.cluster.local/livez; do sleep .1; done; exit 1")
+		ended <- err
+		close(ended)
+	}()
+	defer func() {
+		stop()
+		<-ended
+	}()
+	root, err := repository.Root()
+	require.NoError(i, err)
+	dir := i.TempDir()
+	content, err := os.ReadFile(ca)
+	require.NoError(i, err)
+	require.NoError(i, os.WriteFile(filepath.Join(dir, "ca.crt"), content, 0o600))
+	require.NoError(i, os.Symlink(filepath.Join(root, "deploy"), filepath.Join(dir, "deploy")))
+	step := func(names ...string) {
+		i.Helper()
+		began := time.Now()
+		var blocks [][2]string
+		for _, name := range names {
+			blocks = append(blocks, [2]string{"deploy/README.md", name})
+		}
+		i.run(dir, blocks...)
+		i.rollout(servers, "deployment/slicecast-server")
+		i.rollout(agents, "daemonset/slicecast-agent")
+		i.requireStatus()
+		logs := i.kubectl("--namespace="+agents, "logs", "--selector=app.kubernetes.io/name=slicecast-agent", "--tail=-1")
+		require.NotContains(i, logs, "x509", "an agent does not trust a server")
+		i.Logf("%s took %s", names, time.Since(began).Round(100*time.Millisecond))
+	}
+	step("servers-ca", "servers-secret", "with-own-ca")
+	step("to-self")
+	for _, address := range i.serverAddresses() {
+		require.Equal(i, "CN=slicecast", i.certificate(address).Issuer.String())
+	}
+	step("to-own-cas")
+	i.awaitCAs(filepath.Join(dir, "own.crt"))
+	i.requireService()
+
+	step("to-provided-cas")
+	i.awaitCAs(filepath.Join(dir, "both.crt"))
+	step("to-cert-manager")
+	step("without-own-ca")
+	i.requireService()
+	select {
+	case err := <-ended:
+		require.NoError(i, err, "a connection failed")
+	default:
+	}
+}
+
+// awaitCAs waits until all agents have the CAs of a file.
+func (i install) awaitCAs(path string) {
+	i.Helper()
+	want, err := os.ReadFile(path)
+	require.NoError(i, err)
+	for _, node := range i.Nodes {
+		testenv.Eventually(i.T, renewPatience, func() error {
+			have, err := node.Command(i.Context(), "sh", "-c",
+				"cat /var/lib/kubelet/pods/*/volumes/kubernetes.io~configmap/ca/ca.crt").Output()
+			if err == nil && strings.TrimSpace(string(have)) != strings.TrimSpace(string(want)) {
+				err = fmt.Errorf("the agent of %s has other CAs: %s", node.Name, have)
+			}
+			return err
+		})
+	}
 }
 
 // startCertManager starts cert-manager with the ClusterIssuer slicecast, and returns the path of
@@ -102,8 +189,8 @@ func (i install) startCertManager() (ca string) {
 	return ca
 }
 
-// serial returns the serial number of the certificate that the server at an address has.
-func (i install) serial(address string) string {
+// certificate returns the certificate of the server at an address.
+func (i install) certificate(address string) *x509.Certificate {
 	i.Helper()
 	raw, err := i.Nodes[0].DialContext(i.Context(), "tcp", net.JoinHostPort(address, "8472"))
 	require.NoError(i, err)
@@ -111,5 +198,5 @@ func (i install) serial(address string) string {
 	// The servers ask for a client certificate after their own.
 	conn := tls.Client(raw, &tls.Config{ServerName: serverName, InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	require.NoError(i, conn.HandshakeContext(i.Context()))
-	return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	return conn.ConnectionState().PeerCertificates[0]
 }

@@ -176,13 +176,19 @@ func (i install) requireService() {
 	i.kubectl("delete", "service/web", "daemonset/web")
 }
 
-// requireStatus requires that the servers say that all nodes are connected.
+// requireStatus requires that the servers say that all nodes are connected. A server that ends may
+// be gone before it is asked.
 func (i install) requireStatus() {
 	i.Helper()
 	testenv.Eventually(i.T, patience, func() error {
 		var status string
 		for _, pod := range strings.Fields(i.kubectl("--namespace="+servers, "get", "pods", "--selector="+serverPods, "--output=name")) {
-			status += i.kubectl("--namespace="+servers, "exec", pod, "--", "slicecast-server", "status", "--debug-socket=/run/slicecast/debug/server.sock")
+			one, err := i.Kubectl(i.Context(), "", "--namespace="+servers, "exec", pod, "--",
+				"slicecast-server", "status", "--debug-socket=/run/slicecast/debug/server.sock")
+			if err != nil {
+				return err
+			}
+			status += one
 		}
 		if !strings.Contains(status, "node-1") || !strings.Contains(status, "node-2") {
 			return fmt.Errorf("a node is not connected: %s", status)

@@ -50,11 +50,12 @@ func (i install) run(dir string, blocks ...[2]string) {
 	for _, block := range blocks {
 		commands, err := repository.Commands(block[0], block[1])
 		require.NoError(i, err)
-		all += commands + "\n"
+		all += strings.ReplaceAll(commands, "ISSUER", "slicecast") + "\n"
 	}
 	cmd := exec.CommandContext(i.Context(), "bash", "-euo", "pipefail", "-c", all)
 	cmd.Dir = dir
-	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + i.Kubeconfig, "PATH=" + filepath.Dir(i.KubectlPath) + ":" + os.Getenv("PATH")}
+	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + i.Kubeconfig, "PATH=" + filepath.Dir(i.KubectlPath) + ":" +
+		filepath.Dir(tool("")) + ":" + os.Getenv("PATH")}
 	out, err := cmd.CombinedOutput()
 	require.NoError(i, err, "%v: %s", blocks, out)
 }
