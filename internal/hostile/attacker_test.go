@@ -30,14 +30,15 @@ import (
 
 // attacker is one run of an attack.
 type attacker struct {
-	ctx      context.Context
-	server   *server
-	protocol string
+	way
+	ctx    context.Context
+	server *server
 	// node is the name of the node whose certificate the attacker has.
 	node string
 	// from is the source address of the attacker's connections.
 	from net.IP
-	// begun is called when the attacker has reached the attack's phase.
+	// begun is called when the attacker has reached the attack's phase. It makes the server drain if
+	// that is the phase.
 	begun func()
 
 	mu       sync.Mutex // guards cleanups
@@ -45,12 +46,15 @@ type attacker struct {
 }
 
 // newAttacker returns an attacker with a node and an address that were not used before.
-func newAttacker(ctx context.Context, s *server, protocol string) *attacker {
+func newAttacker(ctx context.Context, s *server, w way) *attacker {
 	n := names.Add(1)
-	return &attacker{
-		ctx: ctx, server: s, protocol: protocol, node: nodeName("hostile"), from: net.IPv4(127, 66, byte(n>>8), byte(n)),
-		begun: func() {},
+	a := &attacker{
+		way: w, ctx: ctx, server: s, node: nodeName("hostile"), from: net.IPv4(127, 66, byte(n>>8), byte(n)), begun: func() {},
 	}
+	if w.phase == draining {
+		a.begun = s.drain
+	}
+	return a
 }
 
 // later registers a function that is called when the attack is over.
@@ -72,9 +76,11 @@ func (a *attacker) end() {
 }
 
 // dial opens a TCP connection, which is closed when the attack is over.
-func (a *attacker) dial(to string, from net.IP) (net.Conn, error) {
+func (a *attacker) dial() (net.Conn, error) { return a.dialFrom(a.from) }
+
+func (a *attacker) dialFrom(from net.IP) (net.Conn, error) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
-	c, err := dialer.DialContext(a.ctx, "tcp", to)
+	c, err := dialer.DialContext(a.ctx, "tcp", a.port.address(a.server).String())
 	if err == nil {
 		a.later(func() { _ = c.Close() }) // the server may have closed it
 	}
@@ -86,7 +92,7 @@ func (a *attacker) certificate() tls.Certificate { return identities.node(a.node
 
 // secure opens a TLS connection.
 func (a *attacker) secure(certificates ...tls.Certificate) (*tls.Conn, error) {
-	raw, err := a.dial(a.server.address(), a.from)
+	raw, err := a.dial()
 	if err != nil {
 		return nil, err
 	}
@@ -354,13 +360,19 @@ func helloRequest(h *pb.Hello) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: h}}
 }
 
-// synced opens a stream and reads it up to InSync.
-func (a *attacker) synced() (pb.DistributionService_StreamClient, error) {
-	stream, err := a.stream(a.agent())
+// opened opens a stream, and reads it up to Welcome before InSync, and else up to InSync.
+func (a *attacker) opened() (pb.DistributionService_StreamClient, error) {
+	return a.openedAs(a.agent(), a.certificate())
+}
+
+func (a *attacker) openedAs(hello *pb.Hello, certificate tls.Certificate) (pb.DistributionService_StreamClient, error) {
+	stream, err := a.streamAs(hello, certificate)
 	if err != nil {
 		return nil, err
 	}
-	err = until(stream, func(r *pb.StreamResponse) bool { return r.GetInSync() != nil })
+	err = until(stream, func(r *pb.StreamResponse) bool {
+		return r.GetInSync() != nil || a.phase == beforeInSync && r.GetWelcome() != nil
+	})
 	a.begun()
 	return stream, err
 }
@@ -378,6 +390,15 @@ func until(stream pb.DistributionService_StreamClient, found func(*pb.StreamResp
 	}
 }
 
+// ends reads a stream to its end, which must have one of the codes, or that of a server that drains
+// if this one does.
+func (a *attacker) ends(stream pb.DistributionService_StreamClient, want ...codes.Code) error {
+	if a.phase == draining {
+		want = append(want, codes.Unavailable)
+	}
+	return over(stream, want...)
+}
+
 // over reads a stream to its end, which must have one of the codes. In the middle of a message,
 // server/h2 cannot send a status, so it resets the stream.
 func over(stream pb.DistributionService_StreamClient, want ...codes.Code) error {
@@ -388,11 +409,13 @@ func over(stream pb.DistributionService_StreamClient, want ...codes.Code) error 
 	return requireCode(err, want...)
 }
 
-// floods sends a message most times, unless the stream ends before. The stream must end with one of
-// the codes.
-func floods(stream pb.DistributionService_StreamClient, most int, message func(i int) *pb.StreamRequest, want ...codes.Code) error {
+// floods sends a message most times, unless the stream ends before, which must have one of the
+// codes.
+func (a *attacker) floods(
+	stream pb.DistributionService_StreamClient, most int, message func(i int) *pb.StreamRequest, want ...codes.Code,
+) error {
 	ended := make(chan error, 1)
-	go func() { ended <- over(stream, want...) }()
+	go func() { ended <- a.ends(stream, want...) }()
 	for i := range most {
 		if stream.Send(message(i)) != nil {
 			break // the stream's end says why

@@ -36,167 +36,177 @@ var (
 )
 
 var (
-	onGRPC   = []string{grpcGo}
-	onEither = []string{neither}
+	onGRPC, onEither = []string{grpcGo}, []string{neither}
+
+	// These are the phases from one on.
+	fromHello = []phase{beforeHello, beforeInSync, inSync, draining}
+	fromOpen  = []phase{beforeInSync, inSync, draining}
+	// A single message ends its stream while the server drains as it does otherwise.
+	whileOpen = []phase{beforeInSync, inSync}
+
+	tlsPorts, httpPorts = []port{metrics}, []port{metrics, healthChecks}
 )
 
-// attacks is the table of attacks. Those of a phase are in the order in which the server checks
-// them.
+// attacks is the table of attacks, in the order of the first phase in which they are made. Those of
+// a phase are in the order in which the server checks them.
 var attacks = []attack{
-	{phase: beforeTLS, name: "silent connections of one address", on: onEither, bounds: "maxStrangersPerAddress",
-		does: crowd(256+32, oneAddress), counted: ofConnections("address")},
-	{phase: beforeTLS, name: "silent connections of many addresses", on: onEither, bounds: "maxStrangers",
-		does: crowd(4096+64, manyAddresses), counted: ofConnections("strangers")},
-	{phase: beforeTLS, name: "silence", on: onEither, bounds: "strangerTimeout", slow: true,
-		does: crowd(1, oneAddress), counted: ofConnections("timeout")},
-	{phase: beforeTLS, name: "a ClientHello byte by byte", on: onEither, bounds: "strangerTimeout", slow: true,
-		does: slowHello, counted: ofConnections("timeout")},
-	{phase: beforeTLS, name: "no TLS", on: onEither, does: notTLS, counted: handshakeErrors},
-	{phase: beforeTLS, name: "a ClientHello without end", on: onEither, does: endlessHello, counted: handshakeErrors},
-	{phase: beforeTLS, name: "handshakes that are given up", on: onEither, does: halfHandshakes, counted: handshakeErrors},
-	{phase: beforeTLS, name: "a certificate of another CA", on: both, does: foreignCertificate, counted: ofConnections("certificate")},
-	{phase: beforeTLS, name: "certificates that are expensive to verify", on: both, bounds: "maxChain",
-		does: expensiveChains(50, false), counted: ofConnections("certificate")},
-	{phase: beforeTLS, name: "as many certificates as are admitted", on: both, bounds: "maxChain",
-		does: expensiveChains(5, false), counted: ofConnections("certificate")},
-	{phase: beforeTLS, name: "expensive certificates after a node's", on: both, bounds: "maxChain",
-		does: expensiveChains(50, true), counted: ofConnections("certificate")},
-	{phase: beforeTLS, name: "an expensive agreement on a key", on: both, bounds: "curves", does: expensiveKeys, counted: handshakeErrors},
-	{phase: beforeTLS, name: "long certificates that are held back", on: both, bounds: "maxUndelivered",
-		does: heldCertificates, counted: handshakeErrors},
+	{name: "silent connections of one address", in: []phase{beforeTLS, draining}, on: onEither, also: httpPorts,
+		bounds: "maxStrangersPerAddress bounded.Health bounded.Metrics", does: crowdOfOne, counted: ofConnections("address")},
+	{name: "silent connections of many addresses", in: []phase{beforeTLS}, on: onEither, also: httpPorts,
+		bounds: "maxStrangers bounded.Health bounded.Metrics", does: crowdOfMany, counted: ofConnections("strangers")},
+	{name: "silence", in: []phase{beforeTLS}, on: onEither, also: httpPorts,
+		bounds: "strangerTimeout bounded.Health bounded.Metrics", slow: true, does: silent, counted: ofConnections("timeout")},
 
-	{phase: beforeHello, name: "silence after TLS", on: both, bounds: "strangerTimeout", slow: true,
+	{name: "a ClientHello byte by byte", in: []phase{handshake, draining}, on: onEither, also: tlsPorts,
+		bounds: "strangerTimeout bounded.Metrics", slow: true, does: slowHello, counted: ofConnections("timeout")},
+	{name: "no TLS", in: []phase{handshake}, on: onEither, also: tlsPorts, does: notTLS, counted: handshakeErrors},
+	{name: "a ClientHello without end", in: []phase{handshake}, on: onEither, also: tlsPorts,
+		bounds: "maxUndelivered MaxHandshake", does: endlessHello, counted: handshakeErrors},
+	{name: "handshakes that are given up", in: []phase{handshake}, on: onEither, also: tlsPorts,
+		does: halfHandshakes, counted: handshakeErrors},
+	{name: "a certificate of another CA", in: []phase{handshake}, on: both, also: tlsPorts,
+		does: foreignCertificate, counted: ofConnections("certificate")},
+	{name: "certificates that are expensive to verify", in: []phase{handshake}, on: both, also: tlsPorts, bounds: "maxChain",
+		does: expensiveChains(50, false), counted: ofConnections("certificate")},
+	{name: "as many certificates as are admitted", in: []phase{handshake}, on: both, also: tlsPorts, bounds: "maxChain",
+		does: expensiveChains(5, false), counted: ofConnections("certificate")},
+	{name: "expensive certificates after a node's", in: []phase{handshake}, on: both, also: tlsPorts, bounds: "maxChain",
+		does: expensiveChains(50, true), counted: ofConnections("certificate")},
+	{name: "an expensive agreement on a key", in: []phase{handshake}, on: both, also: tlsPorts, bounds: "curves",
+		does: expensiveKeys, counted: handshakeErrors},
+	{name: "long certificates that are held back", in: []phase{handshake}, on: both, also: tlsPorts,
+		bounds: "maxUndelivered MaxHandshake", does: heldCertificates, counted: handshakeErrors},
+
+	{name: "silence after TLS", in: []phase{beforeHello, draining}, on: both, bounds: "strangerTimeout", slow: true,
 		does: silentAfterTLS, counted: ofConnections("timeout")},
-	{phase: beforeHello, name: "silence after SETTINGS", on: both, bounds: "strangerTimeout", slow: true,
+	{name: "silence after SETTINGS", in: []phase{beforeHello, draining}, on: both, bounds: "strangerTimeout", slow: true,
 		does: silentAfterSettings, counted: ofConnections("timeout")},
-	{phase: beforeHello, name: "calls without credentials", on: both, bounds: "maxRefusedCalls",
+	{name: "calls without credentials", in: []phase{beforeHello}, on: both, also: tlsPorts, bounds: "maxRefusedCalls",
 		does: refusedCalls(""), counted: ofRequests("no_credentials")},
-	{phase: beforeHello, name: "invented tokens", on: both, bounds: "maxRefusedCalls",
+	{name: "invented tokens", in: []phase{beforeHello}, on: both, also: tlsPorts, bounds: "maxRefusedCalls",
 		does: refusedCalls(inventedToken()), counted: ofRequests("token")},
-	{phase: beforeHello, name: "long tokens", on: both, bounds: "maxHeaderBytes", does: longTokens},
-	{phase: beforeHello, name: "a header block of empty frames", on: both, bounds: "maxBlockFrames", does: anonymous(emptyContinuations)},
-	{phase: beforeHello, name: "a large header block", on: both, bounds: "maxHeaderBytes", does: anonymous(largeBlock)},
-	{phase: beforeHello, name: "a slow header block", on: both, bounds: "maxBlockTime", slow: true, does: anonymous(slowBlock)},
-	{phase: beforeHello, name: "many settings", on: both, bounds: "maxSettings", does: anonymous(manySettings)},
-	{phase: beforeHello, name: "frames without messages", on: both, bounds: "maxStrangerFrames", does: anonymous(frames)},
-	{phase: beforeHello, name: "streams that are reset", on: both, bounds: "maxStrangerFrames", does: anonymous(rapidReset)},
-	{phase: beforeHello, name: "pings", on: both, bounds: "minClientPing", does: anonymous(pings)},
-	{phase: beforeHello, name: "many streams", on: both, bounds: "maxConcurrentStreams", does: manyStreams},
-	{phase: beforeHello, name: "no hello", on: both, bounds: "helloTimeout", slow: true, does: noHello},
-	{phase: beforeHello, name: "another message first", on: both,
+	{name: "long tokens", in: []phase{beforeHello}, on: both, also: tlsPorts, bounds: "maxHeaderBytes",
+		does: longTokens(strings.Repeat("x", 40<<10))},
+	{name: "a header block of empty frames", in: fromHello, on: both, bounds: "maxBlockFrames", does: framed(emptyContinuations)},
+	{name: "a large header block", in: fromHello, on: both, bounds: "maxHeaderBytes", does: framed(largeBlock)},
+	{name: "a slow header block", in: fromHello, on: both, bounds: "maxBlockTime", slow: true, does: framed(slowBlock)},
+	{name: "many settings", in: fromHello, on: both, bounds: "maxSettings", does: framed(manySettings)},
+	{name: "frames without messages", in: fromHello, on: both, bounds: "maxStrangerFrames maxFrames", does: framed(frames)},
+	{name: "streams that are reset", in: fromHello, on: both, bounds: "maxStrangerFrames maxFrames", does: framed(rapidReset)},
+	{name: "pings", in: fromHello, on: both, bounds: "minClientPing", does: framed(pings)},
+	{name: "many streams", in: []phase{beforeHello}, on: both, bounds: "maxConcurrentStreams", does: manyStreams},
+	{name: "no hello", in: []phase{beforeHello, draining}, on: both, bounds: "helloTimeout", slow: true, does: noHello},
+	{name: "another message first", in: []phase{beforeHello}, on: both,
 		does: says(codes.InvalidArgument, func(*attacker) *pb.StreamRequest { return ack(1) })},
-	{phase: beforeHello, name: "another node's name", on: both, counted: ofRequests("other_node"),
+	{name: "another node's name", in: []phase{beforeHello}, on: both, counted: ofRequests("other_node"),
 		does: says(codes.PermissionDenied, func(*attacker) *pb.StreamRequest {
 			return helloRequest(&pb.Hello{NodeName: "honest-1", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 		})},
-	{phase: beforeHello, name: "another node's name, again and again", on: both, bounds: "maxRefusedCalls",
+	{name: "another node's name, again and again", in: []phase{beforeHello}, on: both, bounds: "maxRefusedCalls",
 		does: refusedHellos, counted: ofConnections("refused")},
-	{phase: beforeHello, name: "to be a relay", on: both, counted: ofRequests("relay"),
+	{name: "to be a relay", in: []phase{beforeHello}, on: both, counted: ofRequests("relay"),
 		does: says(codes.PermissionDenied, func(*attacker) *pb.StreamRequest {
 			return helloRequest(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
 		})},
-	{phase: beforeHello, name: "to observe", on: both, counted: ofRequests("observer"),
+	{name: "to observe", in: []phase{beforeHello}, on: both, counted: ofRequests("observer"),
 		does: says(codes.PermissionDenied, func(*attacker) *pb.StreamRequest { return helloRequest(&pb.Hello{}) })},
-	{phase: beforeHello, name: "a long name", on: both, bounds: "maxNodeName",
+	{name: "a long name", in: []phase{beforeHello}, on: both, bounds: "maxNodeName",
 		does: says(codes.InvalidArgument, func(*attacker) *pb.StreamRequest {
 			return helloRequest(&pb.Hello{NodeName: strings.Repeat("n", 254), Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 		})},
-	{phase: beforeHello, name: "positions in too many shards", on: both,
+	{name: "positions in too many shards", in: []phase{beforeHello}, on: both,
 		does: says(codes.InvalidArgument, func(a *attacker) *pb.StreamRequest {
 			h := a.agent()
 			h.Epoch, h.Sequences = 1, make([]uint64, 4097)
 			return helloRequest(h)
 		})},
-	{phase: beforeHello, name: "a large message", on: both, bounds: "maxReceived",
+	{name: "a large message", in: []phase{beforeHello}, on: both, bounds: "maxReceived",
 		does: says(codes.ResourceExhausted, func(a *attacker) *pb.StreamRequest {
 			h := a.agent()
 			h.ClientVersion = strings.Repeat("v", 128<<10)
 			return helloRequest(h)
 		})},
-	{phase: beforeHello, name: "no protobuf", on: both, does: notProtobuf},
+	{name: "no protobuf", in: []phase{beforeHello}, on: both, does: notProtobuf},
 
-	{phase: beforeInSync, name: "a second hello", on: both,
-		does: says(codes.InvalidArgument, func(a *attacker) *pb.StreamRequest { return helloRequest(a.agent()) },
-			func(a *attacker) *pb.StreamRequest { return helloRequest(a.agent()) })},
-	{phase: beforeInSync, name: "versions of the future", on: both, bounds: "MaxBehindWait",
+	{name: "versions of the future", in: []phase{beforeInSync}, on: both, bounds: "MaxBehindWait",
 		does: fromTheFuture, counted: counter{"slicecast_server_behind_waits_total", "gave_up"}},
-
-	{phase: beforeInSync, name: "whole shards that are not taken", on: both, bounds: "coldShares turnCheck", longer: 2 * turnCheck,
-		does: takesNothing, counted: ofStreams("admission_stalled_turns_total")},
-	{phase: beforeInSync, name: "two answers to a DigestQuery", on: both, does: asked(answersTwice)},
-	{phase: beforeInSync, name: "two answers to a BucketQuery", on: both, does: asked(answersBucketsTwice)},
-	{phase: beforeInSync, name: "wrong digests on stream after stream", on: both, bounds: "startsBurst coldShares",
+	{name: "whole shards that are not taken", in: []phase{beforeInSync}, on: both, bounds: "coldShares turnCheck",
+		longer: 2 * turnCheck, does: takesNothing, counted: ofStreams("admission_stalled_turns_total")},
+	{name: "windows of one byte", in: []phase{beforeInSync, draining}, on: both, bounds: "maxFrames", does: smallWindows},
+	{name: "two answers to a DigestQuery", in: []phase{beforeInSync}, on: both, does: asked(answersTwice)},
+	{name: "two answers to a BucketQuery", in: []phase{beforeInSync}, on: both, does: asked(answersBucketsTwice)},
+	{name: "wrong digests on stream after stream", in: []phase{beforeInSync}, on: both, bounds: "startsBurst coldShares",
 		does: wrongOnNewStreams, counted: counter{"slicecast_server_stream_starts_total", "too_often"}},
-	{phase: beforeInSync, name: "no answer", on: both, bounds: "bucketTimeout", slow: true, does: asked(answersNothing)},
-
-	{phase: inSync, name: "messages", on: both, bounds: "messagesPerSecond",
+	{name: "no answer", in: []phase{beforeInSync}, on: both, bounds: "bucketTimeout", slow: true, does: asked(answersNothing)},
+	{name: "nothing is read", in: []phase{beforeInSync, draining}, on: both, bounds: "pingTimeout GracePeriod", slow: true,
+		does: readsNothing},
+	{name: "empty DATA", in: fromOpen, on: both, bounds: "maxFrames", does: framed(emptyData)},
+	{name: "a second hello", in: whileOpen, on: both,
+		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return helloRequest(&pb.Hello{}) })},
+	{name: "messages", in: fromOpen, on: both, bounds: "messagesPerSecond",
 		// On grpc-go, the frames of so many small messages may end the connection first.
-		does: synced(8192+1000, codes.ResourceExhausted, func(int) *pb.StreamRequest { return ack(0) }, codes.Unavailable)},
-	{phase: inSync, name: "resyncs", on: both, bounds: "resyncsPerSecond", counted: ofStreams("resyncs_total"),
-		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
+		does: sends(8192+1000, codes.ResourceExhausted, func(int) *pb.StreamRequest { return ack(0) }, codes.Unavailable)},
+	{name: "resyncs", in: fromOpen, on: both, bounds: "resyncsPerSecond", counted: ofStreams("resyncs_total"),
+		does: sends(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
 			return resync(&pb.Resync{Shard: uint32(i % shards), Keys: []*pb.ObjectKey{{Kind: pb.ObjectKind_OBJECT_KIND_SLICE, Name: "x"}}})
 		})},
-	{phase: inSync, name: "whole shards again and again", on: both, bounds: "resyncsPerSecond", counted: ofStreams("resyncs_total"),
-		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
+	{name: "whole shards again and again", in: []phase{inSync, draining}, on: both, bounds: "resyncsPerSecond",
+		counted: ofStreams("resyncs_total"), does: sends(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
 			return resync(&pb.Resync{Shard: uint32(i % shards)})
 		})},
-	{phase: inSync, name: "buckets again and again", on: both, bounds: "resyncsPerSecond coldShares", counted: ofStreams("resyncs_total"),
-		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest { return wrongBuckets(uint32(i % shards)) })},
-	{phase: inSync, name: "resyncs on new streams", on: both, bounds: "resyncsBurst", does: resyncsOnNewStreams},
-	{phase: inSync, name: "an answer to no question", on: both,
-		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return digests() })},
-	{phase: inSync, name: "an Ack of many positions", on: both, bounds: "maxPositions",
-		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest {
+	{name: "buckets again and again", in: []phase{inSync, draining}, on: both, bounds: "resyncsPerSecond coldShares",
+		counted: ofStreams("resyncs_total"),
+		does: sends(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest { return wrongBuckets(uint32(i % shards)) })},
+	{name: "resyncs on new streams", in: []phase{inSync}, on: both, bounds: "resyncsBurst", does: resyncsOnNewStreams},
+	{name: "an answer to no question", in: whileOpen, on: both,
+		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return digests() })},
+	{name: "an Ack of many positions", in: whileOpen, on: both, bounds: "maxPositions",
+		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest {
 			positions := make([]*pb.ShardPosition, 4097)
 			for i := range positions {
 				positions[i] = &pb.ShardPosition{}
 			}
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}}
 		})},
-	{phase: inSync, name: "a resync of many objects", on: both, bounds: "maxKeys",
-		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest {
+	{name: "a resync of many objects", in: whileOpen, on: both, bounds: "maxKeys",
+		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest {
 			r := &pb.Resync{}
 			for range 1025 {
 				r.Keys = append(r.Keys, &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SLICE, Name: "x"})
 			}
 			return resync(r)
 		})},
-	{phase: inSync, name: "a resync of no shard", on: both,
-		does: synced(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return resync(&pb.Resync{Shard: shards}) })},
-	{phase: inSync, name: "resyncs whose answers are not read", on: both, bounds: "maxWaiting", does: unreadResyncs},
-	{phase: inSync, name: "nacks", on: both, bounds: "maxNacks", does: nacks, counted: ofStreams("dropped_nacks_total")},
-	{phase: inSync, name: "streams of one node", on: both, does: streamsOfOneNode, counted: ofStreams("replaced_streams_total")},
-	{phase: inSync, name: "connections of one node", on: both, bounds: "maxNodeConnections",
+	{name: "a resync of no shard", in: whileOpen, on: both,
+		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return resync(&pb.Resync{Shard: shards}) })},
+	{name: "resyncs whose answers are not read", in: []phase{inSync, draining}, on: both, bounds: "maxWaiting", does: unreadResyncs},
+	{name: "a relay's Ack of many nodes", in: whileOpen, on: both, bounds: "maxRelayNodes",
+		does: asRelay(func(a *attacker, stream pb.DistributionService_StreamClient) error {
+			return a.floods(stream, 1, func(int) *pb.StreamRequest {
+				return &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 1<<20 + 1}}}
+			}, codes.InvalidArgument)
+		})},
+
+	{name: "nacks", in: []phase{inSync}, on: both, bounds: "maxNacks", counted: ofStreams("dropped_nacks_total"),
+		does: func(a *attacker) error {
+			stream, err := a.opened()
+			if err != nil {
+				return err
+			}
+			return nacks(stream, 256+100, "")
+		}},
+	{name: "nacks of a relay's nodes", in: []phase{inSync}, on: both, bounds: "MaxRelayedNacks", counted: ofStreams("dropped_nacks_total"),
+		does: asRelay(func(_ *attacker, stream pb.DistributionService_StreamClient) error {
+			return nacks(stream, 1024+100, "node")
+		})},
+	{name: "streams of one node", in: []phase{inSync}, on: both, does: streamsOfOneNode, counted: ofStreams("replaced_streams_total")},
+	{name: "connections of one node", in: []phase{inSync}, on: both, bounds: "maxNodeConnections",
 		does: connectionsOfOneNode, counted: ofConnections("caller")},
-	{phase: inSync, name: "calls of one node", on: onGRPC, bounds: "maxNodeCalls", does: callsOfOneNode, counted: ofCalls("calls")},
-	{phase: inSync, name: "connections of one user", on: both, bounds: "maxUserConnections",
+	{name: "calls of one node", in: []phase{inSync}, on: onGRPC, bounds: "maxNodeCalls", does: callsOfOneNode, counted: ofCalls("calls")},
+	{name: "connections of one user", in: []phase{inSync}, on: both, bounds: "maxUserConnections",
 		does: connectionsOfOneUser, counted: ofCalls("connections")},
-	{phase: inSync, name: "an operator's questions", on: onGRPC, does: questions, counted: ofRequests("observer")},
-	{phase: inSync, name: "a header block of empty frames", on: both, bounds: "maxBlockFrames", does: known(emptyContinuations)},
-	{phase: inSync, name: "a slow header block", on: both, bounds: "maxBlockTime", slow: true, does: known(slowBlock)},
-	{phase: inSync, name: "frames without messages", on: both, bounds: "maxFrames", does: known(frames)},
-	{phase: inSync, name: "streams that are reset", on: both, bounds: "maxFrames", does: known(rapidReset)},
-	{phase: inSync, name: "pings", on: both, bounds: "minClientPing", does: known(pings)},
-	{phase: inSync, name: "empty DATA", on: both, bounds: "maxFrames", does: known(emptyData)},
-	{phase: inSync, name: "windows of one byte", on: both, bounds: "maxFrames", does: smallWindows},
-	{phase: inSync, name: "nothing is read", on: both, bounds: "pingTimeout", slow: true, does: readsNothing},
+	{name: "an operator's questions", in: []phase{inSync}, on: onGRPC, does: questions, counted: ofRequests("observer")},
 
-	{phase: draining, name: "silent connections", on: onEither, does: whileDraining(crowd(64, manyAddresses))},
-	{phase: draining, name: "silence after TLS", on: both, does: whileDraining(silentAfterTLS)},
-	{phase: draining, name: "silence after SETTINGS", on: both, does: whileDraining(silentAfterSettings)},
-	{phase: draining, name: "no hello", on: both, does: whileDraining(noHelloEnds)},
-	{phase: draining, name: "it stays", on: both, bounds: "DrainWindow", does: whileDraining(stays)},
-	{phase: draining, name: "nothing is read", on: both, bounds: "GracePeriod", does: whileDraining(readsNothing)},
-	{phase: draining, name: "a header block of empty frames", on: both, bounds: "maxBlockFrames", does: whileDraining(known(emptyContinuations))},
-	{phase: draining, name: "frames without messages", on: both, bounds: "maxFrames", does: whileDraining(known(frames))},
-	{phase: draining, name: "messages", on: both, does: whileDraining(synced(8192+1000, codes.Unavailable, func(int) *pb.StreamRequest { return ack(0) }, codes.ResourceExhausted))},
-
-	{phase: otherPorts, name: "silent connections to health checks", on: onEither, bounds: "bounded.Health",
-		does: crowdOf(64+32, func(s *server) net.Addr { return s.Addresses().Healthz }), counted: ofPorts("health")},
-	{phase: otherPorts, name: "certificates that are expensive to verify, to metrics", on: onEither, bounds: "maxChain",
-		does: expensiveChainsTo(func(s *server) net.Addr { return s.Addresses().Metrics })},
-	{phase: otherPorts, name: "silent connections to metrics", on: onEither, bounds: "bounded.Metrics",
-		does: crowdOf(16+8, func(s *server) net.Addr { return s.Addresses().Metrics }), counted: ofPorts("metrics")},
+	{name: "it stays", in: []phase{draining}, on: both, bounds: "DrainWindow", does: stays},
 }
 
 const (
@@ -207,61 +217,61 @@ const (
 	turnCheck = 2 * time.Second
 )
 
-func oneAddress(a *attacker, _ int) net.IP    { return a.from }
-func manyAddresses(_ *attacker, i int) net.IP { return net.IPv4(127, 77, byte(i>>8), byte(i)) }
-
-// crowd opens connections that send nothing. The first one must end, and the others stay open.
-func crowd(n int, from func(a *attacker, i int) net.IP) func(*attacker) error {
-	return func(a *attacker) error {
-		var first net.Conn
-		for i := range n {
-			c, err := a.dial(a.server.address(), from(a, i))
-			if err != nil {
-				return err
-			}
-			if first == nil {
-				first = c
-			}
-		}
-		a.begun()
-		return a.closes(first)
-	}
+// crowdOfOne opens more connections that send nothing than one address may have, and crowdOfMany
+// more than all may have. silent opens one.
+func crowdOfOne(a *attacker) error {
+	return a.crowd(a.port.perAddress+32, func(int) net.IP { return a.from })
+}
+func crowdOfMany(a *attacker) error {
+	return a.crowd(a.port.total+64, func(i int) net.IP { return net.IPv4(127, 77, byte(i>>8), byte(i)) })
 }
 
-// crowdOf does the same to a port that serves HTTP. Honest clients must be answered meanwhile.
-func crowdOf(n int, port func(*server) net.Addr) func(*attacker) error {
-	return func(a *attacker) error {
-		var first net.Conn
-		for i := range n {
-			c, err := a.dial(port(a.server).String(), a.from)
-			if err != nil {
-				return err
-			}
-			if i == 0 {
-				first = c
-			}
-		}
-		if err := a.closes(first); err != nil {
-			return err
-		}
-		probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
-		r, err := probe.Get("http://" + a.server.Addresses().Healthz.String() + "/readyz")
+func silent(a *attacker) error {
+	c, err := a.dial()
+	if err != nil {
+		return err
+	}
+	return a.closes(c)
+}
+
+// crowd opens connections that send nothing. The first one must end, for a newer one unless the
+// server drains, and the others stay open. Probes are answered meanwhile.
+func (a *attacker) crowd(n int, from func(int) net.IP) error {
+	before := a.server.value(a.port.displaced)
+	var first net.Conn
+	for i := range n {
+		c, err := a.dialFrom(from(i))
 		if err != nil {
 			return err
 		}
-		defer r.Body.Close()
-		if r.StatusCode != http.StatusOK {
-			return fmt.Errorf("the probe of an honest client: %s", r.Status)
+		if first == nil {
+			first = c
 		}
-		return nil
 	}
+	a.begun()
+	if err := a.closes(first); err != nil || a.phase == draining {
+		return err
+	}
+	if a.port.displaced.name != "" && a.server.value(a.port.displaced) == before {
+		return errors.New("no connection was displaced")
+	}
+	probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	r, err := probe.Get("http://" + a.server.Addresses().Healthz.String() + "/readyz")
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("the probe of an honest client: %s", r.Status)
+	}
+	return nil
 }
 
 // clientHello is the beginning of a ClientHello: a record with a handshake message of 512 bytes.
 var clientHello = []byte{22, 3, 1, 2, 4, 1, 0, 2, 0, 3, 3}
 
 func slowHello(a *attacker) error {
-	c, err := a.dial(a.server.address(), a.from)
+	c, err := a.dial()
 	if err != nil {
 		return err
 	}
@@ -274,6 +284,9 @@ func slowHello(a *attacker) error {
 			if _, err := c.Write([]byte{b}); err != nil {
 				return
 			}
+			if i == 0 {
+				a.begun()
+			}
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-a.ctx.Done():
@@ -285,7 +298,7 @@ func slowHello(a *attacker) error {
 }
 
 func notTLS(a *attacker) error {
-	c, err := a.dial(a.server.address(), a.from)
+	c, err := a.dial()
 	if err != nil {
 		return err
 	}
@@ -294,7 +307,7 @@ func notTLS(a *attacker) error {
 }
 
 func endlessHello(a *attacker) error {
-	c, err := a.dial(a.server.address(), a.from)
+	c, err := a.dial()
 	if err != nil {
 		return err
 	}
@@ -313,7 +326,7 @@ func endlessHello(a *attacker) error {
 // halfHandshakes makes the server compute its part of handshakes, and leaves.
 func halfHandshakes(a *attacker) error {
 	for range 50 {
-		c, err := a.dial(a.server.address(), a.from)
+		c, err := a.dial()
 		if err != nil {
 			return err
 		}
@@ -359,7 +372,7 @@ func expensiveChains(length int, node bool) func(*attacker) error {
 		config := tlsConfig(a.protocol)
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
 		return onMany(a, func() (net.Conn, error) {
-			c, err := a.dial(a.server.address(), a.from)
+			c, err := a.dial()
 			if err == nil {
 				// The client's part is done before the server has checked the certificates.
 				_ = tls.Client(c, config).HandshakeContext(a.ctx)
@@ -369,33 +382,12 @@ func expensiveChains(length int, node bool) func(*attacker) error {
 	}
 }
 
-// expensiveChainsTo makes such handshakes with another port.
-func expensiveChainsTo(port func(*server) net.Addr) func(*attacker) error {
-	return func(a *attacker) error {
-		chain := must(testca.Forged(50, elliptic.P521(), a.node, nil))
-		config := tlsConfig(neither)
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
-		for range 32 {
-			c, err := a.dial(port(a.server).String(), a.from)
-			if err != nil {
-				return err
-			}
-			// As above.
-			_ = tls.Client(c, config).HandshakeContext(a.ctx)
-			if err := a.closes(c); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
 // expensiveKeys offers no key share but one of the curve P-521.
 func expensiveKeys(a *attacker) error {
 	config := tlsConfig(a.protocol)
 	config.CurvePreferences = []tls.CurveID{tls.CurveP521}
 	return onMany(a, func() (net.Conn, error) {
-		c, err := a.dial(a.server.address(), a.from)
+		c, err := a.dial()
 		if err == nil && tls.Client(c, config).HandshakeContext(a.ctx) == nil {
 			err = errors.New("the server agrees on a key of P-521")
 		}
@@ -421,8 +413,9 @@ func silentAfterSettings(a *attacker) error {
 	return c.attend().closes()
 }
 
-// manyConnections is the number of connections of an attack whose bound is per connection.
-const manyConnections = 100
+// manyConnections is the number of connections of an attack whose bound is per connection, and
+// someConnections that on ports that pace handshakes.
+const manyConnections, someConnections = 100, 16
 
 // onMany makes an attack on each of many connections from one address. None of them may last so
 // long that it is closed for its age.
@@ -431,7 +424,11 @@ func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error)
 	before := a.server.value(spared)
 	var all errgroup.Group
 	turns := make(chan struct{}, 4) // the attacker's part of handshakes must not use up the CPUs
-	for range manyConnections {
+	connections := manyConnections
+	if a.port.name != distribution.name {
+		connections = someConnections
+	}
+	for range connections {
 		all.Go(func() error {
 			turns <- struct{}{}
 			c, err := connect()
@@ -446,7 +443,7 @@ func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error)
 		return err
 	}
 	if n := a.server.value(spared) - before; n > 0 {
-		return fmt.Errorf("%v of %d connections have met no bound but that of time", n, manyConnections)
+		return fmt.Errorf("%v of %d connections have met no bound but that of time", n, connections)
 	}
 	return nil
 }
@@ -461,7 +458,7 @@ func heldCertificates(a *attacker) error {
 	config := tlsConfig(a.protocol)
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
 	return onMany(a, func() (net.Conn, error) {
-		c, err := a.dial(a.server.address(), a.from)
+		c, err := a.dial()
 		if err == nil {
 			// The server may have closed it.
 			_ = tls.Client(&heldBack{c, 90_000}, config).HandshakeContext(a.ctx)
@@ -486,14 +483,17 @@ func (h *heldBack) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// refusedCalls makes calls with a token, or without credentials, until the connections end. The
-// token may be signed with a key that the API server does not have. The server then spends no
-// review on it, but the check of a signature.
+// refusedCalls makes calls with a token, or without credentials, until the connections end. On the
+// metrics port, it requests pages. The token may be signed with a key that the API server does not
+// have. The server then spends no review on it, but the check of a signature.
 func refusedCalls(token string) func(*attacker) error {
 	refused := counter{"slicecast_server_refused_requests_total", ""}
 	// most is how many calls may be refused, including calls in progress when a connection ends.
 	const most = manyConnections * (2 + 16)
 	return func(a *attacker) error {
+		if a.port.name != distribution.name {
+			return refusedPages(a, token)
+		}
 		before := a.server.value(refused)
 		err := onMany(a, func() (*http2Client, error) { return a.http2() }, func(c *http2Client) error {
 			c.attend()
@@ -514,11 +514,32 @@ func refusedCalls(token string) func(*attacker) error {
 		if n := a.server.value(refused) - before; err == nil && n > most {
 			err = fmt.Errorf("the server has answered %v calls, more than %d", n, most)
 		}
-		if n := a.server.reviews.Load(); err == nil && n > 0 {
-			err = fmt.Errorf("the API server was asked about %d tokens", n)
-		}
-		return err
+		return errors.Join(err, a.noReview())
 	}
+}
+
+// noReview returns an error if the server has asked the API server about a token.
+func (a *attacker) noReview() error {
+	if n := a.server.reviews.Load(); n > 0 {
+		return fmt.Errorf("the API server was asked about %d tokens", n)
+	}
+	return nil
+}
+
+// refusedPages requests pages with a token. Each refusal must end the connection.
+func refusedPages(a *attacker, token string) error {
+	request := "GET /metrics HTTP/1.1\r\nHost: x\r\n"
+	if token != "" {
+		request += "Authorization: Bearer " + token + "\r\n"
+	}
+	err := onMany(a, func() (*tls.Conn, error) { return a.secure() }, func(c *tls.Conn) error {
+		_, _ = io.WriteString(c, request+"\r\n") // the server may not read all of it
+		if answer, _ := io.ReadAll(c); bytes.HasPrefix(answer, []byte("HTTP/1.1 2")) {
+			return fmt.Errorf("it was answered: %s", answer)
+		}
+		return a.closes(c)
+	})
+	return errors.Join(err, a.noReview())
 }
 
 // refusedHellos opens streams as another node until the connection ends, which takes few of them.
@@ -559,44 +580,48 @@ func smallWindows(a *attacker) error {
 		return err
 	}
 	c.attend()
+	a.begun()
 	return c.flood(100_000, func(int) error { return c.framer.WriteWindowUpdate(1, 1) })
 }
 
 // longTokens sends a token that exceeds the bound on headers. The client may get a status or be cut
 // off.
-func longTokens(a *attacker) error {
-	conn, err := a.client()
-	if err != nil {
-		return err
-	}
-	return over(streamWith(a.ctx, conn, strings.Repeat("x", 40<<10)),
-		codes.Unauthenticated, codes.Internal, codes.Unavailable, codes.ResourceExhausted, codes.Unknown)
-}
-
-// anonymous makes an attack on a connection whose client has not authenticated.
-func anonymous(attack func(*http2Client, *attacker) error) func(*attacker) error {
+func longTokens(token string) func(*attacker) error {
 	return func(a *attacker) error {
-		c, err := a.http2()
+		if a.port.name != distribution.name {
+			return refusedPages(a, token)
+		}
+		conn, err := a.client()
 		if err != nil {
 			return err
 		}
-		return attack(c.attend(), a)
+		return over(streamWith(a.ctx, conn, token),
+			codes.Unauthenticated, codes.Internal, codes.Unavailable, codes.ResourceExhausted, codes.Unknown)
 	}
 }
 
-// known makes an attack on a connection with stream 1 in sync.
-func known(attack func(*http2Client, *attacker) error) func(*attacker) error {
+// framed makes an attack with frames. In the phases before InSync, its stream 1 is open and has
+// windows that are too small for the state; later on, the stream is in sync.
+func framed(attack func(*http2Client) error) func(*attacker) error {
 	return func(a *attacker) error {
+		if a.phase == beforeHello {
+			c, err := a.http2()
+			if err != nil {
+				return err
+			}
+			return attack(c.attend())
+		}
 		c, err := a.http2(a.certificate())
 		if err != nil {
 			return err
 		}
-		// The state fits into its windows.
-		err = c.write(func() error {
-			const window = 16 << 20
-			return errors.Join(c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}),
-				c.framer.WriteWindowUpdate(0, window))
-		})
+		if a.phase != beforeInSync {
+			err = c.write(func() error {
+				const window = 16 << 20 // the state fits into it
+				return errors.Join(c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window}),
+					c.framer.WriteWindowUpdate(0, window))
+			})
+		}
 		if err := errors.Join(err, c.open(1), c.say(1, helloRequest(a.agent()))); err != nil {
 			return err
 		}
@@ -604,11 +629,11 @@ func known(attack func(*http2Client, *attacker) error) func(*attacker) error {
 			return err
 		}
 		a.begun()
-		return attack(c, a)
+		return attack(c)
 	}
 }
 
-func emptyContinuations(c *http2Client, _ *attacker) error {
+func emptyContinuations(c *http2Client) error {
 	return c.flood(100_000, func(i int) error {
 		if i == 0 {
 			return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers("")})
@@ -617,7 +642,7 @@ func emptyContinuations(c *http2Client, _ *attacker) error {
 	})
 }
 
-func largeBlock(c *http2Client, _ *attacker) error {
+func largeBlock(c *http2Client) error {
 	return c.flood(1000, func(i int) error {
 		// A name that never ends.
 		fragment := append([]byte{0, 0x7f, 0xff, 0xff, 0xff, 0x0f}, make([]byte, 15<<10)...)
@@ -628,7 +653,7 @@ func largeBlock(c *http2Client, _ *attacker) error {
 	})
 }
 
-func slowBlock(c *http2Client, a *attacker) error {
+func slowBlock(c *http2Client) error {
 	err := c.write(func() error {
 		return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers("")})
 	})
@@ -638,12 +663,12 @@ func slowBlock(c *http2Client, a *attacker) error {
 	return c.closes()
 }
 
-func manySettings(c *http2Client, _ *attacker) error {
+func manySettings(c *http2Client) error {
 	return c.flood(1, func(int) error { return c.framer.WriteSettings(make([]http2.Setting, 65)...) })
 }
 
 // frames sends all kinds of frames that request nothing.
-func frames(c *http2Client, _ *attacker) error {
+func frames(c *http2Client) error {
 	return c.flood(100_000, func(i int) error {
 		switch i % 4 {
 		case 0:
@@ -658,7 +683,7 @@ func frames(c *http2Client, _ *attacker) error {
 	})
 }
 
-func rapidReset(c *http2Client, _ *attacker) error {
+func rapidReset(c *http2Client) error {
 	return c.flood(100_000, func(i int) error {
 		id := uint32(101 + 2*i)
 		return errors.Join(
@@ -667,7 +692,7 @@ func rapidReset(c *http2Client, _ *attacker) error {
 	})
 }
 
-func pings(c *http2Client, _ *attacker) error {
+func pings(c *http2Client) error {
 	err := c.flood(100_000, func(int) error { return c.framer.WritePing(false, [8]byte{}) })
 	if err == nil && c.goAway != 0 && c.goAway != http2.ErrCodeEnhanceYourCalm {
 		return fmt.Errorf("it was told %v", c.goAway)
@@ -675,7 +700,7 @@ func pings(c *http2Client, _ *attacker) error {
 	return err
 }
 
-func emptyData(c *http2Client, _ *attacker) error {
+func emptyData(c *http2Client) error {
 	return c.flood(100_000, func(int) error { return c.framer.WriteData(1, false, nil) })
 }
 
@@ -708,30 +733,21 @@ func noHello(a *attacker) error {
 	if err != nil {
 		return err
 	}
+	a.begun()
+	if a.phase == draining {
+		return over(stream, codes.Unavailable)
+	}
 	return over(stream, codes.InvalidArgument)
 }
 
-func noHelloEnds(a *attacker) error {
-	stream, err := a.stream(nil)
-	if err != nil {
-		return err
-	}
-	a.begun()
-	return over(stream, codes.Unavailable)
-}
-
-// says sends messages. The last one must end the stream.
-func says(want codes.Code, messages ...func(*attacker) *pb.StreamRequest) func(*attacker) error {
+// says sends a first message, which must end the stream.
+func says(want codes.Code, message func(*attacker) *pb.StreamRequest) func(*attacker) error {
 	return func(a *attacker) error {
 		stream, err := a.stream(nil)
 		if err != nil {
 			return err
 		}
-		for _, m := range messages {
-			if stream.Send(m(a)) != nil {
-				break // the stream's end says why
-			}
-		}
+		_ = stream.Send(message(a)) // the stream's end says why
 		return over(stream, want)
 	}
 }
@@ -755,14 +771,29 @@ func resync(r *pb.Resync) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: r}}
 }
 
-// synced sends messages on a stream that is in sync, until the stream ends as it must.
-func synced(most int, want codes.Code, message func(i int) *pb.StreamRequest, or ...codes.Code) func(*attacker) error {
+// sends sends messages after hello, until the stream ends as it must.
+func sends(most int, want codes.Code, message func(i int) *pb.StreamRequest, or ...codes.Code) func(*attacker) error {
 	return func(a *attacker) error {
-		stream, err := a.synced()
+		stream, err := a.opened()
 		if err != nil {
 			return err
 		}
-		return floods(stream, most, message, append(or, want)...)
+		return a.floods(stream, most, message, append(or, want)...)
+	}
+}
+
+// asRelay makes an attack on the stream of a relay.
+func asRelay(attack func(*attacker, pb.DistributionService_StreamClient) error) func(*attacker) error {
+	return func(a *attacker) error {
+		certificate, err := identities.ca.Client(nodeName("relay"), "slicecast:relays")
+		if err != nil {
+			return err
+		}
+		stream, err := a.openedAs(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY}, certificate)
+		if err != nil {
+			return err
+		}
+		return attack(a, stream)
 	}
 }
 
@@ -780,7 +811,7 @@ func fromTheFuture(a *attacker) error {
 // takesNothing requests everything as eight nodes, whose windows stay closed.
 func takesNothing(a *attacker) error {
 	for range 8 {
-		one := newAttacker(a.ctx, a.server, a.protocol)
+		one := newAttacker(a.ctx, a.server, a.way)
 		a.later(one.end)
 		c, err := one.http2(one.certificate())
 		if err != nil {
@@ -891,7 +922,7 @@ func resyncsOnNewStreams(a *attacker) error {
 	again := func(int) *pb.StreamRequest {
 		return resync(&pb.Resync{Keys: []*pb.ObjectKey{{Kind: pb.ObjectKind_OBJECT_KIND_SLICE, Name: "x"}}})
 	}
-	first, err := a.synced()
+	first, err := a.opened()
 	if err != nil {
 		return err
 	}
@@ -908,16 +939,16 @@ func resyncsOnNewStreams(a *attacker) error {
 	if err := until(first, func(r *pb.StreamResponse) bool { return r.GetDigests() != nil }); err != nil {
 		return err
 	}
-	second, err := a.synced()
+	second, err := a.opened()
 	if err != nil {
 		return err
 	}
-	return floods(second, atOnce, again, codes.ResourceExhausted)
+	return a.floods(second, atOnce, again, codes.ResourceExhausted)
 }
 
 // unreadResyncs requests buckets of every shard, and reads no answer while it may request more.
 func unreadResyncs(a *attacker) error {
-	stream, err := a.synced()
+	stream, err := a.opened()
 	if err != nil {
 		return err
 	}
@@ -936,19 +967,17 @@ func unreadResyncs(a *attacker) error {
 	// The server reads no more. The client has to read what was sent before the status.
 	case <-time.After(500 * time.Millisecond):
 	}
-	err = over(stream, codes.ResourceExhausted)
+	err = a.ends(stream, codes.ResourceExhausted)
 	<-asked
 	return err
 }
 
-func nacks(a *attacker) error {
-	stream, err := a.synced()
-	if err != nil {
-		return err
-	}
-	for i := range 256 + 100 {
+// nacks reports that many Services cannot be programmed, on a relay's node unless that is empty.
+func nacks(stream pb.DistributionService_StreamClient, many int, node string) error {
+	for i := range many {
 		err := stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Key: &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: fmt.Sprint("none-", i)}, Reason: "no reason",
+			NodeName: node,
 		}}})
 		if err != nil {
 			return err
@@ -958,11 +987,11 @@ func nacks(a *attacker) error {
 }
 
 func streamsOfOneNode(a *attacker) error {
-	first, err := a.synced()
+	first, err := a.opened()
 	if err != nil {
 		return err
 	}
-	if _, err := a.synced(); err != nil {
+	if _, err := a.opened(); err != nil {
 		return err
 	}
 	return over(first, codes.Aborted, codes.Canceled, codes.Unavailable, codes.AlreadyExists)
@@ -1055,17 +1084,9 @@ func readsNothing(a *attacker) error {
 
 // stays does not leave a server that drains until it must.
 func stays(a *attacker) error {
-	stream, err := a.synced()
+	stream, err := a.opened()
 	if err != nil {
 		return err
 	}
 	return over(stream, codes.Unavailable)
-}
-
-// whileDraining makes the server drain once the attack has begun.
-func whileDraining(attack func(*attacker) error) func(*attacker) error {
-	return func(a *attacker) error {
-		a.begun = a.server.drain
-		return attack(a)
-	}
 }

@@ -5,40 +5,70 @@ package hostile
 import (
 	"context"
 	"fmt"
+	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// phase is the state of a connection when the attack begins.
+// phase is the state of a connection when the attack is made.
 type phase string
 
 const (
 	beforeTLS    phase = "before TLS"
-	beforeHello  phase = "before hello"
-	beforeInSync phase = "before InSync"
+	handshake    phase = "in the handshake"
+	beforeHello  phase = "before hello"  // nobody knows who it is, or what it may do
+	beforeInSync phase = "before InSync" // a stream is open
 	inSync       phase = "in sync"
-	draining     phase = "draining"
-	otherPorts   phase = "other ports"
+	draining     phase = "draining" // the server drains once the attack has begun
+)
+
+// port is one of a server's ports that strangers reach.
+type port struct {
+	name    string
+	address func(*server) net.Addr
+	// perAddress and total bound the connections of strangers from one address and from all.
+	perAddress, total int
+	// displaced counts connections of strangers that were closed for others. The gRPC port has a
+	// metric with the reasons instead.
+	displaced counter
+}
+
+var (
+	distribution = port{name: "gRPC", address: func(s *server) net.Addr { return s.Addresses().GRPC }, perAddress: 256, total: 4096}
+	metrics      = port{
+		name: "metrics", address: func(s *server) net.Addr { return s.Addresses().Metrics },
+		perAddress: bounded.Metrics.PerAddress, total: bounded.Metrics.Total, displaced: ofPorts("metrics"),
+	}
+	healthChecks = port{
+		name: "health", address: func(s *server) net.Addr { return s.Addresses().Healthz },
+		perAddress: bounded.Health.PerAddress, total: bounded.Health.Total, displaced: ofPorts("health"),
+	}
 )
 
 // attack is what an attacker does to a server, and the required result.
 type attack struct {
-	phase phase
-	name  string
-	// on has the transports on which the attack is made.
+	name string
+	// in has the phases in which the attack is made.
+	in []phase
+	// on has the transports on which the attack is made on the gRPC port.
 	on []string
+	// also has the other ports on which it is made.
+	also []port
 	// bounds names the constants whose bounds the attack reaches. docs/security.md lists all
 	// bounds.
 	bounds string
 	// does makes the attack. It returns nil once the attacker has met the bound as it should: its
 	// connection was closed, or its request was refused or ignored.
 	does func(a *attacker) error
-	// counted is the metric that the server must have increased by then.
+	// counted is the metric that a server that does not drain must have increased by then, unless
+	// the attack is made on another port.
 	counted counter
 	// slow means that the attack only meets its bound after some seconds. All slow attacks run at
 	// once.
@@ -50,15 +80,45 @@ type attack struct {
 // transports names the transports. Attacks that end before a transport is chosen use neither.
 var transports = map[string]string{lean: "server-h2", grpcGo: "grpc-go", neither: "either"}
 
+// way is one of the ways in which an attack is made.
+type way struct {
+	attack
+	phase    phase
+	protocol string
+	port     port
+}
+
+func (w way) String() string {
+	return fmt.Sprintf("%s/%s/%s/%s", w.phase, w.name, w.port.name, transports[w.protocol])
+}
+
+// ways returns all ways in which attacks are made, in order.
+func ways(chosen func(way) bool) (all []way) {
+	for _, x := range attacks {
+		for _, in := range x.in {
+			of := make([]way, 0, len(x.on)+len(x.also))
+			for _, protocol := range x.on {
+				of = append(of, way{x, in, protocol, distribution})
+			}
+			for _, port := range x.also {
+				of = append(of, way{x, in, neither, port})
+			}
+			all = append(all, of...)
+		}
+	}
+	return slices.DeleteFunc(all, func(w way) bool { return !chosen(w) })
+}
+
 // run repeats the attack until enough is closed or an attack fails. It calls met after each attack.
 // The caller must not close enough before the first call.
-func (x attack) run(ctx context.Context, s *server, protocol string, enough <-chan struct{}, met func()) error {
-	before := s.value(x.counted)
+func (w way) run(ctx context.Context, s *server, enough <-chan struct{}, met func()) error {
+	counts := w.counted.name != "" && w.port.name == distribution.name
+	before := s.value(w.counted)
 	for {
-		a := newAttacker(ctx, s, protocol)
-		err := x.does(a)
-		if err == nil && x.counted.name != "" && !eventually(func() bool { return s.value(x.counted) > before }) {
-			err = fmt.Errorf("the server has not counted it in %v", x.counted)
+		a := newAttacker(ctx, s, w)
+		err := w.does(a)
+		if err == nil && counts && !eventually(func() bool { return s.value(w.counted) > before }) {
+			err = fmt.Errorf("the server has not counted it in %v", w.counted)
 		}
 		met()
 		select {
@@ -96,22 +156,17 @@ func TestHostileClients(t *testing.T) {
 	t.Logf("alone: 50 %% of updates within %v, 99 %% within %v; new nodes in sync within %v", part(alone.updates, 50),
 		part(alone.updates, 99), part(alone.syncs, 100))
 
-	for _, x := range attacks {
-		for _, protocol := range x.on {
-			if x.slow || x.phase == draining {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/%s/%s", x.phase, x.name, transports[protocol]), func(t *testing.T) {
-				h.t = t
-				met, enough := make(chan struct{}), make(chan struct{})
-				ended := make(chan error, 1)
-				go func() { ended <- x.run(t.Context(), s, protocol, enough, sync.OnceFunc(func() { close(met) })) }()
-				beside := h.measure(met)
-				close(enough)
-				require.NoError(t, <-ended)
-				h.requireUnharmed(alone, beside, x.longer)
-			})
-		}
+	for _, w := range ways(func(w way) bool { return !w.slow && w.phase != draining }) {
+		t.Run(w.String(), func(t *testing.T) {
+			h.t = t
+			met, enough := make(chan struct{}), make(chan struct{})
+			ended := make(chan error, 1)
+			go func() { ended <- w.run(t.Context(), s, enough, sync.OnceFunc(func() { close(met) })) }()
+			beside := h.measure(met)
+			close(enough)
+			require.NoError(t, <-ended)
+			h.requireUnharmed(alone, beside, w.longer)
+		})
 	}
 }
 
@@ -125,15 +180,10 @@ func TestSlowHostileClients(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	ended := make(map[string]chan error)
-	for _, x := range attacks {
-		for _, protocol := range x.on {
-			if !x.slow || x.phase == draining {
-				continue
-			}
-			e := make(chan error, 1)
-			ended[fmt.Sprintf("%s/%s/%s", x.phase, x.name, transports[protocol])] = e
-			all.Go(func() { e <- x.run(ctx, s, protocol, closed(), func() {}) })
-		}
+	for _, w := range ways(func(w way) bool { return w.slow && w.phase != draining }) {
+		e := make(chan error, 1)
+		ended[w.String()] = e
+		all.Go(func() { e <- w.run(ctx, s, closed(), func() {}) })
 	}
 	done := make(chan struct{})
 	go func() {
@@ -170,21 +220,16 @@ func TestHostileClientsWhileDraining(t *testing.T) {
 			return nil
 		})
 	})
-	for _, x := range attacks {
-		for _, protocol := range x.on {
-			if x.phase != draining {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/%s", x.name, transports[protocol]), func(t *testing.T) {
-				h, beside := drain(t, func(s *server) error {
-					defer s.drain() // the server must end even if the attack fails
-					a := newAttacker(t.Context(), s, protocol)
-					defer a.end()
-					return x.does(a)
-				})
-				h.requireUnharmed(alone, beside, x.longer)
+	for _, w := range ways(func(w way) bool { return w.phase == draining }) {
+		t.Run(w.String(), func(t *testing.T) {
+			h, beside := drain(t, func(s *server) error {
+				defer s.drain() // the server must end even if the attack fails
+				a := newAttacker(t.Context(), s, w)
+				defer a.end()
+				return w.does(a)
 			})
-		}
+			h.requireUnharmed(alone, beside, w.longer)
+		})
 	}
 }
 
