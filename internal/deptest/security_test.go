@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -33,7 +34,7 @@ func TestSecurityPage(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
 	require.NoError(t, err)
 	page := string(content)
-	declared := declarations(t)
+	declared, values := declarations(t), constants(t)
 	names := named.FindAllStringSubmatch(page, -1)
 	require.NotEmpty(t, names)
 	for _, name := range names {
@@ -53,6 +54,7 @@ func TestSecurityPage(t *testing.T) {
 			require.Len(t, cells, 4, line)
 			require.Regexp(t, "^ (—|`[a-z]\\w*\\.\\w+`(, `[a-z]\\w*\\.\\w+`)*) $", cells[2], line)
 			require.Regexp(t, "^ `(Test|Fuzz)", cells[3], line)
+			requireNumbers(t, cells[0]+cells[1], cells[2], values)
 		}
 	}
 
@@ -62,6 +64,35 @@ func TestSecurityPage(t *testing.T) {
 		for bound := range strings.FieldsSeq(driven[1]) {
 			require.True(t, strings.Contains(page, "`"+bound+"`") || strings.Contains(page, "."+bound+"`"),
 				"docs/security.md lacks the bound %s, which internal/hostile tests", bound)
+		}
+	}
+}
+
+// number matches a number with its unit, or with the one at the end of a range.
+var number = regexp.MustCompile(`(\d[\d,.]*)(?:[ /]?(?:to \d+ )?(KiB|MiB|GiB|ms|s|min|day|bits)\b)?`)
+
+// units has what a unit may stand for in a constant: bytes, a time.Duration, seconds, or a rate.
+var units = map[string][]float64{
+	"": {1}, "KiB": {1 << 10}, "MiB": {1 << 20}, "GiB": {1 << 30}, "bits": {1, 1.0 / 8},
+	"ms": {1e6}, "s": {1e9, 1}, "min": {60e9, 1.0 / 60}, "day": {86400},
+}
+
+// requireNumbers requires that the text about a bound has the values of its constants, as far as
+// these are known.
+func requireNumbers(t *testing.T, text, names string, values map[string]constant.Value) {
+	t.Helper()
+	var said []float64
+	for _, match := range number.FindAllStringSubmatch(text, -1) {
+		n, err := strconv.ParseFloat(strings.ReplaceAll(match[1], ",", ""), 64)
+		require.NoError(t, err, text)
+		for _, unit := range units[match[2]] {
+			said = append(said, n*unit, 1/n)
+		}
+	}
+	for _, name := range named.FindAllStringSubmatch(names, -1) {
+		if value, ok := values[name[1]]; ok {
+			v, _ := constant.Float64Val(constant.ToFloat(value))
+			assert.Contains(t, said, v, "%s is %v, and docs/security.md says%s", name[1], value, text)
 		}
 	}
 }
