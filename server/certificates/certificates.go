@@ -34,6 +34,8 @@ import (
 const (
 	// defaultInterval is also how long a server may still use what another one has replaced.
 	defaultInterval = time.Minute
+	// intervalJitter is the part of an interval by which it may be longer.
+	intervalJitter = 0.2
 	// firstInterval is the longest time between two looks while there is no certificate yet.
 	firstInterval = time.Second
 	// requestTimeout bounds one look.
@@ -165,7 +167,7 @@ func (m *Manager) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait.Jitter(pause, 0.2)):
+		case <-time.After(wait.Jitter(pause, intervalJitter)):
 		}
 	}
 }

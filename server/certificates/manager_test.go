@@ -373,6 +373,11 @@ func TestChangesOfMode(t *testing.T) {
 	r.look(0) // the ConfigMaps are the servers' again
 }
 
+// TestTimeOfALook holds the time until a server has looked at everything to docs/security.md.
+func TestTimeOfALook(t *testing.T) {
+	require.Equal(t, 87*time.Second, time.Duration(float64(defaultInterval)*(1+intervalJitter))+requestTimeout)
+}
+
 // TestRights covers servers without the rights that they need, from none to those that an install
 // grants: to get and update a Secret and ConfigMaps that exist. Each lack is counted every time,
 // and logged once.
