@@ -208,14 +208,16 @@ func (m *Mux) secure(s *socket) (net.Conn, credentials.TLSInfo, error) {
 	return conn, info.(credentials.TLSInfo), nil
 }
 
-// Close closes the listener and ends the handshakes. Connections that a server has accepted stay
-// open. The grpc.Server closes GRPC().
+// Close closes the listener and the connections of strangers. A grpc.Server that stops would
+// otherwise wait for the first bytes of each of them before it tells its other clients. Connections
+// with an admitted call, or that had one, stay open. The grpc.Server closes GRPC().
 func (m *Mux) Close() error {
 	err := m.options.Listener.Close()
 	m.mu.Lock()
 	m.cancel()
 	m.mu.Unlock()
 	m.wait.Wait()
+	m.conns.closeStrangers()
 	return err
 }
 

@@ -254,6 +254,19 @@ func (m *Mux) Recheck(verify func(chain []*x509.Certificate) error) {
 	}
 }
 
+// closeStrangers closes all strangers.
+func (a *connections) closeStrangers() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, class := range []*list.List{&a.ofNodes, &a.others} {
+		for class.Len() > 0 {
+			c := class.Front().Value.(*Connection)
+			c.overLocked()
+			_ = c.raw.Close() // its server notices
+		}
+	}
+}
+
 // end must be called when the connection has ended. It may be called more than once.
 func (c *Connection) end() {
 	c.all.mu.Lock()
