@@ -37,8 +37,8 @@ type attacker struct {
 	node string
 	// from is the source address of the attacker's connections.
 	from net.IP
-	// begun is called when the attacker has reached the attack's phase. It makes the server drain if
-	// that is the phase.
+	// begun is called when the attacker has reached the attack's phase. If the server is to drain, it
+	// returns once the server does.
 	begun func()
 
 	mu       sync.Mutex // guards cleanups
@@ -48,13 +48,9 @@ type attacker struct {
 // newAttacker returns an attacker with a node and an address that were not used before.
 func newAttacker(ctx context.Context, s *server, w way) *attacker {
 	n := names.Add(1)
-	a := &attacker{
+	return &attacker{
 		way: w, ctx: ctx, server: s, node: nodeName("hostile"), from: net.IPv4(127, 66, byte(n>>8), byte(n)), begun: func() {},
 	}
-	if w.phase == draining {
-		a.begun = s.drain
-	}
-	return a
 }
 
 // later registers a function that is called when the attack is over.

@@ -156,7 +156,7 @@ var attacks = []attack{
 		})},
 	{name: "buckets again and again", in: []phase{inSync, draining}, on: both, bounds: "resyncsPerSecond coldShares",
 		counted: ofStreams("resyncs_total"),
-		does: sends(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest { return wrongBuckets(uint32(i % shards)) })},
+		does:    sends(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest { return wrongBuckets(uint32(i % shards)) })},
 	{name: "resyncs on new streams", in: []phase{inSync}, on: both, bounds: "resyncsBurst", does: resyncsOnNewStreams},
 	{name: "an answer to no question", in: whileOpen, on: both,
 		does: sends(1, codes.InvalidArgument, func(int) *pb.StreamRequest { return digests() })},
@@ -734,10 +734,7 @@ func noHello(a *attacker) error {
 		return err
 	}
 	a.begun()
-	if a.phase == draining {
-		return over(stream, codes.Unavailable)
-	}
-	return over(stream, codes.InvalidArgument)
+	return a.ends(stream, codes.InvalidArgument)
 }
 
 // says sends a first message, which must end the stream.

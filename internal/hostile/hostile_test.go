@@ -198,39 +198,52 @@ func TestSlowHostileClients(t *testing.T) {
 	h.requireUnharmed(alone, beside, 0)
 }
 
-// TestHostileClientsWhileDraining makes attacks on a server that drains. The honest nodes that
-// follow it move to another server.
+// TestHostileClientsWhileDraining makes attacks at once on a server that drains. The honest nodes
+// that follow it move to another server.
 func TestHostileClientsWhileDraining(t *testing.T) {
+	t.Parallel()
 	c := newCluster()
 	other := serve(t, c)
-	// drain measures honest nodes while they leave a server that drains.
-	drain := func(t *testing.T, begin func(*server) error) (h *honest, seen sample) {
+	// drain measures honest nodes while they leave a server that drains beside attackers.
+	drain := func(attackers []way) (*honest, sample) {
 		s := serve(t, c, func(c *app.Config) { c.DrainWindow, c.GracePeriod = 200*time.Millisecond, 500*time.Millisecond })
-		h = newHonest(t, c, 4, s.address(), other.address())
-		ended := make(chan error, 1)
-		go func() { ended <- begin(s) }()
-		seen = h.measure(s.ended)
-		require.NoError(t, <-ended)
-		return h, seen
-	}
-	var alone sample
-	t.Run("alone", func(t *testing.T) {
-		_, alone = drain(t, func(s *server) error {
-			s.drain()
-			return nil
-		})
-	})
-	for _, w := range ways(func(w way) bool { return w.phase == draining }) {
-		t.Run(w.String(), func(t *testing.T) {
-			h, beside := drain(t, func(s *server) error {
-				defer s.drain() // the server must end even if the attack fails
+		h := newHonest(t, c, 4, s.address(), other.address())
+		begun := make(chan struct{})
+		var arrivals, all sync.WaitGroup
+		ended := make([]error, len(attackers))
+		for i, w := range attackers {
+			arrivals.Add(1)
+			all.Go(func() {
 				a := newAttacker(t.Context(), s, w)
 				defer a.end()
-				return w.does(a)
+				arrived := sync.OnceFunc(arrivals.Done)
+				defer arrived() // the server must end even if the attack fails
+				a.begun = func() {
+					arrived()
+					<-begun
+				}
+				ended[i] = w.does(a)
 			})
-			h.requireUnharmed(alone, beside, w.longer)
-		})
+		}
+		var drained time.Time
+		go func() {
+			arrivals.Wait()
+			drained = time.Now()
+			s.drain()
+			close(begun)
+		}()
+		seen := h.measure(s.ended)
+		// No attacker holds it up until it would be closed for its silence.
+		require.Less(t, time.Since(drained), 10*time.Second, "the server must have ended")
+		all.Wait()
+		for i, w := range attackers {
+			require.NoError(t, ended[i], w)
+		}
+		return h, seen
 	}
+	_, alone := drain(nil)
+	h, beside := drain(ways(func(w way) bool { return w.phase == draining }))
+	h.requireUnharmed(alone, beside, 0)
 }
 
 func closed() chan struct{} {
