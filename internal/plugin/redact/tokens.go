@@ -61,8 +61,8 @@ func isTokenByte(c byte) bool { return isEncoded(c) || strings.IndexByte(".~:=",
 // and one of hexadecimal digits.
 const minRandom, minHex = 16, 32
 
-// minKey is the shortest word that counts as a key if it has letters of both cases and digits. 256
-// bits are 43 letters in the alphabet of URLs.
+// minKey is how long a key in base64 is at least, in bytes, whose parts between other characters
+// than letters and digits may be short. 256 bits are 43 letters in the alphabet of URLs.
 const minKey = 40
 
 // harmlessBefore are names whose values are random and no secrets.
@@ -97,44 +97,45 @@ func withoutRandom(s string) string {
 	return out.String()
 }
 
-// isRandom reports whether a word looks random, or one of its parts: with letters of both cases and
-// digits, or of hexadecimal digits only. Names in Kubernetes have neither.
-func isRandom(w string) bool {
-	// The parts of a key in the alphabet of URLs may be short.
-	if len(w) >= minKey && !strings.Contains(w, "/") && isMixed(w) {
+// isRandom reports whether a word looks random as a whole, or a segment of the path that it is, or
+// one of the segment's parts: with letters of both cases and digits, or of hexadecimal digits only.
+// Names in Kubernetes have neither. Those of kube-proxy's chains have some capitals.
+func isRandom(word string) bool {
+	if len(word) >= minKey && isMixed(word, len(word)/4) {
 		return true
 	}
-	begin, hex := 0, true
-	var small, capital, digit int
-	for i := 0; i <= len(w); i++ {
-		switch {
-		case i < len(w) && isWord(w[i]):
-			c := w[i]
-			hex = hex && (c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F')
-			small, capital, digit = small+b2i(c >= 'a'), capital+b2i('A' <= c && c <= 'Z'), digit+b2i(c <= '9')
-			continue
-		case i < len(w) && (w[i] == '+' || w[i] == '/' || w[i] == '%'):
-			continue
-		}
-		if n := i - begin; n >= minHex && hex && digit > 0 || n >= minRandom && small > 0 && capital > 1 && digit > 0 {
+	for segment := range strings.SplitSeq(word, "/") {
+		if len(segment) >= minKey && isMixed(segment, 2) {
 			return true
 		}
-		begin, hex, small, capital, digit = i+1, true, 0, 0, 0
+		for part := range strings.FieldsFuncSeq(segment, func(c rune) bool { return !isWord(byte(c)) }) {
+			if len(part) >= minRandom && isMixed(part, 2) || len(part) >= minHex && isHex(part) {
+				return true
+			}
+		}
 	}
 	return false
 }
 
-// isMixed reports whether a word has small letters, capitals and digits.
-func isMixed(w string) bool {
-	return strings.ContainsAny(w, "abcdefghijklmnopqrstuvwxyz") && strings.ContainsAny(w, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") &&
-		strings.ContainsAny(w, "0123456789")
+// isMixed reports whether a text has small letters, at least so many capitals, and digits.
+func isMixed(s string, atLeast int) bool {
+	var small, capital, digit int
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z':
+			small++
+		case 'A' <= c && c <= 'Z':
+			capital++
+		case '0' <= c && c <= '9':
+			digit++
+		}
+	}
+	return small > 0 && capital >= atLeast && digit > 0
 }
 
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+// isHex reports whether a text has hexadecimal digits only, and not only letters of these.
+func isHex(s string) bool {
+	return strings.Trim(s, "0123456789abcdefABCDEF") == "" && strings.ContainsAny(s, "0123456789")
 }
 
 func isWord(c byte) bool {
