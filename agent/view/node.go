@@ -44,8 +44,8 @@ type Options struct {
 	// feature gate AllowServiceExternalIPs.
 	RefuseExternalIPs bool
 	// NodePortAddresses are the prefixes of the addresses on which NodePorts are open. A family
-	// without any prefix is not restricted. NodePortPrimary adds the Node's first InternalIP of each
-	// family, and restricts both families: a family in which the Node has no InternalIP and
+	// without any prefix is not restricted. NodePortPrimary adds the Node's first address of each
+	// family, and restricts both families: a family in which the Node has no address and
 	// NodePortAddresses has no prefix gets no NodePorts. If neither is set, NodePortPrimary is
 	// implied, unless LocalhostNodePorts is set.
 	//
@@ -67,8 +67,8 @@ type Options struct {
 // node is what the view needs to know about the Node.
 type node struct {
 	zone string
-	// ips are the Node's InternalIPs. A client that may use one of them as its source address may be
-	// the node itself.
+	// ips are the Node's InternalIPs and ExternalIPs. A client that may use one of them as its source
+	// address may be the node itself.
 	ips []netip.Addr
 	// programmed is what programmers need to know.
 	programmed Node

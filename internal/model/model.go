@@ -310,8 +310,8 @@ func (n *Node) Key() Key { return Key{Kind: KindNode, Name: n.Name} }
 type Node struct {
 	Name   string
 	Labels map[string]string
-	// InternalIPs are in the order of the Node's status. If a family has no InternalIP, they
-	// include the Node's ExternalIPs of that family, as in kube-proxy.
+	// InternalIPs are the Node's InternalIPs and then its ExternalIPs, in the order of its status. As
+	// in kube-proxy, the first one of a family is an ExternalIP only if there is no InternalIP.
 	InternalIPs []netip.Addr
 	PodCIDRs    []netip.Prefix
 	// Deleting means that the Node object is being deleted. In an agent's cache it may also be gone.

@@ -455,9 +455,8 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 		}
 	}
 	n.InternalIPs = nodeAddrs(o, corev1.NodeInternalIP, &skips)
-	internal := slices.Clone(n.InternalIPs)
 	for _, a := range nodeAddrs(o, corev1.NodeExternalIP, &skips) {
-		if !hasFamily(internal, model.FamilyOf(a)) {
+		if !slices.Contains(n.InternalIPs, a) {
 			n.InternalIPs = append(n.InternalIPs, a)
 		}
 	}

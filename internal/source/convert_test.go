@@ -370,7 +370,7 @@ func TestFromNode(t *testing.T) {
 		}},
 	})
 	require.True(t, got.Equal(&model.Node{
-		Name: "n1", Labels: map[string]string{"zone": "z1"}, InternalIPs: addrs("192.0.2.2", "192.0.2.1", "2001:db8::2", "2001:db8::1"),
+		Name: "n1", Labels: map[string]string{"zone": "z1"}, InternalIPs: addrs("192.0.2.2", "192.0.2.1", "198.51.100.2", "2001:db8::2", "2001:db8::1"),
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		Deleting: true, TaintedForDeletion: true,
 	}), "%+v", got)

@@ -90,7 +90,7 @@ type Store struct {
 	addresses map[netip.Addr]int
 }
 
-// maxAddresses is the number of InternalIPs of a Node that count as its addresses. A node with both
+// maxAddresses is the number of model.Node.InternalIPs that count as its addresses. A node with both
 // IP families has two. The number is bounded because a node writes its own status.
 const maxAddresses = 8
 

@@ -3150,8 +3150,8 @@ type Node struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The labels.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The internal IPs, in the order of the Node's status. If the Node has none of an IP family, its
-	// external IPs of that family are used.
+	// The internal IPs and then the external IPs, in the order of the Node's status. The first one of
+	// an IP family is the node's primary address of that family.
 	InternalIps []string `protobuf:"bytes,3,rep,name=internal_ips,json=internalIps,proto3" json:"internal_ips,omitempty"`
 	// The pod CIDRs.
 	PodCidrs []string `protobuf:"bytes,4,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
