@@ -33,6 +33,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
@@ -134,6 +135,7 @@ func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.
 func (s *Server) Run(ctx context.Context, programming Programming) {
 	l := listeners{
 		handlers: handlers{s, programming}, open: make(map[listenerKey]*http.Server), failed: make(map[listenerKey]bool),
+		lines: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
 	}
 	defer l.close()
 	tick := time.NewTicker(s.retry)

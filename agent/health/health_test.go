@@ -507,6 +507,21 @@ func TestPortsInUse(t *testing.T) {
 	require.Equal(t, 2, log.Count("level=INFO"))
 }
 
+// TestLinesAboutPortsInUse asserts that many Services with a port in use do not fill the log.
+func TestLinesAboutPortsInUse(t *testing.T) {
+	other, err := net.Listen("tcp4", "127.0.0.1:31801")
+	require.NoError(t, err)
+	s, _, log := start(t)
+	checks := map[view.HealthCheckID]view.HealthCheck{}
+	for i := range 2 * linesAtOnce {
+		checks[view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: fmt.Sprint("web", i)}, Family: model.IPv4}] = view.HealthCheck{Port: 31801}
+	}
+	s.Sync(checks, view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true})
+	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 2*linesAtOnce }, 30*time.Second, time.Millisecond)
+	require.Equal(t, linesAtOnce, log.Count("level=ERROR"))
+	require.NoError(t, other.Close())
+}
+
 // TestMinSyncPeriodRaisesTheLimit asserts that a node that collects changes for longer than a
 // minute is healthy while it does.
 func TestMinSyncPeriodRaisesTheLimit(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
@@ -22,6 +23,13 @@ import (
 // retryInterval is how often the server retries ports that it could not open, and reads the
 // machine's addresses again.
 const retryInterval = 5 * time.Second
+
+// A tenant can ask for ports that are in use, in a new Service each time. After linesAtOnce lines
+// about ports of Services, there is one each linesEvery.
+const (
+	linesAtOnce = 50
+	linesEvery  = 10 * time.Second
+)
 
 // listenerKey identifies an address to listen on, and the health check to answer there.
 type listenerKey struct {
@@ -38,7 +46,8 @@ type listenerKey struct {
 type listeners struct {
 	handlers
 	open    map[listenerKey]*http.Server
-	failed  map[listenerKey]bool // the failures were logged
+	failed  map[listenerKey]bool // whether the failure was logged
+	lines   *rate.Limiter        // of lines about ports of Services
 	lost    bool                 // the addresses could not be read, which was logged already
 	serving sync.WaitGroup
 }
@@ -147,8 +156,11 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 			return
 		}
 		l.failures.Inc()
-		if !l.failed[key] {
-			l.failed[key] = true
+		if _, failed := l.failed[key]; failed {
+			return
+		}
+		l.failed[key] = key.check == (view.HealthCheckID{}) || l.lines.Allow()
+		if l.failed[key] {
 			l.Logger.Error("Cannot listen for health checks, so load balancers consider the node unhealthy; trying "+
 				"again",
 				"for", key.subject(), "address", key.address, "err", err)
@@ -156,9 +168,9 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 		return
 	}
 	if l.failed[key] {
-		delete(l.failed, key)
 		l.Logger.Info("Listening for health checks", "for", key.subject(), "address", key.address)
 	}
+	delete(l.failed, key)
 	port := l.nodePort
 	if key.check != (view.HealthCheckID{}) {
 		port = l.servicePort

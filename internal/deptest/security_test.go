@@ -164,6 +164,7 @@ var alone = map[string]string{
 	"connection.repairBurst": "of the agent itself", "kube.queriesBurst": "of the program itself",
 	"reconcile.repairsAtOnce": "of the agent itself", "probe.maxAtOnce": "of the tester itself",
 	"reconcile.linesAtOnce": "of a log; the status and servers have all of it",
+	"health.linesAtOnce":    "of a log; the metric counts all of it",
 	"page.lookupBurst":      "only observers and operators ask, and answers are short",
 }
 
