@@ -101,7 +101,7 @@ const unknownField = "there is no such field"
 
 // reasons says why fields, or all fields of a section, are not carried over.
 var reasons = map[string]string{
-	"bindAddress":         "the node's addresses are those of its Node object",
+	"bindAddress":         "the node's addresses are those of its Node object: for NodePorts, set nodePortAddresses",
 	"bindAddressHardFail": "a port that is in use is logged, counted and tried again; the agent runs on",
 	"clientConnection": "an agent with servers does not use the API server; with source: kube, set " +
 		"clientConnection.kubeconfig",
