@@ -521,6 +521,41 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 	}
 }
 
+// TestAddressesOfTenants asserts which addresses can be external IPs and endpoints, which tenants
+// write, and which can be load balancers' addresses, which controllers write: however they are
+// written, not those that mean the node itself or a service of the cloud. Who gets an address that
+// several Services want is for the agent to decide.
+func TestAddressesOfTenants(t *testing.T) {
+	const never, balanced, always = "", "balanced", "external balanced endpoint"
+	for address, want := range map[string]string{
+		"127.0.0.1": never, "127.1.2.3": never, "::1": never, "0.0.0.0": never, "::": never, "255.255.255.255": never,
+		"224.0.0.1": never, "ff02::1": never, "fe80::1%eth0": never, "::ffff:127.0.0.1": never, "::ffff:0.0.0.0": never, "::ffff:224.0.0.1": never,
+		"169.254.169.254": balanced, "169.254.20.10": balanced, "fe80::1": balanced, "::ffff:169.254.169.254": balanced, "169.254.169.0254": balanced,
+		"10.96.0.11": always, "192.168.0.2": always, "::ffff:192.168.0.2": always, "fd00:ec2::254": always, "2001:db8::1": always,
+	} {
+		s, _ := NewConverter("").FromService(service(func(s *corev1.Service) {
+			s.Spec.ExternalIPs, s.Spec.Type = []string{address}, corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: address}}
+		}))
+		var got []string
+		if len(s.ExternalIPs) > 0 {
+			got = append(got, "external")
+		}
+		if len(s.LoadBalancerIngress) > 0 {
+			got = append(got, "balanced")
+		}
+		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+			e, _ := NewConverter("").FromEndpointSlice(slice(func(s *discoveryv1.EndpointSlice) {
+				s.AddressType, s.Endpoints[0].Addresses = family, []string{address}
+			}))
+			if len(e.Endpoints) > 0 {
+				got = append(got, "endpoint")
+			}
+		}
+		require.Equal(t, want, strings.Join(got, " "), address)
+	}
+}
+
 // FuzzNames compares the checks of names with Kubernetes' own functions.
 func FuzzNames(f *testing.F) {
 	for _, s := range []string{"", "a", "a-b", "-a", "a-", "a.b", "a..b", ".a", "A_b", "a/b", "/b", "a/", "a/b/c", "a/B_.c", "\xff", "a\n", strings.Repeat("a", 63),
