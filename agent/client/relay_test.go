@@ -62,6 +62,7 @@ func (h *heard) relay() *Relay {
 		Applied: func(a Applied) { h.add(a) },
 		Node:    func(name string, n *model.Node, _ uint64) { h.add([2]any{name, n}) },
 		Reached: func(v model.ResourceVersions) { h.add(v) },
+		Seen:    func(v model.ResourceVersions) { h.add([1]model.ResourceVersions{v}) },
 		InSync:  func(path []uint64, nodes map[string]struct{}) { h.add([]any{path, nodes}) },
 		Ended:   func() {},
 	}
@@ -103,7 +104,7 @@ func TestRelay(t *testing.T) {
 		for len(events) > 0 && events[0].([]uint64)[0] == 7 {
 			events = events[1:]
 		}
-		return len(events) == 9
+		return len(events) == 11
 	}, patience, tick)
 	require.Equal(t, []any{
 		[]uint64{4, 5},
@@ -111,10 +112,12 @@ func TestRelay(t *testing.T) {
 		[2]any{"c", (*model.Node)(nil)},
 		Applied{Objects: []model.Object{web, other}},
 		model.ResourceVersions{Services: 5},
+		[1]model.ResourceVersions{},
 		[]any{[]uint64{4, 5}, map[string]struct{}{"a": {}, "b": {}}},
 		Applied{Objects: []model.Object{named("web", "web", 3)}, Removed: []model.Key{other.Key()},
 			ResourceVersions: model.ResourceVersions{Slices: 6}},
 		[2]any{"a", (*model.Node)(nil)},
+		[1]model.ResourceVersions{},
 		[]any{[]uint64{4, 5}, map[string]struct{}(nil)},
 	}, events)
 }

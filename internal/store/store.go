@@ -308,6 +308,15 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	notify(s.dirty)
 }
 
+// SetSeen sets the resource versions that a relay's state reflects. They may be lower than those of
+// the objects that were received: a server can claim any.
+func (s *Store) SetSeen(seen model.ResourceVersions) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress.seen = seen
+	notify(s.dirty)
+}
+
 // Remove implements source.Sink.
 func (s *Store) Remove(key model.Key, resourceVersion uint64) {
 	s.mu.Lock()

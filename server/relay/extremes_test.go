@@ -51,7 +51,8 @@ func forgeries(shards uint32, change func(*pb.Slice)) []*pb.StreamResponse {
 
 // TestExtremesOfUpstreams checks that a relay follows the next server and serves that server's
 // state, whatever the previous server has sent. The messages have the highest resource versions and
-// sequences, endless paths, invalid Node names, and false content under true versions.
+// sequences, endless paths, invalid Node names, and false content under true versions. What nodes have
+// seen is not above what that server has, either.
 func TestExtremesOfUpstreams(t *testing.T) {
 	const shards, most, long = 64, math.MaxUint64, 1 << 20
 	versions := &pb.ResourceVersions{Services: most, Slices: most}
@@ -71,15 +72,22 @@ func TestExtremesOfUpstreams(t *testing.T) {
 	node := func(n *pb.NodeUpdate) *pb.StreamResponse {
 		return &pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: n}}
 	}
+	high := forgeries(shards, nil)
+	for _, r := range high {
+		if u := r.GetShardUpdate(); u != nil {
+			u.ServicesResourceVersion, u.SlicesResourceVersion = most, most
+		}
+	}
 	for name, script := range map[string][]*pb.StreamResponse{
-		"versions":         {welcome(7), update, beat, inSync, beat},
-		"versions at last": {welcome(7), inSync, beat, update},
-		"path":             {welcome(make([]uint64, long/8)...), inSync},
-		"name of a node":   {welcome(7), node(&pb.NodeUpdate{Name: text}), inSync},
-		"node":             {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: text}}), inSync},
-		"labels":           {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: "n", Labels: map[string]string{text: "x"}}}), inSync},
-		"drain":            {welcome(7), {Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: math.MaxUint32}}}},
-		"forgeries":        append(forgeries(shards, nil), inSync),
+		"versions":                  {welcome(7), update, beat, inSync, beat},
+		"versions at last":          {welcome(7), inSync, beat, update},
+		"versions of updates alone": append(high, &pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: sequences}}}),
+		"path":                      {welcome(make([]uint64, long/8)...), inSync},
+		"name of a node":            {welcome(7), node(&pb.NodeUpdate{Name: text}), inSync},
+		"node":                      {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: text}}), inSync},
+		"labels":                    {welcome(7), node(&pb.NodeUpdate{Node: &pb.Node{Name: "n", Labels: map[string]string{text: "x"}}}), inSync},
+		"drain":                     {welcome(7), {Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: math.MaxUint32}}}},
+		"forgeries":                 append(forgeries(shards, nil), inSync),
 		"forgeries with unknown fields": append(forgeries(shards, func(s *pb.Slice) {
 			s.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1))
 		}), inSync),
@@ -100,6 +108,13 @@ func TestExtremesOfUpstreams(t *testing.T) {
 			bad.Lead(proxytest.Nowhere)
 			bad.Cut()
 			join(t, "node-1", nil, relay.address).has(19, 2)
+			require.Eventually(t, func() bool {
+				a := join(t, "node-2", nil, relay.address)
+				<-a.synced
+				v := a.cache.Status().ResourceVersions
+				a.stop()
+				return v.Services < most && v.Slices < most
+			}, patience, 10*time.Millisecond, "nodes of the relay would be behind with each server that they move to")
 		})
 	}
 }

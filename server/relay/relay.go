@@ -84,7 +84,7 @@ func New(o client.Options, s *store.Store) *Source {
 	o.Cache = u.cache
 	o.Relay = &client.Relay{
 		NodesDigest: u.nodesDigest, Check: u.check, Applied: u.applied, Node: u.node, Reached: u.reached,
-		InSync: u.inSync, Ended: u.ended,
+		Seen: s.SetSeen, InSync: u.inSync, Ended: u.ended,
 	}
 	u.client = client.New(o)
 	return u

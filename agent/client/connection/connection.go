@@ -219,6 +219,9 @@ type Relay struct {
 	Ended func()
 	// Reached is called with the resource versions up to which all shards are complete.
 	Reached func(model.ResourceVersions)
+	// Seen is called with the resource versions that the relay's state reflects from now on, before
+	// InSync. They may be lower than those that came before.
+	Seen func(model.ResourceVersions)
 	// InSync is called when all differences from the relay's state have arrived, with the
 	// Welcome.path of the stream. nodes holds the names of all Nodes; the relay must drop all others.
 	// nil means that the relay's digest of Nodes was right and that its Nodes stay.

@@ -339,8 +339,12 @@ func (s *stream) heartbeat(m *pb.Heartbeat) {
 	if relay := s.options.Relay; relay != nil && m.GetResourceVersions() != nil {
 		relay.Reached(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	}
-	if v := m.GetSeenVersions(); v != nil {
-		s.cache.SetSeen(wire.ResourceVersionsFromProto(v))
+	if m.GetSeenVersions() != nil {
+		seen := wire.ResourceVersionsFromProto(m.GetSeenVersions())
+		s.cache.SetSeen(seen)
+		if relay := s.options.Relay; relay != nil {
+			relay.Seen(seen)
+		}
 	}
 	if m.StaleMs != nil {
 		s.setStale(m.GetStaleMs())
@@ -422,6 +426,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 			nodes = nil
 		}
 		s.nodes = nil
+		s.options.Relay.Seen(seen)
 		s.options.Relay.InSync(s.path, nodes)
 	}
 	return nil
