@@ -89,6 +89,30 @@ type cluster struct {
 	slices   [][]*object // by index of the Service
 	nodes    map[string]*corev1.Node
 	names    []string // of Nodes, in the order of their creation
+	born     metav1.Time
+}
+
+// identity returns the Service that identifies the cluster by the time of its creation.
+func (c *cluster) identity() *corev1.Service {
+	return &corev1.Service{
+		TypeMeta: kinds[services],
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: model.ClusterService.Namespace, Name: model.ClusterService.Name, ResourceVersion: "1", CreationTimestamp: c.born,
+		},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.255.1", ClusterIPs: []string{"10.96.255.1"}},
+	}
+}
+
+// bear makes the cluster another one.
+func (c *cluster) bear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.born = metav1.Now()
+	c.etcd.put(services, model.ClusterService.Name, func(version uint64) any {
+		s := c.identity()
+		s.ResourceVersion = fmt.Sprint(version)
+		return s
+	})
 }
 
 func newCluster() *cluster {
@@ -113,24 +137,46 @@ func newCluster() *cluster {
 		}
 		c.slices = append(c.slices, all)
 	}
+	c.bear()
 	return c
 }
 
-// set writes a state of an object. The object is removed if both states are nil.
+// set writes a new state of an object. The object is removed if both states are nil.
 func (c *cluster) set(o *object, service *serviceState, slice *sliceState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if service == nil && slice == nil && o.now().number == 0 {
 		return
 	}
-	c.tick++
-	e := entry{tick: c.tick, service: service, slice: slice}
+	e := entry{service: service, slice: slice}
 	if service != nil || slice != nil {
 		o.numbers++
 		e.number = o.numbers
 	}
+	c.writeLocked(o, e)
+}
+
+// undo writes each object again that has changed since a tick, as it was then. It reports whether
+// there is any.
+func (c *cluster) undo(tick int) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range c.all() {
+		then := sort.Search(len(o.entries), func(i int) bool { return o.entries[i].tick > tick }) - 1
+		if e := o.entries[then]; e.number != o.now().number {
+			c.writeLocked(o, e)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// writeLocked writes a state of an object.
+func (c *cluster) writeLocked(o *object, e entry) {
+	c.tick++
+	e.tick = c.tick
 	o.entries = append(o.entries, e)
-	switch {
+	switch service, slice := e.service, e.slice; {
 	case service != nil:
 		c.etcd.put(services, o.key.Name, func(version uint64) any { return o.serviceObject(&e, version) })
 	case slice != nil:
@@ -183,12 +229,13 @@ type saved struct {
 	states []entry // of all
 	nodes  map[string]*corev1.Node
 	names  []string
+	born   metav1.Time
 }
 
 func (c *cluster) save() *saved {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := &saved{etcd: c.etcd.backup(), nodes: make(map[string]*corev1.Node), names: slices.Clone(c.names)}
+	s := &saved{etcd: c.etcd.backup(), nodes: make(map[string]*corev1.Node), names: slices.Clone(c.names), born: c.born}
 	for _, o := range c.all() {
 		s.states = append(s.states, *o.now())
 	}
@@ -208,7 +255,7 @@ func (c *cluster) restore(s *saved, bump bool) {
 			o.entries = append(o.entries, e)
 		}
 	}
-	c.nodes, c.names = make(map[string]*corev1.Node), slices.Clone(s.names)
+	c.nodes, c.names, c.born = make(map[string]*corev1.Node), slices.Clone(s.names), s.born
 	for name, n := range s.nodes {
 		c.nodes[name] = n
 	}

@@ -16,7 +16,7 @@ const (
 	mostRingEntries     = 1024
 	mostRingBytes       = 32 << 20
 	mostFrameCacheBytes = 64 << 20
-	mostOpenUpdates     = 256 * shards
+	mostOpenUpdates     = 256 // of a shard
 )
 
 // mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of
@@ -74,7 +74,7 @@ func (w *world) checkMemory() {
 			most int
 		}{
 			{"ring_entries", mostRingEntries}, {"ring_bytes", mostRingBytes}, {"frame_cache_bytes", mostFrameCacheBytes},
-			{"open_updates", mostOpenUpdates}, {"tombstones", tombstones * shards},
+			{"open_updates", mostOpenUpdates * int(w.shards)}, {"tombstones", tombstones * int(w.shards)},
 		} {
 			if n := s.life.registry.gauge(b.name); n > b.most && (b.name != "ring_bytes" || entries > 1) {
 				w.violated("%s: %s is %d, and may be %d", s.name, b.name, n, b.most)

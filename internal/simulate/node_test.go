@@ -44,11 +44,15 @@ type agent struct {
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
 	begin    time.Time
-	restored bool // the cache began with a checkpoint
+	restored bool  // the cache began with a checkpoint
+	cluster  int64 // of the checkpoint; 0 means unknown
 
 	mu sync.Mutex // guards the fields below
 	// confirmed means that a server has sent an InSync. It is set before the cache knows.
 	confirmed bool
+	// foreign means that a server of another cluster than the checkpoint's has answered before the
+	// checkpoint counted.
+	foreign bool
 	// had has the states of each Service that the cache held while its content counted, oldest first.
 	had map[model.ServiceKey][]telling
 	// told has what each shard's updates said of their Services, oldest first, for positions that
@@ -109,10 +113,13 @@ func (n *node) start() {
 	})
 	if a.restored = !kept.Saved().IsZero(); a.restored {
 		a.remember()
+		if s, _ := a.cache.Service(model.ClusterService); s != nil {
+			a.cluster = s.CreationTimeSeconds
+		}
 	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(w.addressesFor(n)...), NodeName: n.name, Version: "simulated", Programmer: "simulated",
-		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC), w.skewed(func() form { return is })),
+		DialOptions: append(w.credentials(n.name), grpc.WithContextDialer(a.process.dialGRPC), w.skewed(n.name, func() form { return is })),
 		Decode:      a.decode(is), Cache: a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
 	})
 	n.kernel.mu.Lock()
@@ -193,12 +200,16 @@ func (a *agent) decode(is form) func(wire.Frame) (*wire.Response, error) {
 	known := is.decode()
 	return func(frame wire.Frame) (*wire.Response, error) {
 		r, err := known(frame)
-		if err == nil && r.InSync != nil {
-			a.mu.Lock()
-			a.confirmed = true
-			a.mu.Unlock()
+		if err != nil {
+			return r, err
 		}
-		return r, err
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.confirmed = a.confirmed || r.InSync != nil
+		if c := r.Welcome.GetCluster(); c != 0 && a.cluster != 0 && c != a.cluster && !a.confirmed && time.Since(a.begin) < staleGrace {
+			a.foreign = true
+		}
+		return r, nil
 	}
 }
 
@@ -219,11 +230,12 @@ func (a *agent) rememberLocked(key model.ServiceKey, t telling) {
 }
 
 // mayProgram reports whether the content of the cache counts: because a server has confirmed it, or
-// because it is that of a checkpoint, and no server has answered in time.
+// because it is that of a checkpoint, and no server has answered in time, nor one of another
+// cluster.
 func (a *agent) mayProgram() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.confirmed || a.restored && time.Since(a.begin) >= staleGrace
+	return a.confirmed || a.restored && !a.foreign && time.Since(a.begin) >= staleGrace
 }
 
 // knew reports whether the cache has held, since the agent started, a state of a Service for which

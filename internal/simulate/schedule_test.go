@@ -51,6 +51,7 @@ func init() {
 		{"remove a slice", 5, false, (*world).removeSlice},
 		{"write a Service", 6, false, (*world).writeService},
 		{"remove a Service", 3, false, (*world).removeService},
+		{"undo changes", 3, false, (*world).undo},
 		{"write a Node", 2, false, (*world).writeNode},
 		{"nothing", 7, false, func(*world, step) string { return "" }},
 		{"limit memory", 3, true, (*world).limitMemory},
@@ -66,6 +67,7 @@ func init() {
 		{"mend a node", 2, false, (*world).mendNode},
 		{"kill a server", 4, true, (*world).killServer},
 		{"drain a server", 2, true, (*world).drainServer},
+		{"let a server lie", 1, true, (*world).letLie},
 		{"power off a server", 1, true, (*world).failServer},
 		{"start a server", 8, false, (*world).startServer},
 		{"cut a way", 8, true, (*world).cutWay},
@@ -88,6 +90,7 @@ func init() {
 		{"set a clock", 2, true, (*world).setClock},
 		{"set all clocks right", 1, false, func(w *world, _ step) string { w.setClocks(); return "" }},
 		{"ask for the convergence", 3, false, (*world).askConvergence},
+		{"undo what a server has not heard", 2, true, (*world).trail},
 		{"cut a server off", 1, true, (*world).cutOff},
 		{"quiet", 1, false, func(w *world, _ step) string { w.quiet(); return "everything is well and equal" }},
 	}
@@ -127,8 +130,7 @@ func draw(r *rand.Rand, n int) []step {
 // take carries out a step and returns what it did.
 func (w *world) take(s step) string {
 	if s.wait > 0 {
-		<-time.After(s.wait)
-		synctest.Wait()
+		w.pass(s.wait)
 		w.checkAcked()
 	}
 	for range s.turns {
@@ -145,6 +147,12 @@ func (w *world) take(s step) string {
 		w.observed("* %s", did)
 	}
 	return did
+}
+
+// pass lets time pass until all goroutines wait.
+func (w *world) pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
 }
 
 func pick[T any](all []T, n uint32) T { return all[int(n)%len(all)] }
@@ -247,6 +255,58 @@ func (w *world) writeNode(s step) string {
 	}
 	w.cluster.setNode(n.name, func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = fmt.Sprint("zone-", s.b%3) })
 	return n.name + " gets another zone"
+}
+
+// undo undoes the last changes. The content of before comes back under new resource versions.
+func (w *world) undo(s step) string {
+	if !w.cluster.undo(w.cluster.tick - 1 - int(s.a%3)) {
+		return ""
+	}
+	return "the last changes are undone"
+}
+
+// trail makes and undoes a change that one API server does not hear of. The clients of other servers
+// have seen both when they come to a server of that API server, which has the same content. They are
+// cut off, and the API server hears of the change alone.
+func (w *world) trail(s step) string {
+	a := pick(w.apis, s.a)
+	is := func(own bool) func(*server) bool {
+		return func(o *server) bool { return !o.relayed && o.life != nil && (o.api == a) == own }
+	}
+	if a.process.hasEnded() || !slices.ContainsFunc(w.servers, is(true)) || !slices.ContainsFunc(w.servers, is(false)) {
+		return ""
+	}
+	a.hold(true)
+	w.pass(time.Duration(s.b%1000) * time.Millisecond)
+	tick := w.cluster.tick
+	what := pick([]func(step) string{w.moveEndpoint, w.writeSlice, w.writeService, w.removeSlice}, s.b)(s)
+	w.pass(time.Second)
+	changed := w.cluster.etcd.backup()
+	if !w.cluster.undo(tick) {
+		return ""
+	}
+	w.pass(time.Second)
+	for _, o := range w.servers {
+		if is(false)(o) {
+			o.kill()
+		}
+	}
+	w.pass(2 * time.Second)
+	for _, o := range w.servers {
+		if !is(true)(o) {
+			continue
+		}
+		for _, other := range w.servers {
+			w.network.reset(o.host(), other.host())
+		}
+		for _, n := range w.nodes {
+			w.network.reset(o.host(), n.host)
+		}
+	}
+	w.pass(time.Second)
+	a.change(func() { a.held = changed })
+	w.pass(time.Second)
+	return fmt.Sprintf("%s hears nothing, then %s, but not that this is undone", a.address, what)
 }
 
 func (w *world) killAgent(s step) string {
@@ -578,7 +638,7 @@ func (w *world) backUp(step) string {
 	return "etcd is backed up"
 }
 
-// restore restores a backup of etcd. All API servers restart, as Kubernetes demands. If versions go
+// restore restores a backup of etcd, also as another cluster, while a node is off. All API servers restart, as Kubernetes demands. If versions go
 // back, too, servers can only know from an API server's answers, so nothing is written until they
 // have asked.
 func (w *world) restore(s step) string {
@@ -586,8 +646,15 @@ func (w *world) restore(s step) string {
 		return ""
 	}
 	b := pick(w.backups, s.a)
-	bump := s.b&1 == 0
+	bump, anew := s.b&1 == 0, s.b&3 == 3
+	if off := pick(w.nodes, s.c); anew && off.agent != nil {
+		off.stop()
+		defer off.start()
+	}
 	w.cluster.restore(b, bump)
+	if anew {
+		w.cluster.bear()
+	}
 	w.cluster.mu.Lock()
 	w.excused = true
 	w.cluster.mu.Unlock()
@@ -602,10 +669,9 @@ func (w *world) restore(s step) string {
 		// A backup that is newer than what etcd holds now would be no backup any more.
 		w.backups = nil
 		w.network.heal()
-		<-time.After(time.Minute)
-		synctest.Wait()
+		w.pass(time.Minute)
 	}
-	return fmt.Sprintf("etcd is restored, its version goes on: %v", bump)
+	return fmt.Sprintf("etcd is restored, its version goes on: %v, in another cluster: %v", bump, anew)
 }
 
 // cutOffTime is the stated time within which all nodes follow another server if one is cut off from
@@ -631,8 +697,7 @@ func (w *world) cutOff(s step) string {
 	}
 	w.quiet()
 	// Until everybody has forgotten the faults before: servers rest for 5 minutes at most.
-	<-time.After(discovery.MaxRetryDelay)
-	synctest.Wait()
+	w.pass(discovery.MaxRetryDelay)
 	o := pick(roots, s.a)
 	how := o.name + " is cut off from its API server"
 	there := way{o.host(), o.api.address.Addr().String()}
@@ -677,8 +742,7 @@ func (w *world) cutOff(s step) string {
 		if took > limit {
 			w.violated("%v after a server was cut off, %v", took, err)
 		}
-		<-time.After(time.Second)
-		synctest.Wait()
+		w.pass(time.Second)
 	}
 	return how
 }

@@ -25,7 +25,6 @@ const (
 	serverPort = 8472
 	// maxBehindWait is the default of --max-behind-wait.
 	maxBehindWait = 10 * time.Second
-	shards        = 4
 	// tombstones are few, so that clients are often away for more removals.
 	tombstones = 3
 )
@@ -56,7 +55,7 @@ func (s *server) start() {
 	w := s.world
 	l := &serverLife{process: w.network.process(s.host()), registry: newAccounts()}
 	c := app.Config{
-		SourceKind: "kube", Listener: l.process.listen(s.address), Shards: shards, Tombstones: tombstones,
+		SourceKind: "kube", Listener: l.process.listen(s.address), Shards: w.shards, Tombstones: tombstones,
 		HeartbeatInterval: fanout.DefaultHeartbeat, DrainWindow: 4 * time.Second, GracePeriod: 8 * time.Second,
 		MaxBehindWait: maxBehindWait, MaxColdSyncBytes: fanout.DefaultColdBytes,
 		Logger: w.logger(s.name), Registry: l.registry,
@@ -73,7 +72,7 @@ func (s *server) start() {
 		c.Upstream = &client.Options{
 			Servers: client.Static(w.addresses(false)...), Logger: c.Logger, Registerer: l.registry,
 			DialOptions: append(w.credentials(relayName), grpc.WithContextDialer(l.process.dialGRPC),
-				w.skewed(func() form { return w.formOf(s.host()) })),
+				w.skewed(s.name, func() form { return w.formOf(s.host()) })),
 		}
 	} else {
 		l.transport = newTransport(l.process)
@@ -114,6 +113,7 @@ func (s *server) kill() {
 		l.process.kill()
 		s.world.bury(l.cancel, &l.running)
 		s.life = nil
+		s.world.setLie(s.host(), lie{})
 	}
 }
 
@@ -121,6 +121,7 @@ func (s *server) kill() {
 func (s *server) stop() {
 	if l := s.life; l != nil {
 		s.life = nil
+		s.world.setLie(s.host(), lie{})
 		l.cancel()
 		s.world.graves.Go(func() {
 			l.running.Wait()
@@ -210,16 +211,11 @@ func (w *world) compareConvergence(s *server) {
 	if s.life == nil || !s.relayed && w.hasRelays() {
 		return // a root's positions are not those that the nodes of its relays acknowledge
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	conn, err := grpc.NewClient(s.address.String(), append(w.credentials(operatorName), grpc.WithContextDialer(w.operator.dialGRPC))...)
-	if err != nil {
-		w.violated("dial: %v", err)
-		return
-	}
-	defer func() { _ = conn.Close() }()
-	status, err := pb.NewDebugServiceClient(conn).GetStatus(ctx, &pb.GetStatusRequest{})
-	if err != nil {
+	var status *pb.GetStatusResponse
+	if err := w.ask(s, func(ctx context.Context, c pb.DebugServiceClient) (err error) {
+		status, err = c.GetStatus(ctx, &pb.GetStatusRequest{})
+		return err
+	}); err != nil {
 		return // it may be out of reach
 	}
 	for _, c := range status.GetConvergences() {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -57,13 +58,17 @@ func (w *world) setForm(host string, f form) {
 	w.forms[host] = f
 }
 
-// formOf returns the form of the server or relay of a host or an address.
+// formOf returns the form of the server or relay of a host.
 func (w *world) formOf(host string) form {
-	host = host[strings.LastIndexByte(host, '/')+1:]
-	host, _, _ = strings.Cut(host, ":")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.forms[host]
+}
+
+// hostOf returns the host of a channel's target.
+func hostOf(target string) string {
+	host, _, _ := strings.Cut(target[strings.LastIndexByte(target, '/')+1:], ":")
+	return host
 }
 
 // changeForm upgrades or downgrades an agent, a relay or a server. An agent keeps its checkpoint.
@@ -89,8 +94,8 @@ func (w *world) changeForm(s step) string {
 	return fmt.Sprintf("%s drains and is replaced by one of %v", o.name, f)
 }
 
-// skewed returns what makes a client of a form speak with servers of theirs.
-func (w *world) skewed(client func() form) grpc.DialOption {
+// skewed returns what makes a client of a form speak with servers of theirs, and hear their lies.
+func (w *world) skewed(name string, client func() form) grpc.DialOption {
 	return grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
 		streamer grpc.Streamer, opts ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
@@ -98,14 +103,19 @@ func (w *world) skewed(client func() form) grpc.DialOption {
 		if err != nil {
 			return nil, err
 		}
-		return &skewedStream{stream, client(), w.formOf(conn.Target())}, nil
+		host := hostOf(conn.Target())
+		return &skewedStream{ClientStream: stream, world: w, name: name, host: host, client: client(), server: w.formOf(host)}, nil
 	})
 }
 
 // skewedStream is a stream between a client and a server of some forms.
 type skewedStream struct {
 	grpc.ClientStream
+	world          *world
+	name           string // of the client
+	host           string // of the server
 	client, server form
+	received       int
 }
 
 // unknownField is the number of a field that this tree does not know, and unknownCapability a
@@ -121,10 +131,17 @@ func addUnknown(m proto.Message) {
 // SendMsg implements grpc.ClientStream.
 func (s *skewedStream) SendMsg(m any) error {
 	r, ok := m.(*pb.StreamRequest)
-	if !ok || s.client == present && s.server == present {
+	lie := s.world.lieOf(s.host).about
+	if !ok || s.client == present && s.server == present && lie == 0 {
 		return s.ClientStream.SendMsg(m)
 	}
 	r = proto.CloneOf(r)
+	if h := r.GetHello(); h != nil && lie != 0 { // nothing is compressed that is to be changed
+		h.Capabilities = slices.DeleteFunc(h.Capabilities, func(c pb.Capability) bool { return c == pb.Capability_CAPABILITY_ZSTD })
+		if lie&forges != 0 { // everything is sent anew
+			h.Epoch, h.Sequences, h.Digest = 0, nil, nil
+		}
+	}
 	if h := r.GetHello(); h != nil && (s.client == older || s.server == older) {
 		h.Probe, h.Capabilities = false, nil
 	}
@@ -144,6 +161,7 @@ func (s *skewedStream) SendMsg(m any) error {
 var (
 	welcomeTag   = protowire.AppendTag(nil, 1, protowire.BytesType)[0]
 	heartbeatTag = protowire.AppendTag(nil, 5, protowire.BytesType)[0]
+	zstdTag      = protowire.AppendTag(nil, 9, protowire.BytesType)[0]
 )
 
 // RecvMsg implements grpc.ClientStream.
@@ -152,10 +170,26 @@ func (s *skewedStream) RecvMsg(m any) error {
 		return err
 	}
 	f, ok := m.(*wire.Frame)
-	if !ok || s.server == present && s.client != older || len(*f) == 0 || (*f)[0] != welcomeTag && (*f)[0] != heartbeatTag {
+	if !ok || len(*f) == 0 {
 		return nil
 	}
 	var r pb.StreamResponse
+	lied := false
+	if l := s.world.lieOf(s.host); l.about != 0 && (*f)[0] != zstdTag {
+		if err := proto.Unmarshal(*f, &r); err != nil {
+			return err
+		}
+		s.received++
+		lied = l.tell(&r, s.received)
+		b, err := proto.Marshal(&r)
+		if *f = b; err != nil {
+			return err
+		}
+	}
+	s.world.believe(s.name, s.host, lied)
+	if s.server == present && s.client != older || (*f)[0] != welcomeTag && (*f)[0] != heartbeatTag {
+		return nil
+	}
 	if err := proto.Unmarshal(*f, &r); err != nil {
 		return err
 	}

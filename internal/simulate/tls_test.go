@@ -135,6 +135,9 @@ func (p *pki) credentials(name string) credentials.TransportCredentials {
 	}
 	follower := tlsfiles.FollowFunc("certificate of "+name, read, slog.New(slog.DiscardHandler))
 	follower.Now = p.clockOf(name)
+	if name == operatorName { // its calls are not those that connections of wire.Protocol serve
+		return follower.ClientCredentials()
+	}
 	return follower.ClientCredentials(wire.Protocol)
 }
 

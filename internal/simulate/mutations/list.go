@@ -86,8 +86,8 @@ var mutations = []mutation{
 	},
 	{
 		"a lock is missed when changes are taken", "agent/client/cache/cache.go",
-		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
-		"\tif !c.inSync && !c.stale {\n\t\treturn Changes{}, false\n",
+		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.countsLocked() {\n\t\treturn Changes{}, false\n",
+		"\tif !c.countsLocked() {\n\t\treturn Changes{}, false\n",
 		[]string{"./agent/client/cache", "./agent/client"},
 	},
 	{
@@ -112,6 +112,11 @@ var mutations = []mutation{
 		"\tw.seen = w.seen.Max(u.ResourceVersions)\n", "",
 		[]string{"./agent/client/cache", "./agent/client", "./internal/fabric"},
 	},
+	{
+		"no checkpoint is of another cluster", "agent/client/cache/cache.go",
+		"clusterLocked() int64 {\n\tif len(c.shards) == 0 {\n", "clusterLocked() int64 {\n\tif len(c.shards) >= 0 {\n",
+		[]string{"./agent/client/cache", "./agent/client", "./internal/fabric"},
+	},
 	// The checkpoint and the stream.
 	{
 		"what a server claims counts on later streams", "agent/client/cache/writer.go",
@@ -132,6 +137,11 @@ var mutations = []mutation{
 		"a silent server is not left", "agent/client/connection/stream.go",
 		"func() { s.cancel(errSilent) }", "func() {}",
 		[]string{"./agent/client"},
+	},
+	{
+		"diverged shards beyond a client's limit are forgotten", "agent/client/connection/digests.go",
+		"\t\t\tc.state = model.Digest{} // invariant 3\n", "",
+		[]string{"./agent/client/connection"},
 	},
 	{
 		"nacks are not repeated on a new stream", "agent/client/connection/outbox.go",
@@ -207,6 +217,11 @@ var mutations = []mutation{
 		[]string{"./server/fanout", "./internal/fabric"},
 	},
 	{
+		"a client that is ahead of its server is said to have seen what the server has", "server/fanout/start.go",
+		"\t\theld = state.content()\n", "",
+		[]string{"./server/fanout", "./internal/fabric"},
+	},
+	{
 		"a frame that could not be sent counts as sent", "server/fanout/fan.go",
 		"\t\t\ts.retreat(b.updates)\n", "\t\t\ts.next = b.to\n",
 		[]string{"./server/fanout"},
@@ -246,6 +261,11 @@ var mutations = []mutation{
 		"a relay acknowledges what its nodes do not have", "server/fanout/upstream.go",
 		"\tfor len(s.open) > 0 && s.open[0].sequence <= c.sequence {\n", "\tfor len(s.open) > 0 {\n",
 		[]string{"./server/fanout", "./server/relay"},
+	},
+	{
+		"what a server has claimed to have seen stays with a relay", "server/relay/relay.go",
+		"Seen: s.SetSeen,", "Seen: func(model.ResourceVersions) {},",
+		[]string{"./server/relay"},
 	},
 	// The transport.
 	{
