@@ -228,6 +228,7 @@ func TestRBACIsMinimal(t *testing.T) {
 	for _, account := range []string{"slicecast-server", "slicecast-agent", "slicecast-viewer"} {
 		require.False(t, mayGet(account, "/metrics"), "the API server's metrics are there, too")
 	}
+	require.False(t, mayGet("slicecast-server", "/.well-known/openid-configuration"), "the keys are enough")
 	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
 	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", serverNamespace))
