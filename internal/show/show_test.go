@@ -12,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
@@ -193,7 +194,7 @@ func TestFramesFitTheTerminal(t *testing.T) {
 }
 
 // hidden are characters that nobody sees, and that change what a terminal shows.
-const hidden = "\x1b[2J\u009b2J\u202e\u2066\u200f\u061c\u200b\ufeff\u2028\U000e0041"
+const hidden = "\x1b\u009b\u202e\u2066\u200f\u061c\u200b\ufeff\u2028\U000e0041"
 
 // TestNothingHidden checks that no format prints a character that could rearrange the output, and
 // that JSON and YAML keep the text.
@@ -203,7 +204,7 @@ func TestNothingHidden(t *testing.T) {
 		o := Options{Output: output}
 		text, err := o.Render(t.Context(), func(context.Context) (Report, error) { return report, nil })
 		require.NoError(t, err)
-		require.False(t, bytes.ContainsFunc(text, func(r rune) bool { return r != '\n' && isHidden(r) }), "%s: %q", output, text)
+		require.False(t, bytes.ContainsAny(text, hidden), "%s: %q", output, text)
 		if output != "table" {
 			var back struct{ Keys []struct{ Name string } }
 			decode := map[string]func([]byte) error{
@@ -228,8 +229,8 @@ func TestNothingHidden(t *testing.T) {
 			}
 			return nil, errors.New("a" + hidden + "z")
 		}))
-		require.False(t, bytes.ContainsFunc(out.Bytes(), func(r rune) bool { return r != '\n' && isHidden(r) }), "%q", out.String())
-		require.Contains(t, out.String(), ": a [2J")
+		require.False(t, strings.ContainsAny(out.String(), hidden), "%q", out.String())
+		require.Contains(t, out.String(), ": a"+strings.Repeat(" ", utf8.RuneCountInString(hidden))+"z")
 	})
 }
 
