@@ -44,6 +44,10 @@ func serveTLS(t *testing.T, p *Port) (address string) {
 				_, _ = w.Write(make([]byte, answerSize))
 				return
 			}
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
 			_, _ = io.WriteString(w, "ok")
 		}))
 	}()
