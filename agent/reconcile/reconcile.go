@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 
@@ -137,8 +138,10 @@ type Reconciler struct {
 	// may differ from what the Reporter was last told.
 	problems map[model.ServiceKey]string
 	due      map[model.ServiceKey]struct{}
-	// lines bounds the log lines about Services. unlogged counts those left out since the last one.
+	// lines bounds the log lines about Services, and linesOf those of each namespace. unlogged counts
+	// those left out since the last one.
 	lines    *rate.Limiter
+	linesOf  *lru.Cache[string, *rate.Limiter]
 	unlogged int
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
@@ -174,6 +177,8 @@ func New(o Options) *Reconciler {
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
 		metrics: newMetrics(o.Registerer),
 	}
+	// An error is returned only for sizes below 1.
+	r.linesOf, _ = lru.New[string, *rate.Limiter](namespaces)
 	registerer := o.Registerer
 	if o.Shadow {
 		registerer = nil
@@ -566,16 +571,24 @@ func (r *Reconciler) noteProblems() {
 }
 
 // Tenants can change their Services so that each change is worth a line. After linesAtOnce lines
-// about Services, there is one each linesEvery.
+// about Services, there is one each linesEvery. A namespace has a share of these lines, so that the
+// others are still heard of.
 const (
-	linesAtOnce = 50
-	linesEvery  = 10 * time.Second
+	linesAtOnce, linesEvery                       = 50, 10 * time.Second
+	linesOfNamespaceAtOnce, linesOfNamespaceEvery = 10, time.Minute
+	// namespaces is of how many namespaces the share is remembered.
+	namespaces = 4096
 )
 
 // loggerOf returns the logger for a line about a Service. It discards the line if the bound of such
 // lines is reached.
 func (r *Reconciler) loggerOf(service model.ServiceKey) *slog.Logger {
-	if !r.lines.Allow() {
+	share, known := r.linesOf.Get(service.Namespace)
+	if !known {
+		share = rate.NewLimiter(rate.Every(linesOfNamespaceEvery), linesOfNamespaceAtOnce)
+		r.linesOf.Add(service.Namespace, share)
+	}
+	if !share.Allow() || !r.lines.Allow() {
 		r.unlogged++
 		return discard
 	}
