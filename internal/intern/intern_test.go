@@ -4,6 +4,7 @@ package intern
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"unsafe"
@@ -34,4 +35,25 @@ func TestStringsKeepsNoLongOnes(t *testing.T) {
 		require.Equal(t, s, i.Get(s))
 	}
 	require.Len(t, i.young, 1)
+}
+
+// TestHeapOfStrings fills both generations with the longest strings.
+func TestHeapOfStrings(t *testing.T) {
+	heap := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	var i Strings
+	before := heap()
+	for n := range 3 * generation {
+		i.Get(fmt.Sprint(strings.Repeat("n", longest-7), 1_000_000+n))
+	}
+	held := heap() - before
+	t.Logf("%d KiB are held", held>>10)
+	require.Len(t, i.old, generation)
+	require.Len(t, i.young, generation)
+	require.Less(t, held, 64<<20)
+	runtime.KeepAlive(&i)
 }

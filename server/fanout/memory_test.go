@@ -181,6 +181,31 @@ func TestRequestsCountWhatTheyHold(t *testing.T) {
 	}
 }
 
+// TestHeapOfRelayedNacks fills what a server holds of a relay's nacks with the longest of
+// everything.
+func TestHeapOfRelayedNacks(t *testing.T) {
+	s := filled(t, 1)
+	h := running(t, Options{Store: s})
+	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	defer p.cancel()
+	eventually(t, p.session.synced.Load)
+	before := heap()
+	for i := range wire.MaxRelayedNacks {
+		for _, size := range []int{maxNackKey - 7, 32 << 10} { // the former has the longest key that is kept
+			name := fmt.Sprint(strings.Repeat("n", size), 1_000_000+i)
+			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+				Key: &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: name}, Reason: name, NodeName: name,
+			}}}))
+		}
+	}
+	held := heap() - before
+	t.Logf("%d KiB are held", held>>10)
+	require.Less(t, held, 4<<20)
+	p.session.reports.mu.Lock()
+	defer p.session.reports.mu.Unlock()
+	require.Len(t, p.session.reports.nacks, wire.MaxRelayedNacks)
+}
+
 // TestAllowancesAreSmall measures what is remembered of as many identities as there may be.
 func TestAllowancesAreSmall(t *testing.T) {
 	const worst = 32 << 20

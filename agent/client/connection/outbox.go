@@ -155,7 +155,8 @@ func (o *Outbox) fail(s subject, f failure) {
 // failLocked is fail for a failure that is not counted. It returns false if the failure is already
 // known.
 func (o *Outbox) failLocked(s subject, f failure) bool {
-	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+	// The copy does not keep the memory of the rest.
+	f.reason = strings.ToValidUTF8(strings.Clone(f.reason[:min(len(f.reason), maxReason)]), "")
 	if had, ok := o.nacks.failing[s]; ok && had == f {
 		return false
 	}
