@@ -342,13 +342,16 @@ func (up *startup) resume(state clientState) error {
 	h := up.hub
 	var unknown []uint32
 	for shard := range h.store.Shards() {
-		at, ok := state.position(h.store, h.store.Snapshot(shard))
+		snapshot := h.store.Snapshot(shard)
+		at, ok := state.position(h.store, snapshot)
 		if !ok {
 			unknown = append(unknown, shard)
 			continue
 		}
 		up.sequences[shard] = at
-		up.requests.owe(shard, &resync{})
+		if at < snapshot.Sequence() { // most shards have not changed while the client was away
+			up.requests.owe(shard, &resync{})
+		}
 	}
 	if len(unknown) == 0 {
 		return nil
