@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -122,6 +123,7 @@ type agent struct {
 	programmer *chosen
 	cache      *client.Cache
 	checkpoint *checkpoint.Checkpoint // nil if the agent keeps none
+	settled    chan struct{}          // closed once nothing is programmed any more
 	feed       feed
 	reconciler *reconcile.Reconciler
 	flows      *conntrack.Cleaner
@@ -141,7 +143,7 @@ func newAgent(ctx context.Context, o *Options, logger *slog.Logger, out io.Write
 	if err != nil {
 		return nil, err
 	}
-	a := &agent{options: o, logger: logger, registry: o.Registry, cache: client.NewCache()}
+	a := &agent{options: o, logger: logger, registry: o.Registry, cache: client.NewCache(), settled: make(chan struct{})}
 	if a.registry == nil {
 		a.registry = daemon.NewRegistry()
 	}
@@ -175,6 +177,7 @@ func newAgent(ctx context.Context, o *Options, logger *slog.Logger, out io.Write
 		Logger: logger, Registerer: a.registry,
 	})
 	options := reconcile.Options{
+		Ahead: a.checkpoint != nil && a.checkpoint.Ahead(),
 		Cache: a.cache, View: view.New(viewOptions), Programmer: a.programmer.Programmer, Reporter: a.feed,
 		MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod, Mode: a.programmer.name,
 		Shadow: o.Programmer == programmerShadow, Logger: logger, Registerer: a.registry,
@@ -199,8 +202,11 @@ func (a *agent) run(ctx context.Context) error {
 	if a.checkpoint != nil {
 		g.Go(func() error { a.checkpoint.Run(ctx); return nil })
 	}
-	g.Go(func() error { return a.feed.Run(ctx) })
-	g.Go(func() error { a.reconciler.Run(ctx); return nil })
+	var programming sync.WaitGroup
+	programming.Add(2)
+	g.Go(func() error { defer programming.Done(); return a.feed.Run(ctx) })
+	g.Go(func() error { defer programming.Done(); a.reconciler.Run(ctx); return nil })
+	g.Go(func() error { programming.Wait(); close(a.settled); return nil })
 	g.Go(func() error { a.flows.Run(ctx); return nil })
 	g.Go(func() error { a.health.Run(ctx, a.reconciler); return nil })
 	g.Go(func() error { a.warnings.Run(ctx); return nil })
@@ -224,11 +230,18 @@ func (a *agent) run(ctx context.Context) error {
 
 // openCheckpoint opens the checkpoint, if the agent keeps one, and restores the cache from it.
 func (a *agent) openCheckpoint() {
-	if a.options.Checkpoint != "" {
-		a.checkpoint = checkpoint.Open(checkpoint.Options{
-			Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Logger: a.logger, Registerer: a.registry,
-		})
+	if a.options.Checkpoint == "" {
+		return
 	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		a.logger.Warn("Cannot find out which boot of the machine this is; if this agent is killed, the next one may "+
+			"program older rules", "err", err)
+	}
+	a.checkpoint = checkpoint.Open(checkpoint.Options{
+		Path: a.options.Checkpoint, NodeName: a.options.NodeName, Cache: a.cache, Boot: string(boot), Settled: a.settled,
+		Logger: a.logger, Registerer: a.registry,
+	})
 }
 
 func (a *agent) newFeed() (feed, error) {

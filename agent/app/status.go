@@ -183,6 +183,8 @@ func (r *statusReport) printServer(out *show.Page) {
 func (r *statusReport) printKernel(out *show.Page) {
 	var text string
 	switch {
+	case r.GetProgrammingTime() == nil && r.GetByCheckpoint():
+		text = "kept as the last agent programmed it, because that may be later than the checkpoint"
 	case r.GetProgrammingTime() == nil:
 		text = "not programmed yet by this agent"
 	case r.GetProgrammingError() != "":
@@ -192,7 +194,7 @@ func (r *statusReport) printKernel(out *show.Page) {
 			r.GetServicePorts(), r.since(r.GetProgrammingTime()),
 			show.Age(r.GetProgrammingDuration().AsDuration()))
 	}
-	if r.GetByCheckpoint() {
+	if r.GetByCheckpoint() && r.GetProgrammingTime() != nil {
 		text += ", from the checkpoint, which may be out of date"
 	}
 	if n := r.GetLagSequences(); n > 0 {

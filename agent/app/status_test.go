@@ -150,6 +150,8 @@ kube_proxy  1h0m0s  kube-proxy runs
 	require.Contains(t, printed(t, r), "\nServer      none for 1m0s: 10.0.0.1:8472: connection refused\n")
 	require.Contains(t, printed(t, r), "\nKernel      iptables: nothing of IPv6 is programmed: out of memory; tried 1.23s ago, from the checkpoint, which may be out of date, 2 changes behind\n")
 	r.ProgrammingTime = nil
+	require.Contains(t, printed(t, r), "iptables: kept as the last agent programmed it, because that may be later than the checkpoint, 2 changes behind\n")
+	r.ByCheckpoint = false
 	require.Contains(t, printed(t, r), "iptables: not programmed yet by this agent")
 }
 

@@ -54,6 +54,35 @@ type Monitor interface {
 	Watch(ctx context.Context, lost func(reason string))
 }
 
+// Keeper is a Programmer that can find out whether the kernel still serves what an earlier run
+// programmed.
+type Keeper interface {
+	Programmer
+	// Intact reports whether the kernel holds, in each IP family, all that does not depend on Services,
+	// and some of this state's Service ports, if there are any. It is for a kernel that holds a later
+	// state, which is not known. So single Service ports that others have removed do not show, but what
+	// happens in practice does: that a table, its chains, the rules in them or all virtual services are
+	// gone. It is false for what another version left that is built differently.
+	//
+	// The caller calls it before the first Replace only. It changes nothing.
+	Intact(ctx context.Context, state view.State) bool
+}
+
+// HoldsSome reports whether holds returns true for some of a state's Service ports of an IP family,
+// or the state has none.
+func HoldsSome(state view.State, family model.Family, holds func(view.ServicePortID) bool) bool {
+	none := true
+	for id := range state.Ports {
+		if id.Family == family {
+			if holds(id) {
+				return true
+			}
+			none = false
+		}
+	}
+	return none
+}
+
 // ErrDraining reports that something which should be removed still leads open connections. A later
 // attempt removes it, once those connections have ended.
 var ErrDraining = errors.New("connections are still open")

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/client/checkpoint"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -119,6 +120,101 @@ func TestFlowsReceiveEarlierPorts(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"replaced"}, f.heard[2:], "once")
 	}, edit)
+}
+
+// keeper is a kernel that holds what an earlier agent programmed.
+type keeper struct {
+	*kernel
+	intact bool
+}
+
+func (k *keeper) Intact(context.Context, view.State) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.intact
+}
+
+func (k *keeper) set(intact bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.intact = intact
+}
+
+// TestKernelAheadIsKept asserts that a checkpoint is not programmed over what may be later, as long
+// as that is intact: until a server has brought the cache in sync, or others have removed it. For
+// health checks the node is programmed meanwhile.
+func TestKernelAheadIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	open := func(o *Options) *checkpoint.Checkpoint {
+		return checkpoint.Open(checkpoint.Options{Path: path, NodeName: "node-1", Cache: o.Cache, Logger: o.Logger})
+	}
+	lb := model.NewService(model.Service{
+		Namespace: "default", Name: "lb", Type: model.LoadBalancer, ClusterIPs: []netip.Addr{clusterIP("lb")},
+		ExternalTrafficPolicy: model.TrafficLocal, HealthCheckNodePort: 31000, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	})
+	var saved *checkpoint.Checkpoint
+	run(t, func(t *testing.T, n *node) {
+		n.store.Upsert(lb, 0)
+		n.write(map[string]int{"web": 1})
+		n.sync()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		saved.Run(ctx)
+	}, func(o *Options) { saved = open(o) })
+
+	for name, test := range map[string]func(t *testing.T, n *node, k *keeper, f *follower){
+		"until a server is in reach": func(t *testing.T, n *node, _ *keeper, f *follower) {
+			n.store.Upsert(lb, 0)
+			n.write(map[string]int{"web": 1})
+			n.sync()
+			require.Equal(t, 1, n.kernel.replaces, "the kernel may hold something else, although the cache is the same")
+			require.Equal(t, []string{"web=1"}, n.kernel.names()[1:])
+			require.Equal(t, []string{"replaced"}, f.heard)
+			n.requireAcked()
+		},
+		"until others remove it": func(t *testing.T, n *node, k *keeper, _ *follower) {
+			k.set(false)
+			n.pass(keptCheck)
+			require.Equal(t, 1, n.kernel.replaces)
+			require.Empty(t, n.reports.acked)
+			k.set(true)
+			n.pass(time.Hour)
+			require.Equal(t, 1, n.kernel.replaces, "the kernel holds the checkpoint")
+			n.kernel.lost("somebody flushed the table")
+			synctest.Wait()
+			require.Equal(t, 2, n.kernel.replaces, "nothing later is left")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, k := &follower{}, &keeper{intact: true}
+			var cache *client.Cache
+			run(t, func(t *testing.T, n *node) {
+				require.True(t, cache.UseRestored())
+				n.pass(time.Hour)
+				require.Zero(t, n.kernel.replaces)
+				require.True(t, n.isProgrammed())
+				require.False(t, n.LastProgrammed(model.IPv4).IsZero())
+				_, pending := n.Pending(model.IPv4)
+				require.False(t, pending)
+				require.NotZero(t, f.syncs, "load balancers go on asking")
+				require.Empty(t, f.heard)
+				require.Zero(t, n.Status().Time, "of an operation")
+				test(t, n, k, f)
+			}, func(o *Options) {
+				open(o)
+				k.kernel = o.Programmer.(*kernel)
+				o.Programmer, o.Flows, o.Health, o.Ahead, cache = k, f, f, true, o.Cache
+			})
+		})
+	}
+	run(t, func(t *testing.T, n *node) {
+		n.Cache.UseRestored()
+		synctest.Wait()
+		require.Equal(t, 1, n.kernel.replaces, "the kernel is not ahead")
+	}, func(o *Options) {
+		open(o)
+		o.Programmer = &keeper{kernel: o.Programmer.(*kernel), intact: true}
+	})
 }
 
 func TestHealthChecksFollowTheKernel(t *testing.T) {

@@ -4,7 +4,8 @@
 // Nothing is programmed before the cache has been in sync once. An agent that starts therefore
 // leaves what an earlier agent programmed until it knows the present state. If no server can be
 // reached, it uses the checkpoint after a while (see checkpoint.Checkpoint), and acknowledges
-// nothing of it. While the kernel is being programmed, further changes wait in the cache and are
+// nothing of it. If the kernel is ahead of the checkpoint, it stays as it is as long as it is
+// intact. While the kernel is being programmed, further changes wait in the cache and are
 // programmed together in the next step.
 package reconcile
 
@@ -76,6 +77,9 @@ type Options struct {
 	View       *view.View
 	Programmer programmer.Programmer
 	Reporter   Reporter
+	// Ahead means that the kernel may hold later content than a checkpoint, from an earlier agent. Then
+	// the checkpoint is not programmed while the Programmer finds the kernel intact.
+	Ahead bool
 	// MinSyncPeriod is the least time between the beginnings of two steps for changes, which are
 	// collected meanwhile. 0 means that changes are programmed at once.
 	MinSyncPeriod time.Duration
@@ -145,6 +149,8 @@ type Reconciler struct {
 	unlogged int
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
+	// kept means that the kernel is as an earlier agent left it, and is left so.
+	kept bool
 	// lost receives a reason when others have removed something.
 	lost chan string
 	// begun is closed once an IP family has been programmed, and programmed once all have been.
@@ -285,6 +291,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		r.status.setPending(time.Time{})
 		return
 	}
+	first := r.schedule.began.IsZero()
 	r.schedule.began = time.Now()
 	if taken.Epoch != r.epoch {
 		clear(r.unacked)
@@ -292,7 +299,9 @@ func (r *Reconciler) step(ctx context.Context) {
 	}
 	maps.Copy(r.unacked, taken.Positions)
 	r.kubeProxy.wait(taken.Triggers)
-	r.setNode()
+	if taken.Node || first {
+		r.setNode()
+	}
 	for _, key := range taken.Services {
 		service, endpointSlices := r.Cache.Service(key)
 		r.View.Set(key, service, endpointSlices)
@@ -301,6 +310,10 @@ func (r *Reconciler) step(ctx context.Context) {
 	r.noteProblems()
 	r.noteNodePorts(changes, node)
 	r.schedule.replace = r.schedule.replace || node
+	if r.keeps(ctx, taken.Stale) {
+		r.keep(changes)
+		return
+	}
 	replaced, failed := r.program(ctx, changes)
 	r.noteLacking(changes)
 	r.reportFamilies()
@@ -328,6 +341,36 @@ func (r *Reconciler) step(ctx context.Context) {
 	if replaced {
 		r.FreeMemory() // a Replace needs as much memory again as is kept, and is rare
 	}
+}
+
+// keptCheck is how often a kernel that is kept is checked.
+const keptCheck = 10 * time.Second
+
+// keeps reports whether the kernel stays as an earlier agent left it. That ends with a Replace.
+func (r *Reconciler) keeps(ctx context.Context, stale bool) bool {
+	was := r.kept
+	k, ok := r.Programmer.(programmer.Keeper)
+	r.kept = ok && stale && r.Ahead && r.schedule.replaced.IsZero() && k.Intact(ctx, r.View.State())
+	switch {
+	case r.kept && !was:
+		r.Logger.Warn("Keeping the rules of the last agent, which was killed, because they may be later than the checkpoint")
+	case was && !r.kept && stale:
+		r.Logger.Warn("Others have changed the rules of the last agent, programming the checkpoint")
+	}
+	return r.kept
+}
+
+// keep is what a step does instead of programming while the kernel is kept. To health checks and
+// metrics, the node is programmed with the checkpoint, which the kernel serves or has served.
+func (r *Reconciler) keep(changes []view.Change) {
+	r.schedule.replace, r.schedule.repairAt = true, time.Now().Add(keptCheck)
+	served := r.served()
+	r.status.reached(r.epoch, nil, served, true, nil)
+	r.record(changes, true)
+	r.metrics.ports.Set(float64(served))
+	once(r.programmed)
+	r.tellChecks()
+	r.report()
 }
 
 // record records for kube-proxy's metrics what the kernel holds after a step.
@@ -373,18 +416,20 @@ func (r *Reconciler) nothing() bool {
 
 // announce closes begun, and also programmed if no IP family is out.
 func (r *Reconciler) announce(served int) {
-	once := func(c chan struct{}) bool {
-		select {
-		case <-c:
-			return false
-		default:
-			close(c)
-			return true
-		}
-	}
 	once(r.begun)
 	if len(r.out) == 0 && once(r.programmed) {
 		r.Logger.Info("The node is programmed", "service_ports", served)
+	}
+}
+
+// once closes a channel, and reports whether it was open.
+func once(c chan struct{}) bool {
+	select {
+	case <-c:
+		return false
+	default:
+		close(c)
+		return true
 	}
 }
 
@@ -462,6 +507,11 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 			r.Flows.Changed(changes)
 		}
 	}
+	r.tellChecks()
+}
+
+// tellChecks reports to Health what has changed for it.
+func (r *Reconciler) tellChecks() {
 	checks, changed := r.View.TakeHealthChecks()
 	if changed {
 		r.checks = checks

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -68,6 +69,77 @@ func TestReboot(t *testing.T) {
 	start(args[servers])
 	c.SetReady(pods[1], false)
 	c.RequireAnswers(web, 80, pods[0])
+}
+
+// TestKilledBeforeACheckpoint kills an agent that has programmed a change and has not saved it, and
+// starts another one while no server is in reach. The change stays in the kernel. Once others have
+// removed the rules, the checkpoint is programmed, because old rules are better than none.
+func TestKilledBeforeACheckpoint(t *testing.T) {
+	for programmer, flush := range map[string][]string{
+		"nftables": {"nft", "flush", "table", "ip", "slicecast"},
+		"iptables": {"iptables-nft", "-t", "nat", "-F"},
+	} {
+		t.Run(programmer, func(t *testing.T) {
+			c := newCluster(t)
+			dir := filepath.Join(c.dir, "checkpoints")
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			args := append(c.agentArgs(c.a), "--programmer="+programmer, "--checkpoint="+filepath.Join(dir, "checkpoint"))
+			c.a.agent.Terminate()
+			c.a.agent = newProcess(t, c.a.Host, agentCommand, "agent on a", "127.0.0.1:10256", args)
+			c.a.agent.Start()
+			c.a.agent.AwaitReady()
+			pods := []*pod{c.Pod("web-0", "web", c.b), c.Pod("web-1", "web", c.b)}
+			web := c.Service("web", selecting("web", tcp("tcp", 80, onPodPort())))
+			// leadsTo returns an error unless node a leads to no other pods.
+			leadsTo := func(pods ...*pod) error {
+				for _, w := range c.ways(web, 80) {
+					for range 10 {
+						if w.from != c.a.Host && w.from != c.a.client.Host {
+							continue
+						}
+						result := w.try(t.Context())
+						if !result.All(testenv.Answered) {
+							return fmt.Errorf("%s: %s", w, result)
+						}
+						for name := range result.Backends() {
+							if !slices.Contains(names(pods), name) {
+								return fmt.Errorf("%s: %s", w, result)
+							}
+						}
+					}
+				}
+				return nil
+			}
+			await := func(pods ...*pod) {
+				t.Helper()
+				testenv.Eventually(t, settleTimeout, func() error { return leadsTo(pods...) })
+			}
+			c.AwaitAPI(web, 80, pods)
+			await(pods...)
+			c.a.agent.Terminate() // writes a checkpoint
+			c.a.agent.Start()
+			c.a.agent.AwaitReady()
+			require.NoError(t, os.Rename(dir, dir+"-away")) // so that no other one is written
+			c.SetReady(pods[1], false)
+			await(pods[0])
+			c.server.Kill()
+			c.a.agent.Kill()
+			require.NoError(t, os.Rename(dir+"-away", dir))
+
+			c.a.agent.Start()
+			c.a.agent.AwaitReady()
+			require.NoError(t, leadsTo(pods[0]))
+			c.a.agent.AwaitLine("Keeping the rules of the last agent")
+
+			_, err := c.a.Run(t.Context(), flush[0], flush[1:]...)
+			require.NoError(t, err)
+			c.a.agent.AwaitLine("programming the checkpoint")
+			await(pods...)
+			require.Error(t, leadsTo(pods[0]), "old rules are better than none")
+			c.server.Start()
+			await(pods[0])
+		})
+	}
 }
 
 // TestNodeWithoutNetwork adds a node whose network plugin is not ready: it has no pods, no podCIDRs

@@ -124,6 +124,8 @@ type Changes struct {
 	Shards    uint32
 	// Node reports that the Node arrived or changed.
 	Node bool
+	// Stale reports that no server has confirmed the content; see UseRestored.
+	Stale bool
 	// Triggers are the last-change-trigger-times that came with the changes of slices.
 	Triggers []Trigger
 }
@@ -139,15 +141,15 @@ func (c *Cache) Counts() (all, pending Counts) {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take returns what has changed since the last Take. ok is false until a server has brought the
-// cache in sync or UseRestored was called, because the content is incomplete until then. It is false
-// again from when a server of another cluster has answered until that cluster's state is complete,
+// cache in sync or UseRestored was called, because the content is incomplete until then. Once a server
+// of another cluster has answered, Take returns no changes until that cluster's state is complete,
 // because the two must not be mixed. A stale cache returns no positions, because the caller would
 // ack them.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.countsLocked() {
-		return Changes{}, false
+		return Changes{Epoch: c.epoch, Shards: uint32(len(c.shards)), Stale: c.stale}, c.stale
 	}
 	changes = Changes{
 		Services:  slices.Collect(maps.Keys(c.pending.services)),
@@ -155,6 +157,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Epoch:     c.epoch,
 		Shards:    uint32(len(c.shards)),
 		Node:      c.pending.node,
+		Stale:     c.stale,
 		Triggers:  c.pending.triggers,
 	}
 	c.pending.shards = slices.DeleteFunc(c.pending.shards, func(shard uint32) bool {

@@ -29,15 +29,18 @@ const (
 	// staleGrace is how long servers have to bring the cache in sync. After that, the node is
 	// programmed from its checkpoint alone.
 	staleGrace = 5 * time.Second
-	// lastSave bounds the duration of the last save, when the agent stops.
-	lastSave = 3 * time.Second
+	// lastStep bounds how long the last save, when the agent stops, waits for the kernel to be
+	// programmed, and lastSave bounds the duration of that save.
+	lastStep, lastSave = time.Second, 3 * time.Second
 )
 
 // rejectedSuffix is appended to the path of a checkpoint that is set aside. newSuffix is appended
-// to the path of one that is being written.
+// to the path of one that is being written. aheadSuffix is appended to the path of the file that
+// names the boot in which the kernel may have got ahead of the checkpoint.
 const (
 	rejectedSuffix = ".rejected"
 	newSuffix      = ".new"
+	aheadSuffix    = ".ahead"
 )
 
 // Options configure a Checkpoint.
@@ -49,6 +52,12 @@ type Options struct {
 	NodeName string
 	// Cache is the cache to restore and save. It must be unused.
 	Cache *cache.Cache
+	// Boot identifies the boot of this machine. Empty means that it is not known, and that the kernel
+	// is never ahead.
+	Boot string
+	// Settled is closed once the kernel is no longer programmed. The last save waits for it, within
+	// lastStep. nil means that this is not known, so that the kernel may be ahead of the last save.
+	Settled <-chan struct{}
 	// Disk holds the file. nil means the operating system's files.
 	Disk Disk
 	// Logger is the checkpoint's log. nil means slog.Default.
@@ -63,8 +72,9 @@ type Options struct {
 //
 //  1. The cache starts with the content of the file, and the first Hello resumes from there.
 //  2. Restored content does not count until a server has brought the cache in sync. If none has
-//     within staleGrace, the node is programmed from the restored content. That is logged, and the
-//     metric slicecast_agent_stale shows it. Restored content is never acked.
+//     within staleGrace, the node is programmed from the restored content, unless the kernel is ahead
+//     of it and intact. That is logged, and the metric slicecast_agent_stale shows it. Restored
+//     content is never acked.
 //  3. Nothing is written before the first server has brought the cache in sync. After that, a
 //     changed cache is written at most once per interval, and once more when the agent stops.
 //  4. A reader finds either the old file or the new one, whole.
@@ -74,10 +84,14 @@ type Options struct {
 //     again. What is at its path and is no regular file is neither read nor replaced.
 //  7. encoder, lastSections and lastError belong to the goroutine that saves. There is one at a
 //     time.
+//  8. While the kernel may hold later content than the file, the file with aheadSuffix names the
+//     boot. It is there while an agent runs, because the disk may be full or the agent may be killed
+//     at any moment. Only a last save removes it.
 type Checkpoint struct {
 	options  Options
 	log      *slog.Logger
 	restored bool
+	ahead    bool
 	written  time.Time // when the restored file was written; zero if none was
 	errors   prometheus.Counter
 	bytes    prometheus.Gauge
@@ -121,8 +135,40 @@ func Open(o Options) *Checkpoint {
 			"Time of the last checkpoint written, in seconds since 1970, or 0 if none was."))),
 	}
 	p.restore()
+	p.noteBoot()
 	return p
 }
+
+// noteBoot finds out whether the kernel may be ahead of the file, and notes that it may be from now
+// on. The note need not survive a power failure, because the kernel does not either.
+func (p *Checkpoint) noteBoot() {
+	path, disk, boot := p.options.Path, p.options.Disk, p.options.Boot
+	if info, err := disk.Stat(path); boot == "" || err == nil && !info.Mode().IsRegular() {
+		return
+	}
+	if f, err := disk.Open(path + aheadSuffix); err == nil {
+		noted, _ := io.ReadAll(io.LimitReader(f, int64(len(boot))+1)) // after an error, it is another boot
+		_ = f.Close()
+		if string(noted) == boot {
+			p.ahead = p.restored
+			return
+		}
+	}
+	f, err := disk.Create(path + aheadSuffix)
+	if err == nil {
+		_, err = io.WriteString(f, boot)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // restore has logged a directory that does not exist
+		p.errors.Inc()
+		p.log.Warn("Cannot note that the kernel may get ahead of the checkpoint; if this agent is killed, "+
+			"the next one may program older rules", "err", err)
+	}
+}
+
+// Ahead reports whether the kernel, unless somebody has changed it, holds what was restored or
+// later content. That is so if the last agent was killed since the machine booted.
+func (p *Checkpoint) Ahead() bool { return p.ahead }
 
 // restore fills the cache from the file.
 func (p *Checkpoint) restore() {
@@ -193,7 +239,7 @@ func Remove(path string) error {
 		return fmt.Errorf("%s is not a regular file: use the path that the agent writes to", path)
 	}
 	var errs []error
-	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix, aheadSuffix} {
 		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
@@ -214,15 +260,28 @@ func (p *Checkpoint) Run(ctx context.Context) {
 		}
 	}()
 	p.follow(ctx, saves)
+	settled := false
+	if p.options.Settled != nil {
+		select {
+		case <-p.options.Settled:
+			settled = true
+		case <-time.After(lastStep):
+		}
+	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSave)
 	defer cancel()
 	select {
 	case saves <- struct{}{}:
 	case <-last.Done(): // the previous save is still running
+		settled = false
 	}
 	close(saves)
 	select {
 	case <-ended:
+		// If this process has saved nothing, the kernel holds what it held before.
+		if settled && p.lastError == "" && (p.lastSections != nil || !p.ahead) {
+			_ = p.options.Disk.Remove(p.options.Path + aheadSuffix) // the kernel may then count as ahead
+		}
 	case <-last.Done():
 		p.log.Warn("Cannot write the last checkpoint in time, the previous one stays",
 			"path", p.options.Path, "within", lastSave)
@@ -242,7 +301,7 @@ func (p *Checkpoint) follow(ctx context.Context, saves chan<- struct{}) {
 			return
 		case <-grace:
 			if p.options.Cache.UseRestored() {
-				p.log.Warn("No server has synced this node yet, programming it from the checkpoint, which may be out of date",
+				p.log.Warn("No server has synced this node yet, using the checkpoint, which may be out of date",
 					"age", time.Since(p.written).Round(time.Second), "written", p.written, "path", p.options.Path)
 			}
 		case <-tick.C:

@@ -499,6 +499,65 @@ func (k *kept) run() (stop func()) {
 	}
 }
 
+// TestKernelAhead asserts that the kernel counts as ahead of a checkpoint if the agent that ran last
+// was killed in the same boot, whatever the disk did. It does not after an end for which the last
+// save holds everything.
+func TestKernelAhead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	settled := make(chan struct{})
+	close(settled)
+	start := func(boot string) (*Checkpoint, *cache.Cache) {
+		c := cache.New()
+		return Open(Options{
+			Path: path, NodeName: "node-1", Cache: c, Boot: boot, Settled: settled, Logger: slog.New(slog.DiscardHandler),
+		}), c
+	}
+	stop := func(k *Checkpoint) {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		k.Run(ctx)
+	}
+	k, c := start("one")
+	require.False(t, k.Ahead(), "there is no checkpoint")
+	fillSmall(t, c)
+	stop(k)
+	k, _ = start("one")
+	require.False(t, k.Ahead(), "the last save held everything")
+	stop(k)
+	k, _ = start("one")
+	require.False(t, k.Ahead(), "the agent was never in sync")
+	k, _ = start("one")
+	require.True(t, k.Ahead(), "the agent was killed")
+	stop(k)
+	k, _ = start("one")
+	require.True(t, k.Ahead(), "nothing was saved since")
+	k, _ = start("two")
+	require.False(t, k.Ahead(), "the machine has booted")
+	k, c = start("two")
+	require.True(t, k.Ahead(), "the agent was killed in this boot, too")
+	inSync := cache.Writer{Cache: c}
+	require.NoError(t, inSync.Welcome(7, 2))
+	require.NoError(t, inSync.InSync([]uint64{3, 4}, model.ResourceVersions{}))
+	require.NoError(t, os.Mkdir(path+newSuffix, 0o700))
+	stop(k)
+	require.NoError(t, os.Remove(path+newSuffix))
+	k, _ = start("two")
+	require.True(t, k.Ahead(), "the last save failed")
+	synctest.Test(t, func(*testing.T) {
+		k, c := start("two")
+		k.options.Settled = make(chan struct{})
+		fillSmall(t, c)
+		stop(k)
+		require.False(t, k.Saved().IsZero())
+	})
+	k, _ = start("two")
+	require.True(t, k.Ahead(), "the kernel was still being programmed")
+	k, _ = start("")
+	require.False(t, k.Ahead(), "nobody knows")
+	require.NoError(t, Remove(path))
+	require.NoFileExists(t, path+aheadSuffix)
+}
+
 func TestStaleAfterGrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	require.NoError(t, os.WriteFile(path, encoded(t, everything(t, small(t).Cache)), 0o600))
@@ -520,7 +579,7 @@ func TestStaleAfterGrace(t *testing.T) {
 		require.True(t, changes.Node)
 		require.Empty(t, changes.Positions, "nothing that no server has confirmed is acked")
 		require.EqualValues(t, 1, k.metric(t, "slicecast_agent_stale"))
-		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has synced this node yet, programming it from the checkpoint"), k.logs)
+		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has synced this node yet, using the checkpoint"), k.logs)
 		require.Contains(t, k.logs.String(), "age=")
 
 		// Another server holds the same state, so no Service is touched and all positions can be

@@ -328,6 +328,32 @@ func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 	return nil
 }
 
+// intact is Intact for one IP family.
+func (f *kernelFamily) intact(ctx context.Context, state view.State) bool {
+	f.setNode(state.Node)
+	held, err := f.tool.saved(ctx, f.allHooks())
+	if err != nil {
+		return false
+	}
+	for _, h := range f.hooks() {
+		if !slices.Contains(held.hooks, h) && !held.mayHave(h) {
+			return false
+		}
+	}
+	x := newTransaction(held.chains)
+	f.fixedChains(x)
+	for t := range x.parts {
+		for chain, wanted := range x.parts[t].written {
+			if found, ok := held.chains[t][chain]; !ok || found.rules == 0 && wanted.rules > 0 {
+				return false
+			}
+		}
+	}
+	// Each frontend with an address is in one of these trees.
+	frontends := held.chains[nat][vipsChain].rules + held.chains[nat][externalChain].rules + held.chains[filter][rejectChain].rules
+	return programmer.HoldsSome(state, f.family, func(view.ServicePortID) bool { return frontends > 0 })
+}
+
 // replace makes the kernel hold exactly the state's Service ports of this family. It returns
 // PortErrors for those that the kernel refuses. Such a Service port stays as the last Replace or
 // Apply programmed it, if one did.

@@ -145,6 +145,18 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
+// Intact implements programmer.Keeper.
+func (p *Programmer) Intact(ctx context.Context, state view.State) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range p.families {
+		if !f.intact(ctx, state) {
+			return false
+		}
+	}
+	return true
+}
+
 // addCounters creates the counters in the kernel, if it has such. A counter that others have
 // removed was not in use.
 func (p *Programmer) addCounters() {

@@ -155,3 +155,29 @@ func (h *inHost) suspiciousIn(t *testing.T) (is bool) {
 	}))
 	return is
 }
+
+// TestIntact asserts what a new programmer finds of an earlier one's rules, with a state that is
+// older than the kernel's.
+func TestIntact(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.set(c.web("web", model.IPv4, 1, 0, 2), c.web("web", model.IPv6, 1, 0, 2))
+		intact := func() (is bool) {
+			next := newInHost(t, c.a.Host, Options{Variant: variant})
+			require.NoError(t, c.a.Do(func() error { is = next.Intact(t.Context(), c.state); return nil }))
+			return is
+		}
+		require.False(t, intact(), "nothing was ever programmed")
+		ip4, ip6 := programName(model.IPv4, variant), programName(model.IPv6, variant)
+		for _, by := range []string{
+			ip4 + " -t nat -F", ip6 + " -F", ip4 + " -t nat -F " + dispatchChain, ip6 + " -t nat -D POSTROUTING -j " + postroutingChain,
+		} {
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web("web", model.IPv4, 1, 1)}}))
+			require.True(t, intact())
+			_, err := c.a.Run(t.Context(), "sh", "-c", by)
+			require.NoError(t, err)
+			require.False(t, intact(), by)
+		}
+	})
+}

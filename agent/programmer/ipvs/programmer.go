@@ -137,6 +137,38 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
+// Intact implements programmer.Keeper. Unlike those of Service ports, rules that depend on the Node
+// have to be those of this state.
+func (p *Programmer) Intact(_ context.Context, state view.State) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if exists, err := p.device.find(); !exists || err != nil || !p.device.isUp() {
+		return false
+	}
+	services, err := p.ipvs.GetServices()
+	if err != nil {
+		return false
+	}
+	for _, f := range p.families {
+		f.layout = newLayout(f.family, state.Node, f.options.MasqueradeMark)
+		held, err := f.read(services)
+		if err != nil || len(held.different) > 0 {
+			return false
+		}
+		for _, number := range held.numbers {
+			if held.services[serviceKey{family: f.family, number: number}] == nil {
+				return false // the table leads to it
+			}
+		}
+		if !programmer.HoldsSome(state, f.family, func(id view.ServicePortID) bool {
+			return slices.ContainsFunc(state.Ports[id].Frontends, func(at view.Frontend) bool { return held.addresses[at.Address] })
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // Apply changes the virtual services and backends of the Service ports that changed. Where packets
 // are led changes in one transaction for each IP family.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {

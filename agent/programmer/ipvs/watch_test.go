@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"iter"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -254,4 +255,37 @@ func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
 		lost(err.Error())
 	}
 	h.Watch(ctx, lost)
+}
+
+// TestIntact asserts what a new programmer finds of an earlier one's rules, with a state that is
+// older than the kernel's.
+func TestIntact(t *testing.T) {
+	c := newCluster(t, Options{})
+	older := view.State{Node: c.state.Node, Ports: map[view.ServicePortID]*view.ServicePort{}}
+	intact := func() (is bool) {
+		next := newInHost(t, c.a.Host, Options{})
+		require.NoError(t, c.a.Do(func() error { is = next.Intact(t.Context(), older); return nil }))
+		return is
+	}
+	require.False(t, intact(), "nothing was ever programmed")
+	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+	maps.Copy(older.Ports, c.state.Ports)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1))
+	require.True(t, intact())
+	const flush = "flush of IPVS"
+	for _, by := range []string{
+		flush, "nft flush table ip " + Table, "nft delete table ip6 " + Table, "ip link del " + Device, "ip link set down " + Device,
+	} {
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		require.True(t, intact())
+		if by == flush {
+			require.NoError(t, c.ipvs.Flush())
+		} else {
+			_, err := c.a.Run(t.Context(), "sh", "-c", by)
+			require.NoError(t, err)
+		}
+		require.False(t, intact(), by)
+	}
 }

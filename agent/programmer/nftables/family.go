@@ -77,6 +77,24 @@ func (f *family) lengths(by map[ref]int) []int {
 	return out
 }
 
+// intact is Intact for one IP family. While another table stands in, the table is not intact.
+func (f *family) intact(state view.State) bool {
+	c, err := f.read()
+	if err != nil || !c.exists || c.foreign || c.standIn {
+		return false
+	}
+	for name, rules := range f.fixedChains(state.Node, false) {
+		if held := c.chains[name]; held == nil || len(held.Rules) == 0 && len(rules) > 0 {
+			return false
+		}
+	}
+	names := map[string]bool{}
+	for _, found := range c.found {
+		names[found.name] = true
+	}
+	return programmer.HoldsSome(state, f.IP, func(id view.ServicePortID) bool { return names[label(id)] })
+}
+
 // replace makes the table hold a state, whatever it holds now.
 func (f *family) replace(ctx context.Context, state view.State) error {
 	f.known = false

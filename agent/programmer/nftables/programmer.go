@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -142,6 +143,11 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	p.routeLocalnet(state.Node)
 	return errors.Join(errs...)
+}
+
+// Intact implements programmer.Keeper.
+func (p *Programmer) Intact(_ context.Context, state view.State) bool {
+	return !slices.ContainsFunc(p.families, func(f *family) bool { return !f.intact(state) })
 }
 
 // Apply changes the elements that differ, in one transaction for each IP family.

@@ -4,11 +4,15 @@ package nftables
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // TestChangesBeforeWatch asserts that Watch reports changes by others however soon they come after
@@ -73,4 +77,31 @@ func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// TestIntact asserts what a new programmer finds of an earlier one's table, with a state that is
+// older than the kernel's.
+func TestIntact(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.set(c.web(model.IPv4, 1, 0, 2), c.web(model.IPv6, 1, 0, 2))
+	older := view.State{Node: c.state.Node, Ports: maps.Clone(c.state.Ports)}
+	intact := func() (is bool) {
+		c.restart()
+		require.NoError(t, c.a.Do(func() error { is = c.inHost.Intact(t.Context(), older); return nil }))
+		return is
+	}
+	require.False(t, intact(), "nothing was ever programmed")
+	c.replace(t)
+	c.apply(t, c.web(model.IPv4, 1, 1))
+	require.True(t, intact())
+	for _, by := range []string{
+		"flush ruleset", "flush table ip " + Table, "delete table ip6 " + Table, "flush map ip " + Table + " " + frontends.String(),
+		"flush chain ip " + Table + " " + servicesChain,
+	} {
+		c.replace(t)
+		require.True(t, intact())
+		c.nft(t, by)
+		require.False(t, intact(), by)
+	}
 }

@@ -208,6 +208,12 @@ func (p *Programmer) clean(ctx context.Context) {
 	p.others = left
 }
 
+// Intact calls the programmer's Intact, if it has one.
+func (p *Programmer) Intact(ctx context.Context, state view.State) bool {
+	k, ok := p.Monitor.(programmer.Keeper)
+	return ok && k.Intact(ctx, state)
+}
+
 // Watch calls the programmer's Watch. Beside it, it removes what the others left, if that failed
 // before or was too early.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
