@@ -130,7 +130,7 @@ type agent struct {
 	health     *health.Server
 	warnings   *warnings.Warnings
 	displaced  *prometheus.CounterVec // of the ports for health checks and metrics
-	services   *services
+	services   *daemon.Services
 }
 
 // newAgent connects the parts of an agent. Nothing runs yet. If ctx ends before a programmer is

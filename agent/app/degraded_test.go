@@ -14,18 +14,20 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
@@ -251,9 +253,10 @@ func TestNothingButProgrammingKeepsANodeFromBeingProgrammed(t *testing.T) {
 func TestWhatIsNotServedIsAWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &logtest.Buffer{}
+		registry := daemon.NewRegistry()
 		a := &agent{
 			options: &Options{Programmer: programmerPrinter}, programmer: &chosen{Programmer: printer.New(log)},
-			cache: client.NewCache(), services: newServices(slog.New(slog.NewTextHandler(log, nil)), nil),
+			cache: client.NewCache(), services: newServices(slog.New(slog.NewTextHandler(log, nil)), registry),
 		}
 		check := a.check(view.Options{})
 		const kind = pb.NodeWarning_NODE_WARNING_NOT_SERVED
@@ -263,7 +266,7 @@ func TestWhatIsNotServedIsAWarning(t *testing.T) {
 		var why atomic.Pointer[error] // why the socket cannot be opened
 		why.Store(&taken)
 		open := make(chan error, 1)
-		go a.services.serve(ctx, "status-socket", func() (net.Listener, error) { return nil, *why.Load() }, func(ctx context.Context, _ net.Listener) error {
+		go a.services.Serve(ctx, "status-socket", func() (net.Listener, error) { return nil, *why.Load() }, func(ctx context.Context, _ net.Listener) error {
 			select {
 			case <-ctx.Done():
 				return nil
@@ -273,8 +276,10 @@ func TestWhatIsNotServedIsAWarning(t *testing.T) {
 		})
 		<-time.After(time.Minute)
 		require.Equal(t, map[pb.NodeWarning]string{kind: taken.Error()}, check(t.Context()))
-		attempts := testutil.ToFloat64(a.services.failures.WithLabelValues("status-socket"))
-		require.InDelta(t, 9, attempts, 1, "after 1, 3, 7, 15, 25 ... 55 s")
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		at := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "slicecast_agent_serve_errors_total" })
+		require.InDelta(t, 9, families[at].GetMetric()[0].GetCounter().GetValue(), 1, "after 1, 3, 7, 15, 25 ... 55 s")
 		require.Equal(t, 1, log.Count("level=WARN", "it is taken"))
 		why.Store(new(error))
 		<-time.After(time.Minute)

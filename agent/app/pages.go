@@ -60,7 +60,7 @@ func (a *agent) serveMetrics(ctx context.Context) {
 	var config *tls.Config
 	var verify func([]*x509.Certificate) error
 	var handler *http.ServeMux
-	a.services.serve(ctx, flag, func() (_ net.Listener, err error) {
+	a.services.Serve(ctx, flag, func() (_ net.Listener, err error) {
 		if config == nil {
 			if config, verify, err = o.metricsTLS(a.logger); err != nil {
 				return nil, err

@@ -3,10 +3,12 @@ package app
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,6 +28,11 @@ import (
 // make the agent listen there.
 const defaultStatusSocket = "/run/slicecast/agent.sock"
 
+func newServices(logger *slog.Logger, registerer prometheus.Registerer) *daemon.Services {
+	return daemon.NewServices("agent", "metrics over TLS or the status, by flag: secure-metrics-bind-address or status-socket.",
+		logger, registerer)
+}
+
 // serveStatus answers the status command until ctx ends, if --status-socket is set.
 func (a *agent) serveStatus(ctx context.Context) {
 	const flag = "status-socket"
@@ -39,7 +46,7 @@ func (a *agent) serveStatus(ctx context.Context) {
 		Source: o.Source, Client: servers, Checkpoint: a.checkpoint, Cache: a.cache, Reconciler: a.reconciler,
 		Warnings: a.warnings,
 	})
-	a.services.serve(ctx, flag, func() (net.Listener, error) {
+	a.services.Serve(ctx, flag, func() (net.Listener, error) {
 		l, err := daemon.ListenSocket(o.StatusSocket)
 		if err != nil {
 			return nil, fmt.Errorf("--%s: %w", flag, err)

@@ -42,7 +42,7 @@ func (a *agent) check(options view.Options) func(context.Context) map[pb.NodeWar
 		if shadow, ok := a.programmer.Programmer.(*verify.Shadow); ok && shadow.Reason() != "" {
 			out[pb.NodeWarning_NODE_WARNING_KERNEL_DIFFERS] = shadow.Reason()
 		}
-		if problem := a.services.problem(); problem != "" {
+		if problem := a.services.Problem(); problem != "" {
 			out[pb.NodeWarning_NODE_WARNING_NOT_SERVED] = problem
 		}
 		if expected {

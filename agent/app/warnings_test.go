@@ -79,7 +79,7 @@ func TestEndpointsOfTenants(t *testing.T) {
 	require.NoError(t, err)
 	w.SetNode(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	require.NoError(t, w.InSync([]uint64{1}, model.ResourceVersions{}))
-	a := &agent{options: &Options{NodeName: "node-1", BesideKubeProxy: true}, cache: w.Cache, logger: slog.New(slog.DiscardHandler), services: &services{}}
+	a := &agent{options: &Options{NodeName: "node-1", BesideKubeProxy: true}, cache: w.Cache, logger: slog.New(slog.DiscardHandler), services: newServices(slog.New(slog.DiscardHandler), nil)}
 	a.programmer = &chosen{name: programmerPrinter}
 	o := view.Options{DetectLocal: view.ByClusterCIDR, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	require.NotContains(t, a.check(o)(t.Context()), pb.NodeWarning_NODE_WARNING_POD_RANGE_IPV4)

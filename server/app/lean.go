@@ -33,7 +33,7 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		NodeAddress: s.store.HasNodeAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, admit(authentication.Credentials, caller)))
-	s.parts = append(s.parts, part{"TLS", l, func(context.Context) error { return s.mux.Serve() }})
+	s.parts = append(s.parts, part{name: "TLS", listener: l, serve: func(context.Context, net.Listener) error { return s.mux.Serve() }})
 	return l.Addr()
 }
 

@@ -48,6 +48,7 @@ type Server struct {
 	health *health.Server
 
 	parts       []part // what Run serves
+	services    *daemon.Services
 	grpcServers []*grpc.Server
 	mux         *h2.Mux            // nil without TLS
 	lean        *h2.Server         // serves agents behind mux; nil without TLS
@@ -60,12 +61,17 @@ type Server struct {
 
 // part is a listener, with the function that serves on it until ctx ends.
 type part struct {
-	name     string
+	name string
+	// listener is nil if it could not be opened yet.
 	listener net.Listener
-	serve    func(ctx context.Context) error
+	serve    func(ctx context.Context, l net.Listener) error
+	// open opens the listener, which flag is about. It is nil for the one that serves nodes, without
+	// which a server is of no use. What the others lack does not keep nodes from being served.
+	flag string
+	open func() (net.Listener, error)
 }
 
-// Addresses has the addresses on which a server listens; nil where it does not.
+// Addresses has the addresses on which a server listens; nil where it does not, or not yet.
 type Addresses struct {
 	GRPC, Healthz, Metrics, DebugSocket net.Addr
 }
@@ -76,7 +82,9 @@ func New(c Config) (_ *Server, err error) {
 	defer func() {
 		if err != nil {
 			for _, p := range s.parts {
-				_ = p.listener.Close() // the first error says more
+				if p.listener != nil {
+					_ = p.listener.Close() // the first error says more
+				}
 			}
 		}
 	}()
@@ -167,21 +175,23 @@ func (s *Server) listen(authentication *auth.Auth) error {
 		l = port("plaintext", bounded.Plaintext).Listener(l)
 		s.addresses.GRPC = s.addGRPC("gRPC", l, s.newGRPC(nil, authentication, auth.Operator("anybody")))
 	}
+	s.services = daemon.NewServices("server", "something else than nodes, by flag: debug-socket, healthz-bind-address or "+
+		"metrics-bind-address.", c.Logger, c.Registry)
 	if c.DebugSocket != "" {
-		l, err := daemon.ListenSocket(c.DebugSocket)
-		if err != nil {
-			return fmt.Errorf("--debug-socket: %w", err)
-		}
-		s.addresses.DebugSocket = s.addGRPC("debug socket", l, s.newGRPC(nil, authentication, auth.Operator("debug socket")))
+		serve := s.serveGRPC(s.newGRPC(nil, authentication, auth.Operator("debug socket")))
+		s.addresses.DebugSocket = s.addBeside("debug socket", "debug-socket", serve, func() (net.Listener, error) {
+			l, err := daemon.ListenSocket(c.DebugSocket)
+			if err != nil {
+				return nil, fmt.Errorf("--debug-socket: %w", err)
+			}
+			return l, nil
+		})
 	}
-	s.addresses.Healthz, err = s.addHTTP("health checks", "healthz-bind-address", c.HealthzBindAddress,
+	s.addresses.Healthz = s.addHTTP("health checks", "healthz-bind-address", c.HealthzBindAddress,
 		port("health", bounded.Health), nil, daemon.HealthHandler(s.ready))
-	if err != nil {
-		return err
-	}
-	s.addresses.Metrics, err = s.addHTTP("metrics", "metrics-bind-address", c.MetricsBindAddress,
+	s.addresses.Metrics = s.addHTTP("metrics", "metrics-bind-address", c.MetricsBindAddress,
 		port("metrics", bounded.Metrics), metricsTLS, s.pages(guard))
-	return err
+	return nil
 }
 
 // pages returns the handler of the port of metrics. guard refuses those who may not see a page.
@@ -267,30 +277,47 @@ func registerExpiry(r prometheus.Registerer, follower *tlsfiles.Follower) {
 
 // addGRPC adds a gRPC server on a listener, whose address it returns.
 func (s *Server) addGRPC(name string, l net.Listener, server *grpc.Server) net.Addr {
+	s.parts = append(s.parts, part{name: name, listener: l, serve: s.serveGRPC(server)})
+	return l.Addr()
+}
+
+// serveGRPC returns the function of a part that is a gRPC server.
+func (s *Server) serveGRPC(server *grpc.Server) func(context.Context, net.Listener) error {
 	s.grpcServers = append(s.grpcServers, server)
-	s.parts = append(s.parts, part{name, l, func(context.Context) error {
+	return func(_ context.Context, l net.Listener) error {
 		if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return err
 		}
 		return nil
-	}})
-	return l.Addr()
+	}
 }
 
 // addHTTP adds an HTTP server on an address, the value of a flag, and returns the bound address. If
 // the address is empty, it adds and returns nothing.
 func (s *Server) addHTTP(
 	name, flag, address string, port *bounded.Port, config *tls.Config, handler http.Handler,
-) (net.Addr, error) {
+) net.Addr {
 	if address == "" {
-		return nil, nil
+		return nil
 	}
-	l, err := daemon.Listen(flag, address)
+	return s.addBeside(name, flag, func(ctx context.Context, l net.Listener) error {
+		return port.Serve(ctx, l, config, handler)
+	}, func() (net.Listener, error) { return daemon.Listen(flag, address) })
+}
+
+// addBeside adds a part that may fail. It returns the bound address, or nil if it cannot be bound
+// yet: Run tries again, and reports why.
+func (s *Server) addBeside(
+	name, flag string, serve func(context.Context, net.Listener) error, open func() (net.Listener, error),
+) net.Addr {
+	p := part{name: name, serve: serve, flag: flag, open: open}
+	defer func() { s.parts = append(s.parts, p) }()
+	l, err := open()
 	if err != nil {
-		return nil, err
+		return nil
 	}
-	s.parts = append(s.parts, part{name, l, func(ctx context.Context) error { return port.Serve(ctx, l, config, handler) }})
-	return l.Addr(), nil
+	p.listener = l
+	return l.Addr()
 }
 
 // Addresses returns the addresses on which the server listens.
@@ -322,8 +349,22 @@ func (s *Server) Run(ctx context.Context) error {
 		log.Warn("Serving without TLS: anyone who can reach the server can read all Services and act as any node")
 	}
 	for _, p := range s.parts {
-		log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
-		start(p.name, func() error { return p.serve(running) })
+		if p.listener != nil {
+			log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
+		}
+		start(p.name, func() error {
+			if p.open == nil {
+				return p.serve(running, p.listener)
+			}
+			s.services.Serve(running, p.flag, func() (net.Listener, error) {
+				if l := p.listener; l != nil {
+					p.listener = nil
+					return l, nil
+				}
+				return p.open()
+			}, p.serve)
+			return nil
+		})
 	}
 	if s.config.Events != nil {
 		start("events", func() error { s.config.Events.Run(running); return nil })

@@ -33,6 +33,7 @@ import (
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/logtest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -479,4 +480,36 @@ func TestErrorForAnAddressInUseNamesTheFlag(t *testing.T) {
 		require.ErrorContains(t, err, flag+": ")
 		require.NoFileExists(t, c.DebugSocket)
 	}
+}
+
+// TestOnlyTheStreamsPortIsNeeded asserts that a server whose other ports are taken serves nodes,
+// counts and logs what it cannot serve, and serves it once the ports are free.
+func TestOnlyTheStreamsPortIsNeeded(t *testing.T) {
+	c := testConfig(t)
+	log := &logtest.Buffer{}
+	c.Logger = slog.New(slog.NewTextHandler(log, nil))
+	var taken []net.Listener
+	for _, address := range []*string{&c.HealthzBindAddress, &c.MetricsBindAddress} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		*address = l.Addr().String()
+		taken = append(taken, l)
+	}
+	require.NoError(t, os.Mkdir(c.DebugSocket, 0o700))
+	r := start(t, c)
+	require.Equal(t, Addresses{GRPC: r.Addresses().GRPC}, r.Addresses())
+	close(r.source.synced)
+	require.Eventually(t, func() bool { return r.ready() == nil }, deadline, time.Millisecond)
+	_, err := hello(t, dial(t, r.Addresses().GRPC.String(), nil), "a")
+	require.NoError(t, err)
+	for _, flag := range []string{"healthz-bind-address", "metrics-bind-address", "debug-socket"} {
+		require.Eventually(t, func() bool { return log.Count("level=WARN", "Cannot serve", "flag=--"+flag) == 1 }, deadline, time.Millisecond)
+	}
+	for _, l := range taken {
+		require.NoError(t, l.Close())
+	}
+	require.NoError(t, os.Remove(c.DebugSocket))
+	require.Eventually(t, func() bool { return log.Count("level=INFO", "Serving again") == 3 }, deadline, time.Millisecond)
+	require.Equal(t, "200 ok", get(t, nil, "http://"+c.HealthzBindAddress+"/readyz"))
+	require.Contains(t, get(t, nil, "http://"+c.MetricsBindAddress+"/metrics"), `slicecast_server_serve_errors_total{flag="debug-socket"} `)
 }

@@ -1,4 +1,4 @@
-package app
+package daemon
 
 import (
 	"context"
@@ -12,16 +12,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-
-	"github.com/slicecast/slicecast/internal/daemon"
 )
 
 // serveRetry is the first back-off before a failed attempt to serve is repeated.
 const serveRetry = time.Second
 
-// services are what the agent serves beside programming the kernel. Nothing that fails there ends
-// the agent. It is logged, counted, and a warning of the node until it works.
-type services struct {
+// Services are what a program serves beside what it is for. Nothing that fails there ends the
+// program. It is logged and counted until it works.
+type Services struct {
 	logger   *slog.Logger
 	failures *prometheus.CounterVec
 
@@ -29,21 +27,22 @@ type services struct {
 	failed map[string]error // the last error of each flag whose service does not work
 }
 
-func newServices(logger *slog.Logger, registerer prometheus.Registerer) *services {
-	return &services{logger: logger, failed: make(map[string]error), failures: promauto.With(registerer).NewCounterVec(
+// NewServices returns the services of a program: agent or server. help ends the description of the
+// metric of failures, and lists the flags.
+func NewServices(program, help string, logger *slog.Logger, registerer prometheus.Registerer) *Services {
+	return &Services{logger: logger, failed: make(map[string]error), failures: promauto.With(registerer).NewCounterVec(
 		prometheus.CounterOpts{
-			Namespace: "slicecast", Subsystem: "agent", Name: "serve_errors_total",
-			Help: "Number of failed attempts to serve metrics over TLS or the status, by flag: " +
-				"secure-metrics-bind-address or status-socket.",
+			Namespace: "slicecast", Subsystem: program, Name: "serve_errors_total",
+			Help: "Number of failed attempts to serve " + help,
 		}, []string{"flag"})}
 }
 
-// serve serves on the listener that open opens, until ctx ends.
-func (s *services) serve(
+// Serve serves on the listener that open opens, until ctx ends. flag is where it listens.
+func (s *Services) Serve(
 	ctx context.Context, flag string, open func() (net.Listener, error), serve func(context.Context, net.Listener) error,
 ) {
 	failures := s.failures.WithLabelValues(flag)
-	daemon.ServeAgain(ctx, serveRetry, open, serve, func(err error) {
+	ServeAgain(ctx, serveRetry, open, serve, func(err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		before := s.failed[flag]
@@ -56,14 +55,14 @@ func (s *services) serve(
 		}
 		failures.Inc()
 		if before == nil || before.Error() != err.Error() {
-			s.logger.Warn("Cannot serve, trying again; the node is programmed all the same", "flag", "--"+flag, "err", err)
+			s.logger.Warn("Cannot serve, trying again; everything else works all the same", "flag", "--"+flag, "err", err)
 		}
 		s.failed[flag] = err
 	})
 }
 
-// problem says what does not work. It is empty if everything does.
-func (s *services) problem() string {
+// Problem says what does not work. It is empty if everything does.
+func (s *Services) Problem() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []string
