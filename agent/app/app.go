@@ -107,7 +107,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	a, err := newAgent(ctx, &o, logger, out)
 	switch {
-	case ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil:
 		return nil // stopped before it has begun
 	case err != nil:
 		return o.file.Named(err)

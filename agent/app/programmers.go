@@ -161,7 +161,7 @@ func choose(
 	var missing []error
 	for _, name := range names {
 		p, err := newProgrammer(name)
-		if ctx.Err() != nil {
+		if err != nil && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		if err != nil {
