@@ -38,9 +38,22 @@ type Route struct {
 	Hops []int
 	// Gateway is that of the route's IP family. It may be invalid. Via means that there is one of the
 	// other family.
-	Gateway               netip.Addr
-	Via                   bool
-	Table, Protocol, Type byte
+	Gateway        netip.Addr
+	Via            bool
+	Table          uint32
+	Protocol, Type byte
+}
+
+// Rule is a rule of the routing policy: which packets are routed by which table. It has those of
+// its attributes that callers need.
+type Rule struct {
+	Priority, Mark, Mask, Table uint32
+	// Goto is the priority of the rule with which an action FR_ACT_GOTO goes on.
+	Goto   uint32
+	Action byte // unix.FR_ACT_*
+	// Incoming is the name of the interface over which the packets come. Packets that the node itself
+	// sends count as coming over lo.
+	Incoming string
 }
 
 // Addresses returns the addresses that interfaces have, in the network namespace of the calling
@@ -72,7 +85,12 @@ func (s *Socket) Addresses(domain byte) ([]Address, error) {
 
 // Routes returns the routes of an IP family.
 func (s *Socket) Routes(family model.Family) ([]Route, error) {
-	return list(s, unix.RTM_GETROUTE, Domain(family), unix.SizeofRtMsg, routeOf)
+	return list(s, unix.RTM_GETROUTE, Domain(family), unix.SizeofRtMsg, RouteOf)
+}
+
+// Rules returns the rules of an IP family's routing policy.
+func (s *Socket) Rules(family model.Family) ([]Rule, error) {
+	return list(s, unix.RTM_GETRULE, Domain(family), unix.SizeofRtMsg, RuleOf)
 }
 
 // list returns all objects of a domain that parse accepts. header is the length of the protocol's
@@ -133,17 +151,40 @@ func linkOf(m Message) (l Link, ok bool) {
 	return l, true
 }
 
-func routeOf(m Message) (r Route, ok bool) {
+// RuleOf parses a message about a rule of the routing policy.
+func RuleOf(m Message) (r Rule, ok bool) {
 	if len(m.Body) < unix.SizeofRtMsg {
 		return r, false
 	}
-	r.Table, r.Protocol, r.Type = m.Body[4], m.Body[5], m.Body[7]
+	r.Action = m.Body[7]
+	numbers := map[uint16]*uint32{
+		unix.FRA_PRIORITY: &r.Priority, unix.FRA_FWMARK: &r.Mark, unix.FRA_FWMASK: &r.Mask, unix.FRA_TABLE: &r.Table, unix.FRA_GOTO: &r.Goto,
+	}
+	for kind, value := range Attributes(m.Attributes(unix.SizeofRtMsg)) {
+		if number := numbers[kind]; number != nil {
+			*number = Uint32(value)
+		}
+		if kind == unix.FRA_IIFNAME {
+			r.Incoming = Text(value)
+		}
+	}
+	return r, true
+}
+
+// RouteOf parses a message about a route.
+func RouteOf(m Message) (r Route, ok bool) {
+	if len(m.Body) < unix.SizeofRtMsg {
+		return r, false
+	}
+	r.Table, r.Protocol, r.Type = uint32(m.Body[4]), m.Body[5], m.Body[7]
 	for kind, value := range Attributes(m.Attributes(unix.SizeofRtMsg)) {
 		switch kind {
 		case unix.RTA_DST:
 			if a, ok := netip.AddrFromSlice(value); ok {
 				r.Destination = netip.PrefixFrom(a, int(m.Body[1]))
 			}
+		case unix.RTA_TABLE:
+			r.Table = Uint32(value)
 		case unix.RTA_PREFSRC:
 			r.Source, _ = netip.AddrFromSlice(value)
 		case unix.RTA_OIF:

@@ -5,8 +5,10 @@ package netlink
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -84,6 +86,33 @@ func TestLists(t *testing.T) {
 		Destination: netip.MustParsePrefix("2001:db8:1::/48"), Link: index,
 		Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC, Type: unix.RTN_UNICAST,
 	})
+}
+
+// TestRules asserts that rules of the routing policy are read with all of their fields, and that
+// routes of tables with large numbers are.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	s := open(t, host, unix.NETLINK_ROUTE)
+	for family, option := range map[model.Family]string{model.IPv4: "-4", model.IPv6: "-6"} {
+		for _, command := range []string{
+			"rule add pref 9 nop", "rule add pref 7 iif lo fwmark 0x12000000 goto 9", "rule add pref 8 fwmark 0x12000000/0xff000000 lookup 70000",
+			"route add local default dev lo table 70000 proto 92",
+		} {
+			_, err := host.Run(t.Context(), "ip", append([]string{option}, strings.Fields(command)...)...)
+			require.NoError(t, err)
+		}
+		rules, err := s.Rules(family)
+		require.NoError(t, err)
+		require.Subset(t, rules, []Rule{
+			{Priority: 7, Mark: 0x12 << 24, Mask: math.MaxUint32, Incoming: "lo", Action: unix.FR_ACT_GOTO, Goto: 9},
+			{Priority: 8, Mark: 0x12 << 24, Mask: 0xff << 24, Action: unix.FR_ACT_TO_TBL, Table: 70000},
+			{Priority: 9, Action: unix.FR_ACT_NOP},
+		})
+		routes, err := s.Routes(family)
+		require.NoError(t, err)
+		require.Contains(t, routes, Route{Link: 1, Table: 70000, Protocol: 92, Type: unix.RTN_LOCAL})
+	}
 }
 
 // TestAddressesAreReadOnce asserts that all addresses are read by one request, however many
