@@ -139,9 +139,14 @@ func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
 
 // freeBind lets a socket listen on an address that the node does not have, and may never have. A
 // load balancer's address often becomes the node's by a route, which nobody reports as an address.
+// With IPVS, rules deliver what comes to the address, and replies need IP_TRANSPARENT. An agent
+// that may not set it has no such rules.
 func freeBind(_, _ string, socket syscall.RawConn) error {
 	var err error
-	control := socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+	control := socket.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	})
 	return errors.Join(control, err)
 }
 

@@ -246,6 +246,11 @@ func CtHas(key expr.CtKey, some uint32) []expr.Any {
 	return append([]expr.Any{&expr.Ct{Key: key, Register: register(0)}}, hasAny(some)...)
 }
 
+// IsReply matches if the packet is a reply on its connection.
+func IsReply() []expr.Any {
+	return append([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register(0)}}, Compare(expr.CmpOpEq, []byte{1})...)
+}
+
 // Bits of include/uapi/linux/netfilter/nf_conntrack_common.h, as nft's "ct state" and "ct status"
 // use them.
 const (

@@ -365,6 +365,13 @@ func (t *table) ct(a *attributes) (step, string, error) {
 			}
 			return 0
 		}, ctStatusWord
+	case unix.NFT_CT_DIRECTION:
+		value, text = func(x *run, _ *state) uint32 {
+			if x.answers {
+				return 1
+			}
+			return 0
+		}, "ct direction"
 	case unix.NFT_CT_MARK:
 		value, text = func(_ *run, s *state) uint32 { return s.ctMark }, ctMarkWord
 	default:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -51,10 +52,49 @@ func ReadFacts() (Facts, error) {
 			f.Addresses = append(f.Addresses, address)
 		}
 	}
+	if f.IPVS {
+		if err := f.readDelivered(); err != nil {
+			return f, err
+		}
+	}
 	f.readForwarding(links)
 	slices.SortFunc(f.Addresses, netip.Addr.Compare)
 	f.Addresses = slices.Compact(f.Addresses)
 	return f, nil
+}
+
+// readDelivered reads which marks the routing policy looks up in a table that delivers everything
+// to the node. It leaves out rules that compare only a part of the mark, or that are for one
+// interface.
+func (f *Facts) readDelivered() error {
+	s, err := anetlink.Open(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	f.Delivered = map[model.Family][]uint32{}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if !Has(family) {
+			continue
+		}
+		rules, err := s.Rules(family)
+		if err != nil {
+			return fmt.Errorf("read the rules of the %v routing policy: %w", family, err)
+		}
+		routes, err := s.Routes(family)
+		if err != nil {
+			return fmt.Errorf("read the %v routes: %w", family, err)
+		}
+		for _, r := range rules {
+			delivers := func(to anetlink.Route) bool {
+				return to.Table == r.Table && to.Type == unix.RTN_LOCAL && !to.Destination.IsValid()
+			}
+			if r.Action == unix.FR_ACT_TO_TBL && r.Mask == math.MaxUint32 && r.Incoming == "" && slices.ContainsFunc(routes, delivers) {
+				f.Delivered[family] = append(f.Delivered[family], r.Mark)
+			}
+		}
+	}
+	return nil
 }
 
 // readForwarding reads which interfaces do not forward what arrives over them. IPv4 has a setting

@@ -1,11 +1,12 @@
-// This test proves, with real packets, which settings of the kernel count as keeping it from
-// forwarding.
+// These tests prove which settings of a real kernel count as keeping it from forwarding packets,
+// and as delivering them to the node.
 package trace_test
 
 import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,39 @@ import (
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
+
+// TestDelivered asserts that marks count as delivered if the whole mark leads to a route that
+// delivers everything.
+func TestDelivered(t *testing.T) {
+	t.Parallel()
+	node := testenv.NewNetwork(t).AddNode("a")
+	run := func(command string) {
+		_, err := node.Run(t.Context(), "ip", strings.Fields(command)...)
+		require.NoError(t, err)
+	}
+	delivered := func() (marks map[model.Family][]uint32) {
+		require.NoError(t, node.Do(func() error {
+			facts, err := trace.ReadFacts()
+			marks = facts.Delivered
+			return err
+		}))
+		return marks
+	}
+	run("link add slicecast-ipvs0 type veth peer name peer")
+	for _, family := range []string{"-4", "-6"} {
+		run(family + " rule add fwmark 7 lookup 700")
+		run(family + " rule add fwmark 8/0xff lookup 700")
+		run(family + " rule add fwmark 9 iif lo lookup 700")
+		run(family + " rule add fwmark 10 lookup main")
+	}
+	require.Empty(t, delivered())
+	run("-4 route add local default dev lo table 700")
+	require.Equal(t, map[model.Family][]uint32{model.IPv4: {7}}, delivered())
+	run("-6 route add local default dev lo table 700")
+	require.Equal(t, map[model.Family][]uint32{model.IPv4: {7}, model.IPv6: {7}}, delivered())
+	run("link del slicecast-ipvs0")
+	require.Empty(t, delivered(), "no rule of IPVS uses them")
+}
 
 func TestForwarding(t *testing.T) {
 	t.Parallel()

@@ -217,6 +217,9 @@ type Facts struct {
 	Addresses []netip.Addr
 	// IPVS means that a proxy serves Services with IPVS, and KubeProxyIPVS that kube-proxy does.
 	IPVS, KubeProxyIPVS bool
+	// Delivered are the marks of packets that the routing policy delivers to the node, whatever their
+	// address, by IP family.
+	Delivered map[model.Family][]uint32
 	// Services are the addresses on the devices that only have addresses of Services.
 	Services []netip.Addr
 	// NotForwarding are the settings by which the kernel forwards nothing, by IP family.
@@ -476,7 +479,10 @@ func (r *Rules) trace(p Packet, order []*base, bridged bool) ([]Outcome, error) 
 	}
 	// What is translated counts as forwarded. Whether the backend is in the node's own network
 	// makes no difference to what proxies do. It makes one to firewalls.
-	input := func(s state) bool { return (!s.translated || p.Firewalls) && r.facts.local(s.to.Addr()) }
+	input := func(s state) bool {
+		delivered := !s.translated && slices.Contains(r.facts.Delivered[r.Family], s.mark)
+		return delivered || (!s.translated || p.Firewalls) && r.facts.local(s.to.Addr())
+	}
 	if !x.sent {
 		in = x.hook(unix.NF_INET_PRE_ROUTING, in)
 		own, forward := divide(in, input)

@@ -50,6 +50,9 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if f.undelivered != nil && len(f.ports) > 0 {
+		return f.undelivered
+	}
 	start := time.Now()
 	x.after = append(x.after, x.last...)
 	commands := len(x.before) + len(x.after)

@@ -19,14 +19,15 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Device is the name of the dummy device that has the addresses of Services. It makes them the
+// Device is the name of the dummy device that has the cluster IPs of Services. It makes them the
 // node's own, because IPVS sees only packets for the node.
 const Device = nodeport.IPVSDevice
 
-// KubeProxyDevice is the name of kube-proxy's device for the same purpose.
+// KubeProxyDevice is the name of kube-proxy's device for the same purpose. It has external
+// addresses as well.
 const KubeProxyDevice = nodeport.KubeProxyIPVSDevice
 
-// device is the dummy device with the addresses of Services, and the sockets to reach it. link is
+// device is the dummy device with the cluster IPs of Services, and the sockets to reach it. link is
 // nil before find or ensure has found it.
 type device struct {
 	links *vnetlink.Handle
@@ -50,7 +51,7 @@ func openDevice() (*device, error) {
 		return nil, fmt.Errorf("open a netlink socket for addresses: %w", err)
 	}
 	return &device{links: links, addresses: addresses, watcher: netlink.NewWatcher(unix.NETLINK_ROUTE, addresses.Port,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)}, nil
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)}, nil
 }
 
 func (d *device) close() {
@@ -176,9 +177,8 @@ func hasNodePorts(node view.Node, a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.ContainsFunc(node.NodePorts, contains)
 }
 
-// nodesOwn reports whether an address is on another interface, for example a node's address that a
-// Service has as an external IP. Such an address does not belong to a Service alone, so its other
-// ports are left alone.
+// nodesOwn reports whether an address is on another interface, for example on that of NodeLocal
+// DNSCache. Such an address does not belong to a Service alone, so its other ports are left alone.
 func (d *device) nodesOwn(a netip.Addr) bool {
 	index := d.local(a)
 	return index != 0 && index != d.index() && index != d.kubeProxys()

@@ -5,10 +5,14 @@
 //
 // # The path of a packet
 //
-// All addresses of Services are on a dummy device, except those that other interfaces of the node
-// have. So the kernel treats packets to them as packets to the node, and IPVS sees them. Just
-// before IPVS does, a map of the table gives the packet a mark. The mark depends on the packet's
-// address, protocol and port, and on where the packet comes from: pods, this node or others.
+// IPVS sees packets to the node, and packets that the node sends. Cluster IPs are on a dummy
+// device, except those that other interfaces of the node have, so packets to them are packets to
+// the node. External addresses may be other machines'. Only packets to a Service's port there are
+// delivered to the node: the table marks them, and the routing policy looks at the mark.
+//
+// Just before IPVS sees the packet, a map of the table gives it another mark. The mark depends on
+// the packet's address, protocol and port, and on where the packet comes from: pods, this node or
+// others.
 //
 // Each of a Service port's two sets of backends is a virtual service of IPVS for a mark. So one
 // virtual service serves cluster IPs, load balancers' addresses and NodePorts alike, on all

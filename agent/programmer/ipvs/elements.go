@@ -161,13 +161,13 @@ func own(to elements, port *view.ServicePort, numbers ids, withPods bool) {
 	}
 }
 
-// shared adds by to the count of each element that other Service ports may have as well: addresses,
-// the port for health checks of a load balancer's addresses, and local backends' hairpins.
-// Addresses of nodes are left out, because the node would be cut off from other nodes whose
-// addresses it took. What it sends there itself passes IPVS in any case.
+// shared adds by to the count of each element that other Service ports may have as well: cluster
+// IPs, the port for health checks of a load balancer's addresses, and local backends' hairpins.
+// Only cluster IPs belong to Services alone. An external address may be another machine's, from
+// which the node would be cut off if it took the address.
 func shared(counts map[elementKey]int, port *view.ServicePort, by int) {
 	for _, f := range port.Frontends {
-		if f.Kind != view.NodePort && !f.OfNodes {
+		if f.Kind == view.ClusterIP {
 			counts[elementKey{setAddresses, addressKey(f.Address)}] += by
 		}
 		if f.Kind == view.LoadBalancer && port.HealthCheckPort != 0 {

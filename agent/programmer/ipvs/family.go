@@ -23,7 +23,9 @@ type family struct {
 	layout *layout
 	record
 	draining drains
-	looked   []heldBackend // reused by holds
+	// undelivered says why packets with markDeliver are not delivered. nil means that they are.
+	undelivered error
+	looked      []heldBackend // reused by holds
 }
 
 // record is what this process knows of one IP family in the kernel.
@@ -143,6 +145,7 @@ func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.
 	if err := f.device.restoreSources(f.family); err != nil {
 		return err
 	}
+	f.undelivered = f.device.deliver(f.family)
 	x, _, err := f.plan(state, all)
 	if err != nil {
 		return err

@@ -86,8 +86,7 @@ func (m *machine) close() {
 // probe asks the kernel for one thing that this package needs.
 type probe struct {
 	what string
-	// module is the kernel module that provides it. Empty means that the kernel loads the module by
-	// itself.
+	// module is the kernel module that provides it. Empty means that no module does.
 	module string
 	ask    func() error
 }
@@ -98,10 +97,14 @@ func find(probes []probe, load func(module string) error) error {
 	var missing []error
 	for _, probe := range probes {
 		err := probe.ask()
-		if err != nil && load(probe.module) == nil {
+		if err != nil && probe.module != "" && load(probe.module) == nil {
 			err = probe.ask()
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case probe.module == "":
+			missing = append(missing, fmt.Errorf("this node has no %s: %w", probe.what, err))
+		default:
 			missing = append(missing, fmt.Errorf("this node has no %s (kernel module %s): %w", probe.what, probe.module, err))
 		}
 	}
@@ -124,6 +127,10 @@ func (m *machine) probes() []probe {
 		{"IPVS scheduler " + scheduler, "ip_vs_" + scheduler, func() error { return m.tryIPVS(model.IPv4) }},
 		{"dummy devices", "dummy", m.device.try},
 		{"nftables with all that is needed", "nf_tables", func() error { return m.tryTable(model.IPv4) }},
+		{"policy routing, CONFIG_IP_MULTIPLE_TABLES", "", func() error {
+			_, err := m.device.addresses.Rules(model.IPv4)
+			return err
+		}},
 	}
 }
 
@@ -132,6 +139,10 @@ func (m *machine) probesIPv6() []probe {
 	return []probe{
 		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return m.tryIPVS(model.IPv6) }},
 		{"nftables with all that is needed for IPv6", "nf_tables", func() error { return m.tryTable(model.IPv6) }},
+		{"policy routing for IPv6, CONFIG_IPV6_MULTIPLE_TABLES", "", func() error {
+			_, err := m.device.addresses.Rules(model.IPv6)
+			return err
+		}},
 	}
 }
 
@@ -304,6 +315,9 @@ func (m *machine) cleanup(context.Context) error {
 	}
 	led := newLedFrontends()
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if err := m.device.undeliver(family); err != nil {
+			return err
+		}
 		l := newLayout(family, view.Node{}, 0)
 		held, _, err := m.readTable(l)
 		if err != nil {

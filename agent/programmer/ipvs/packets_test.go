@@ -3,12 +3,22 @@
 package ipvs
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/nft"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -180,14 +190,218 @@ func TestMarkedByOthers(t *testing.T) {
 	}
 }
 
+// external returns a Service port with an external IP and a load balancer's address, which are the
+// same.
+func (c *cluster) external(family model.Family, tr transport, a netip.Addr, pods ...int) *view.ServicePort {
+	to := view.Cluster
+	if len(pods) == 0 {
+		to = view.Reject
+	}
+	return &view.ServicePort{
+		ID: serviceID("edge", tr.protocol, family),
+		Frontends: []view.Frontend{
+			clusterIP(vip(family, 1)), everywhere(view.Frontend{Kind: view.ExternalIP, Address: a, Port: servicePort}, to, true),
+		},
+		Cluster: c.backends(family, tr.port, pods...),
+	}
+}
+
+// TestAddressesOfOthers asserts that an external address takes only the Service's ports from the
+// machine that has the address: its other ports are reached from everywhere, and all of them once
+// the Service is gone (kubernetes/kubernetes#104679). It also asserts that packets are accepted
+// whatever the node checks about their sources, and that nothing remains after a cleanup.
+func TestAddressesOfOthers(t *testing.T) {
+	const other = 5353
+	c := newCluster(t, Options{})
+	machine := c.AddClient("machine")
+	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP} {
+		machine.Serve(proto, servicePort, other)
+	}
+	c.client.RouteVia(c.a, netip.PrefixFrom(machine.IPv4, 32), netip.PrefixFrom(machine.IPv6, 128))
+	machine.RouteVia(c.a, netip.PrefixFrom(c.client.IPv4, 32), netip.PrefixFrom(c.client.IPv6, 128))
+	policy := func() string {
+		var text string
+		for _, family := range []string{"-4", "-6"} {
+			for _, what := range []string{"rule", "route"} {
+				out, err := c.a.Run(t.Context(), "ip", family, what, "show")
+				require.NoError(t, err)
+				text += out
+			}
+		}
+		return text
+	}
+	before, test := policy(), t
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	everyone := []*testenv.Host{c.client.Host, c.a.Host, c.pods[0].Host}
+	each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+		a := machine.Addr(family == model.IPv6)
+		check := func(service map[string]int) {
+			t.Helper()
+			for _, from := range everyone {
+				r := probe(from, a, other, 2)
+				require.Equal(t, map[string]int{"machine": 2}, r.Backends(), "%s: %v", from.Name, r)
+				r = probe(from, a, servicePort, 2)
+				if service == nil {
+					require.Equal(t, 2, r.Count(testenv.Refused)+r.Count(testenv.Denied), "%s: %v", from.Name, r)
+				} else {
+					require.Equal(t, service, r.Backends(), "%s: %v", from.Name, r)
+				}
+			}
+		}
+		check(map[string]int{"machine": 2})
+		older, err := c.client.Dial(t.Context(), tr.probe, netip.AddrPortFrom(a, servicePort), patient)
+		require.NoError(t, err)
+		defer older.Close()
+		reply, err := older.Echo(t.Context(), "before")
+		require.NoError(t, err)
+		require.Equal(t, "machine", reply.Name)
+		p := c.external(family, tr, a, 2)
+		c.apply(t, p.ID, p)
+		if tr.probe == testenv.TCP {
+			ctx, cancel := context.WithTimeout(t.Context(), patient.Timeout)
+			defer cancel()
+			_, err = older.Echo(ctx, "after")
+			require.ErrorIs(t, err, unix.ECONNRESET)
+		}
+		for _, strict := range []string{"0", "2", "1"} {
+			for _, marked := range []string{"0", "1"} {
+				settings := "for d in all eth0 default; do echo " + strict + " >/proc/sys/net/ipv4/conf/$d/rp_filter; echo " + marked +
+					" >/proc/sys/net/ipv4/conf/$d/src_valid_mark; done; echo " + marked + " >/proc/sys/net/ipv4/fwmark_reflect"
+				_, err := c.a.Run(t.Context(), "sh", "-c", settings)
+				require.NoError(t, err)
+				check(map[string]int{"pod2": 2})
+			}
+		}
+		c.apply(t, p.ID, c.external(family, tr, a))
+		check(nil)
+		_, err = c.a.Run(t.Context(), "ip", map[model.Family]string{model.IPv4: "-4", model.IPv6: "-6"}[family], "route", "flush", "table", fmt.Sprint(deliveryTable))
+		require.NoError(t, err)
+		c.deliver()
+		c.apply(t, p.ID, c.external(family, tr, a, 0))
+		check(map[string]int{"pod0": 2})
+		c.inHost = newInHost(test, c.a.Host, Options{})
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		check(map[string]int{"pod0": 2})
+		c.apply(t, p.ID, nil)
+		check(map[string]int{"machine": 2})
+		c.apply(t, p.ID, p)
+	})
+	require.NoError(t, c.a.Do(func() error { return c.Cleanup(t.Context()) }))
+	require.Equal(t, before, policy())
+}
+
+// TestPathMTU asserts that a backend hears of it if its answers from an external address are too
+// big for the way to a client.
+func TestPathMTU(t *testing.T) {
+	c := newCluster(t, Options{})
+	udp := transports[1]
+	for _, family := range families {
+		c.set(&view.ServicePort{
+			ID: serviceID("edge", udp.protocol, family),
+			Frontends: []view.Frontend{
+				localPolicy(view.Frontend{Kind: view.LoadBalancer, Address: ingress(family, 1), Port: servicePort}, view.Local),
+			},
+			Cluster: c.backends(family, udp.port, 0), Local: c.backends(family, udp.port, 0),
+		})
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	for _, family := range families {
+		conn, err := c.client.Dial(t.Context(), testenv.UDP, netip.AddrPortFrom(ingress(family, 1), servicePort), patient)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = conn.Echo(t.Context(), "hello")
+		require.NoError(t, err)
+		to := conn.LocalAddr()
+		require.NoError(t, c.client.Do(func() error { return sendTooBig(ingress(family, 1), to) }))
+		require.Eventually(t, func() bool {
+			out, err := c.pods[0].Run(t.Context(), "ip", "route", "get", to.Addr().String())
+			return err == nil && strings.Contains(out, " mtu 1300 ")
+		}, patient.Timeout, 10*time.Millisecond)
+	}
+}
+
+// sendTooBig sends from the calling thread's network namespace an ICMP error about a packet of UDP
+// that has come from an address and servicePort: it was too big for a link with an MTU of 1300.
+func sendTooBig(from netip.Addr, to netip.AddrPort) error {
+	const mtu, ttl = 1300, 64
+	length := uint16(mtu + 100)
+	ports := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, servicePort), to.Port())
+	var domain, protocol int
+	var b []byte
+	var target unix.Sockaddr
+	if from.Is4() {
+		const unreachable, fragmentationNeeded, dontFragment = 3, 4, 0x40
+		domain, protocol, target = unix.AF_INET, unix.IPPROTO_ICMP, &unix.SockaddrInet4{Addr: from.As4()}
+		b = append(b, unreachable, fragmentationNeeded, 0, 0, 0, 0, byte(mtu>>8), byte(mtu&0xff))
+		inner := []byte{0x45, 0, byte(length >> 8), byte(length), 0, 1, dontFragment, 0, ttl, unix.IPPROTO_UDP, 0, 0}
+		inner = slices.Concat(inner, from.AsSlice(), to.Addr().AsSlice())
+		binary.BigEndian.PutUint16(inner[10:], checksum(inner))
+		b = append(b, inner...)
+	} else {
+		const tooBig, header = 2, 40
+		domain, protocol, target = unix.AF_INET6, unix.IPPROTO_ICMPV6, &unix.SockaddrInet6{Addr: from.As16()}
+		b = append(b, tooBig, 0, 0, 0, 0, 0, byte(mtu>>8), byte(mtu&0xff))
+		b = append(b, 0x60, 0, 0, 0, byte((length-header)>>8), byte(length-header), unix.IPPROTO_UDP, ttl)
+		b = slices.Concat(b, from.AsSlice(), to.Addr().AsSlice())
+	}
+	b = append(append(b, ports...), byte(length>>8), byte(length), 0, 0)
+	if from.Is4() { // the kernel fills in that of ICMPv6
+		binary.BigEndian.PutUint16(b[2:], checksum(b))
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Sendto(fd, b, 0, target)
+}
+
+// checksum returns the Internet checksum of an even number of bytes.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// healthy is what the agent's health checks ask about a node that is programmed.
+type healthy struct{}
+
+func (healthy) Families() []model.Family               { return families }
+func (healthy) Pending(model.Family) (time.Time, bool) { return time.Time{}, false }
+func (healthy) LastProgrammed(model.Family) time.Time  { return time.Now() }
+
+// answerChecks answers health checks on node a as the agent does.
+func (c *cluster) answerChecks(t *testing.T) *health.Server {
+	s := health.New(health.Options{Node: func() *model.Node { return &model.Node{Name: "a"} }, Logger: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = c.a.Do(func() error {
+			s.Run(ctx, healthy{})
+			return nil
+		})
+	})
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return s
+}
+
 // TestAddressesThatAreNotTheServicesAlone asserts two things of a load balancer's addresses. The
-// agent's answers to health checks are reached there, at any address that the Service has, while
-// other ports are refused (kubernetes/kubernetes#117621, projectcalico/calico#10748). And a node
-// does not take another node's address (kubernetes/kubernetes#104679).
+// agent's answers to health checks are reached there (kubernetes/kubernetes#117621,
+// projectcalico/calico#10748). And a load balancer may have the addresses of nodes
+// (kubernetes/kubernetes#104679).
 func TestAddressesThatAreNotTheServicesAlone(t *testing.T) {
 	c := newCluster(t, Options{})
 	const check, changed, other = 31801, 31802, 31803
-	c.a.Serve(testenv.TCP, check, changed, other)
+	checks := c.answerChecks(t)
+	c.a.Serve(testenv.TCP, other)
 	c.b.Serve(testenv.TCP, other)
 	for _, family := range families {
 		six := family == model.IPv6
@@ -196,37 +410,53 @@ func TestAddressesThatAreNotTheServicesAlone(t *testing.T) {
 			r := from.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, port), 2, patient)
 			require.True(t, r.All(answer), "%s to %v port %d: %v", from.Name, a, port, r)
 		}
-		balanced := func(checkPort uint16, ofNodes bool, addresses ...netip.Addr) *view.ServicePort {
+		id := serviceID("edge", model.TCP, family)
+		balanced := func(checkPort uint16, addresses ...netip.Addr) *view.ServicePort {
 			p := &view.ServicePort{
-				ID: serviceID("edge", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))},
+				ID: id, Frontends: []view.Frontend{clusterIP(vip(family, 1))},
 				Cluster: c.backends(family, tcpPort, 0, 2), HealthCheckPort: checkPort,
 			}
 			for _, a := range addresses {
-				p.Frontends = append(p.Frontends, everywhere(view.Frontend{Kind: view.LoadBalancer, Address: a, Port: servicePort, OfNodes: ofNodes}, view.Cluster, true))
+				p.Frontends = append(p.Frontends, everywhere(view.Frontend{Kind: view.LoadBalancer, Address: a, Port: servicePort}, view.Cluster, true))
 			}
+			checks.Sync(map[view.HealthCheckID]view.HealthCheck{
+				{Service: id.Service, Family: family}: {Port: checkPort, LocalEndpoints: 1, Addresses: addresses},
+			}, c.state.Node)
 			return p
 		}
-		c.set(balanced(check, false, ingress(family, 1)))
+		checked := func(from *testenv.Host, port uint16) {
+			t.Helper()
+			asked := &http.Client{Transport: &http.Transport{DialContext: from.DialContext, DisableKeepAlives: true}, Timeout: patient.Timeout}
+			require.Eventually(t, func() bool {
+				r, err := asked.Get("http://" + netip.AddrPortFrom(ingress(family, 1), port).String())
+				if err != nil {
+					return false
+				}
+				_ = r.Body.Close()
+				return r.StatusCode == http.StatusOK
+			}, patient.Timeout, 10*time.Millisecond)
+		}
+		c.set(balanced(check, ingress(family, 1)))
 		require.NoError(t, c.Replace(t.Context(), c.state))
-		id := serviceID("edge", model.TCP, family)
 		for range 2 {
-			for _, from := range []*testenv.Host{c.client.Host, c.a.Host, c.pods[0].Host} {
+			for _, from := range []*testenv.Host{c.client.Host, c.pods[0].Host} {
 				to(from, ingress(family, 1), servicePort, testenv.Answered)
-				to(from, ingress(family, 1), check, testenv.Answered)
-				to(from, ingress(family, 1), other, testenv.Refused)
+				checked(from, check)
 				to(from, vip(family, 1), check, testenv.Refused)
 			}
 			c.inHost = newInHost(t, c.a.Host, Options{})
 			require.NoError(t, c.Replace(t.Context(), c.state))
 		}
 		// Only the port for health checks changes, so the frontends stay the same memory.
+		balanced(changed, ingress(family, 1))
 		next := *c.state.Ports[id]
 		next.HealthCheckPort = changed
 		c.apply(t, id, &next)
-		to(c.client.Host, ingress(family, 1), check, testenv.Refused)
-		to(c.client.Host, ingress(family, 1), changed, testenv.Answered)
+		checked(c.client.Host, changed)
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(ingress(family, 1), check), 1, hasty)
+		require.Zero(t, r.Count(testenv.Answered), "%v", r)
 
-		c.apply(t, id, balanced(check, true, c.a.Addr(six), c.b.Addr(six)))
+		c.apply(t, id, balanced(check, c.a.Addr(six), c.b.Addr(six)))
 		for _, from := range []*testenv.Host{c.a.Host, c.pods[0].Host} {
 			to(from, c.b.Addr(six), other, testenv.Answered)
 		}

@@ -71,7 +71,8 @@ func (r *Retirement) Step(ctx context.Context) error {
 	return m.cleanup(ctx)
 }
 
-// refuseNew inserts a rule before those that lead to IPVS. It refuses new connections only.
+// refuseNew inserts a rule before those that lead to IPVS. It refuses new connections only. Those
+// to external addresses are no longer delivered.
 func (m *machine) refuseNew() error {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		serves, err := Serves(family)
@@ -82,6 +83,7 @@ func (m *machine) refuseNew() error {
 			continue
 		}
 		t := nft.Messages{Table: tableOf(family)}
+		t.InsertRule(preroutingChain, nft.Do(isNew(), nft.Return()))
 		t.InsertRule(routeChain, nft.Do(isNew(), nft.Goto(unknownChain)))
 		if err := m.nft.Commit(t.Batch()); err != nil {
 			return fmt.Errorf("write nftables table %s: %w", Table, err)

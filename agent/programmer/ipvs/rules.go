@@ -24,11 +24,13 @@ const (
 	maxID uint32 = flagDrop - 1
 )
 
-// Chains of the table. The first six have hooks.
+// Chains of the table. The first eight have hooks.
 const (
+	preroutingChain  = "prerouting"
 	reenterChain     = "reenter"
 	inputChain       = "input"
 	outputChain      = "output"
+	endedChain       = "ended"
 	postroutingChain = "postrouting"
 	forwardChain     = "forward"
 	leaveChain       = "leave"
@@ -66,23 +68,30 @@ type chain struct {
 // packet on, because the packet then passes all of output.
 const (
 	beforeIPVSInput  = 97
+	afterIPVSInput   = 101
 	beforeIPVSOutput = -99
 )
+
+// afterTranslation is the priority of the chain prerouting. Packets that others translate have the
+// addresses of their backends by then.
+const afterTranslation = -99
 
 func (l *layout) chains() []chain {
 	filter := func(number uint32, priority int32) nft.Hook {
 		return nft.Hook{Kind: "filter", Number: number, Priority: priority}
 	}
 	chains := []chain{
+		{preroutingChain, filter(unix.NF_INET_PRE_ROUTING, afterTranslation), l.preroutingRules()},
 		{reenterChain, filter(unix.NF_INET_LOCAL_OUT, -300), []nft.Rule{
 			nft.Do(isTagged(expr.CmpOpEq), nft.Immediate(0, 0), nft.StoreMark(0)).Because("IPVS has seen its mark"),
 		}},
 		{inputChain, filter(unix.NF_INET_LOCAL_IN, beforeIPVSInput), l.inputRules()},
+		{endedChain, filter(unix.NF_INET_LOCAL_IN, afterIPVSInput), l.endedRules()},
 		{outputChain, filter(unix.NF_INET_LOCAL_OUT, beforeIPVSOutput), []nft.Rule{
 			l.checkSources(), nft.Do(nft.Goto(node.String())),
 		}},
 		{postroutingChain, nft.Hook{Kind: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}, l.postroutingRules()},
-		{forwardChain, filter(unix.NF_INET_FORWARD, nft.AfterFilter), l.unusedRules()},
+		{forwardChain, filter(unix.NF_INET_FORWARD, nft.AfterFilter), slices.Concat(l.refusedRules(), l.unusedRules())},
 		{leaveChain, filter(unix.NF_INET_LOCAL_OUT, nft.AfterFilter), l.unusedRules()},
 		{name: sourcesChain, rules: []nft.Rule{
 			nft.Do(l.Frontend(0), l.Source(l.FrontendWords()), l.in(setSources), nft.Return()).
@@ -98,11 +107,68 @@ func (l *layout) chains() []chain {
 	return chains
 }
 
+// preroutingRules mark packets to frontends that have an address, so that they are delivered to
+// the node although the address may be another machine's. New connections that are to be refused
+// or dropped are forwarded to the chain forward instead: the kernel sends no ICMP error from an
+// address that is not the node's.
+//
+// Packets of open connections are delivered whatever happens to new ones, because IPVS may still
+// lead them. ICMP errors about its answers are not: IPVS also takes these in the hook forward.
+func (l *layout) preroutingRules() []nft.Rule {
+	deliver := func(matches ...[]expr.Any) nft.Rule {
+		return nft.Do(slices.Concat(matches...), nft.Immediate(markDeliver, 0), nft.StoreMark(0))
+	}
+	begin := func(c class, matches ...[]expr.Any) nft.Rule {
+		return nft.Do(isNew(), slices.Concat(matches...), l.Frontend(0), l.lookup(c.frontends()),
+			nft.ChangeMark(^(markTagMask|flagReject|flagDrop), 0), nft.Return())
+	}
+	rules := []nft.Rule{
+		nft.Do(nft.IsReply(), nft.Return()),
+		deliver(l.Frontend(0), l.in(setHealth)).Because("the agent answers"),
+	}
+	for _, match := range l.fromPods() {
+		rules = append(rules, begin(pods, match).Because("from pods"))
+	}
+	return append(rules,
+		begin(others),
+		nft.Do(isNew(), nft.Return()),
+		deliver(l.Frontend(0), l.lookup(others.frontends())),
+	)
+}
+
+// refusedRules refuse or drop the new connections that are not delivered.
+func (l *layout) refusedRules() []nft.Rule {
+	marked := func(flag uint32) []expr.Any {
+		return slices.Concat(isNew(), nft.Meta(expr.MetaKeyMARK, 0), nft.Compare(expr.CmpOpEq, nft.Integer(markTag|flag)))
+	}
+	return append([]nft.Rule{
+		nft.Do(marked(flagDrop), nft.Drop()).Because("no local endpoint"),
+		nft.Do(marked(flagReject), l.Frontend(0), l.in(setFiltered), nft.Jump(sourcesChain)),
+	}, l.Refuse("no endpoint", marked(flagReject))...)
+}
+
+// endedRules reset TCP connections to external addresses that IPVS does not lead, or no longer. The
+// kernel does so itself at addresses that are the node's, but not at others in IPv4.
+func (l *layout) endedRules() []nft.Rule {
+	tcp := append(nft.Protocol(0), nft.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_TCP})...)
+	return []nft.Rule{
+		nft.Do(isTagged(expr.CmpOpNeq), nft.Return()),
+		nft.Do(nft.IsLocal(expr.Fib{FlagDADDR: true}), nft.Return()),
+		nft.Do(l.Frontend(0), l.in(setHealth), nft.Return()).Because("the agent answers"),
+		nft.Do(tcp, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}).Because("no connection"),
+	}
+}
+
+// fromPods returns matches for packets from pods, any of which may match.
+func (l *layout) fromPods() [][]expr.Any {
+	detector := l.node.Pods
+	return l.From(detector.Prefixes, detector.Interface, detector.InterfacePrefix)
+}
+
 // inputRules distinguish pods from others.
 func (l *layout) inputRules() []nft.Rule {
 	rules := []nft.Rule{l.checkSources()}
-	detector := l.node.Pods
-	for _, match := range l.From(detector.Prefixes, detector.Interface, detector.InterfacePrefix) {
+	for _, match := range l.fromPods() {
 		rules = append(rules, nft.Do(match, nft.Goto(pods.String())).Because("from pods"))
 	}
 	return append(rules, nft.Do(nft.Goto(others.String())))
@@ -141,8 +207,7 @@ func (l *layout) unusedRules() (rules []nft.Rule) {
 }
 
 // unknownRules refuse new connections to unknown ports of addresses that only Services have.
-// Otherwise they would reach whatever listens on all of the node's addresses. The agent itself
-// answers a load balancer's health checks there.
+// Otherwise they would reach whatever listens on all of the node's addresses.
 func (l *layout) unknownRules() []nft.Rule {
 	portless := nft.Protocol(0)
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
@@ -150,7 +215,6 @@ func (l *layout) unknownRules() []nft.Rule {
 	}
 	return append([]nft.Rule{
 		nft.Do(portless, nft.Return()).Because("no ports"),
-		nft.Do(l.Frontend(0), l.in(setHealth), nft.Return()).Because("the agent answers"),
 	}, l.Refuse("no Service", isNew())...)
 }
 

@@ -154,8 +154,10 @@ func TestVerify(t *testing.T) {
 			[]string{"default/sticky", "never leads to"}},
 		{"IPVS is cleared", func() error { return b.ipvs.Flush() }, []string{"default/web", "default/sticky"}},
 
-		{"an address is removed", b.shell("ip", "address", "del", vip(model.IPv4, 1).String()+"/32", "dev", Device),
-			[]string{"default/web", "is not translated"}},
+		{"a rule of the routing policy is removed", b.shell("ip", "rule", "del", "pref", "93"), []string{"default/edge", "is not translated"}},
+		{"the route of the routing policy is removed", b.shell("ip", "route", "flush", "table", fmt.Sprint(deliveryTable)),
+			[]string{"default/edge", "is not translated"}},
+		{"what is delivered gets no mark", b.nft("flush chain ip slicecast-ipvs prerouting"), []string{"default/edge", "is not translated"}},
 		{"an address is stale", b.shell("ip", "address", "add", "10.96.0.99/32", "dev", Device),
 			[]string{"no address 10.96.0.99 on device " + Device}},
 		{"the device is removed", b.shell("ip", "link", "del", Device), []string{"default/web", "default/sticky", "is not translated"}},

@@ -53,8 +53,8 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	p.look(ctx, lost)
 }
 
-// addressesLost is what Watch says about changes of addresses.
-const addressesLost = "another process changed the addresses of " + Device + " or of the node"
+// addressesLost is what Watch says about changes of addresses, or of deliveryRules.
+const addressesLost = "another process changed the addresses of " + Device + " or of the node, or the routing policy"
 
 // look checks what the kernel does not report, until ctx ends, and ends drains.
 func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
@@ -70,9 +70,22 @@ func (p *Programmer) look(ctx context.Context, lost func(reason string)) {
 		case now := <-drain:
 			p.endDrains(now)
 		case <-try:
+			p.deliver()
 			if name := p.schedulerFound(); name != "" {
 				lost("the IPVS scheduler " + name + " has become available")
 			}
+		}
+	}
+}
+
+// deliver adds the routes of deliveryTable again if others have removed them. The kernel reports
+// that only to those who listen to all changes of routes.
+func (p *Programmer) deliver() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range p.families {
+		if f.ports != nil {
+			f.undelivered = f.device.deliver(f.family)
 		}
 	}
 }
@@ -183,7 +196,12 @@ func (f *family) holds(v *virtual) bool {
 //   - The device is down.
 //   - An address that should be on the device is not.
 //   - One of the node's own addresses changes that has NodePorts or is a Service's as well.
+//
+// It also returns it if one of deliveryRules is removed.
 func (p *Programmer) addressLoss(m netlink.Message) string {
+	if r, ok := netlink.RuleOf(m); ok && m.Kind == unix.RTM_DELRULE && slices.Contains(deliveryRules, r) {
+		return addressesLost
+	}
 	if p.concerns(m) && p.addressesChanged() {
 		return addressesLost
 	}

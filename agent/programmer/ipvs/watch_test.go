@@ -73,6 +73,8 @@ func TestWatch(t *testing.T) {
 		"rule":       shell(`nft replace rule ip ` + Table + ` input $(nft -a list chain ip ` + Table + ` input | grep -o 'handle [0-9]*$' | tail -n 1) drop`),
 		"policy":     shell("nft 'chain ip " + Table + " input { policy drop; }'"),
 		"dormant":    shell("nft 'add table ip " + Table + " { flags dormant; }'"),
+		"delivery":   shell("ip rule del pref 93"),
+		"way back":   shell("ip -6 rule del pref 92"),
 		"element":    shell("nft delete element ip " + Table + " addresses { 10.96.0.1 }"),
 		"address":    shell("ip addr del 10.96.0.1/32 dev " + Device),
 		"down":       shell("ip link set down dev " + Device),
@@ -129,12 +131,12 @@ func TestElsewhere(t *testing.T) {
 	for _, family := range families {
 		c.set(&view.ServicePort{
 			ID:        serviceID("web", model.TCP, family),
-			Frontends: []view.Frontend{everywhere(view.Frontend{Kind: view.ExternalIP, Address: ingress(family, 1), Port: servicePort}, view.Cluster, true)},
+			Frontends: []view.Frontend{clusterIP(vip(family, 1))},
 			Cluster:   c.backends(family, tcpPort, 2),
 		})
 	}
 	require.NoError(t, c.Replace(t.Context(), c.state))
-	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "198.51.100.1/32", "dev", Device)
+	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "10.96.0.1/32", "dev", Device)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	lost := make(chan string, 100)
@@ -151,7 +153,7 @@ func TestElsewhere(t *testing.T) {
 	_, err = c.a.Run(ctx, "ip", "link", "add", KubeProxyDevice, "type", "dummy")
 	require.NoError(t, err)
 	for _, family := range families {
-		a := ingress(family, 1)
+		a := vip(family, 1)
 		check := func(elsewhere bool) {
 			t.Helper()
 			out, err := c.a.Run(ctx, "ip", "addr", "show", "dev", Device)
