@@ -192,7 +192,6 @@ func (w *wanted) recordProblems(s *service) {
 // has.
 func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip.Prefix) []Frontend {
 	var out []Frontend
-	ofNodes := v.balancedByNodes(s.object, w.family)
 	for f := range w.frontends(port) {
 		c := claim{f.Address, f.Port, port.Protocol, w.family}
 		if owner := v.claims.owners[c]; owner.service != s {
@@ -207,21 +206,11 @@ func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip
 			}
 		}
 		if f.Kind == LoadBalancer {
-			f.Sources, f.OfNodes = sources, ofNodes
+			f.Sources = sources
 		}
 		out = append(out, f)
 	}
 	return out
-}
-
-// balancedByNodes reports whether an address of a Service's load balancer is this node's.
-func (v *View) balancedByNodes(s *model.Service, family model.Family) bool {
-	for ip := range vips(s, family) {
-		if slices.Contains(v.node.ips, ip) {
-			return true
-		}
-	}
-	return false
 }
 
 // nodePort returns the owner of the NodePort with c's port, if the node has NodePorts on c's

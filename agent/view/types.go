@@ -116,10 +116,6 @@ type Frontend struct {
 	// Sources are the source addresses that may use the frontend. New connections from other addresses
 	// are dropped before anything else applies. Empty means that every address may use it.
 	Sources []netip.Prefix
-	// OfNodes means that the load balancer's addresses are addresses of nodes, one of which is this
-	// node. So the address is this node's or that of another one, and not the Service's alone. k3s'
-	// ServiceLB has such addresses.
-	OfNodes bool
 	// Pods is the route for connections from pods, as Node.Pods recognizes them. Node is the route for
 	// other connections from this node, whatever their source address. Others is the route for
 	// everything else. If Node.Pods recognizes no pods of the family, Pods equals Others.
@@ -128,7 +124,7 @@ type Frontend struct {
 
 // Equal reports whether the frontends are the same in every field.
 func (f Frontend) Equal(o Frontend) bool {
-	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port && f.OfNodes == o.OfNodes &&
+	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port &&
 		slices.Equal(f.Sources, o.Sources) && f.Pods == o.Pods && f.Node == o.Node && f.Others == o.Others
 }
 

@@ -332,31 +332,3 @@ func TestHealthChecksOfTheLoadBalancersAddresses(t *testing.T) {
 	}
 	require.Len(t, addresses(loadBalancer(many...)), 16, "docs/security.md names this number")
 }
-
-// TestAddressesOfNodes asserts that the view says which load balancers have the addresses of nodes,
-// as those of k3s' ServiceLB have (kubernetes/kubernetes#104679), and follows the Node.
-func TestAddressesOfNodes(t *testing.T) {
-	f := newFight(t)
-	of := func() (nodes []string) {
-		for _, e := range f.State().Ports[id(http, model.IPv4)].Frontends {
-			if e.OfNodes {
-				nodes = append(nodes, e.Address.String())
-			}
-		}
-		return nodes
-	}
-	f.set(web, loadBalancer("192.168.0.2", "192.168.0.3"), externalIP("192.168.0.4"))
-	f.change()
-	require.Equal(t, []string{"192.168.0.2", "192.168.0.3"}, of())
-	moved := *thisNode
-	moved.InternalIPs = addrs("192.168.0.7", "2001:db8::2")
-	f.SetNode(&moved)
-	f.Update()
-	require.Empty(t, of())
-	f.SetNode(thisNode)
-	f.Update()
-	require.Len(t, of(), 2)
-	f.set(web, loadBalancer("192.0.2.1"), externalIP("192.168.0.2"))
-	f.change()
-	require.Empty(t, of(), "anybody may write an external IP")
-}
