@@ -106,13 +106,13 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		return nil
 	}
 	a, err := newAgent(ctx, &o, logger, out)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil // stopped before it has begun
-	case err != nil:
+	if err == nil {
+		return a.run(ctx)
+	}
+	if ctx.Err() == nil {
 		return o.file.Named(err)
 	}
-	return a.run(ctx)
+	return nil // stopped before it has begun
 }
 
 // agent has the parts of an agent.

@@ -768,7 +768,7 @@ func resync(r *pb.Resync) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: r}}
 }
 
-// sends sends messages after hello, until the stream ends as it must.
+// sends has messages follow hello, until the stream ends as it must.
 func sends(most int, want codes.Code, message func(i int) *pb.StreamRequest, or ...codes.Code) func(*attacker) error {
 	return func(a *attacker) error {
 		stream, err := a.opened()

@@ -101,10 +101,10 @@ func (w *world) believe(client, host string, lied bool) {
 // be so until their next stream has waited for it, and not afterwards.
 func (w *world) undeceive() {
 	w.mu.Lock()
-	any := len(w.deceived) > 0
+	some := len(w.deceived) > 0
 	clear(w.deceived)
 	w.mu.Unlock()
-	if !any {
+	if !some {
 		return
 	}
 	for _, n := range w.nodes {

@@ -102,13 +102,13 @@ func (f *kernelFamily) index(port *plan, add bool) {
 	for i, g := range port.Frontends {
 		entry := frontend{port, i}
 		way := entry.way().way
-		if g.Kind == view.NodePort {
-			if way != nowhere {
-				f.nodePorts[port.ID.Protocol].change(add, g.Port, entry)
-			}
-		} else if way == offPods {
+		switch {
+		case way == nowhere:
+		case g.Kind == view.NodePort:
+			f.nodePorts[port.ID.Protocol].change(add, g.Port, entry)
+		case way == offPods:
 			f.vips.change(add, g.Address, entry)
-		} else if way != nowhere {
+		default:
 			f.external.change(add, g.Address, entry)
 		}
 		if f.filtered(g) {

@@ -126,7 +126,7 @@ func (f *family) otherServices(x *change) (different []string) {
 		}
 	}
 	for _, c := range slices.Concat(x.before, x.after, x.last) {
-		what := ""
+		var what string
 		switch {
 		case c.kind == commandNewService:
 			what = "a"

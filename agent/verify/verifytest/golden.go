@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -109,14 +110,15 @@ type monitor struct {
 func newMonitor(t *testing.T, n *testenv.Node) monitor {
 	t.Helper()
 	m := monitor{T: t}
-	require.NoError(t, n.Do(func() (err error) {
-		m.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	require.NoError(t, n.Do(func() error {
+		s, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+		if err == nil {
+			t.Cleanup(s.Close)
+			m.socket = s.GetFd()
+		}
 		return err
 	}))
-	t.Cleanup(func() { require.NoError(t, unix.Close(m.socket)) })
-	require.NoError(t, unix.Bind(m.socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 	require.NoError(t, unix.SetsockoptInt(m.socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20))
-	require.NoError(t, unix.SetsockoptInt(m.socket, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES))
 	return m
 }
 
@@ -124,7 +126,7 @@ func newMonitor(t *testing.T, n *testenv.Node) monitor {
 func (m monitor) changes() map[uint16]int {
 	counts, buffer := map[uint16]int{}, make([]byte, 1<<20)
 	for {
-		n, _, err := unix.Recvfrom(m.socket, buffer, 0)
+		n, _, err := unix.Recvfrom(m.socket, buffer, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
 			return counts
 		}

@@ -106,7 +106,7 @@ func (i install) requireChangesOfMode(ca string) {
 	}()
 	defer func() {
 		stop()
-		<-ended
+		_ = <-ended // the client was stopped
 	}()
 	root, err := repository.Root()
 	require.NoError(i, err)

@@ -99,7 +99,7 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 		// Only requests and Replace fail here, and they have reported it.
 		err := reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {
-			return true, nil // the reflector does not wait for the end of its request
+			return true, err // the reflector does not wait for the end of its request
 		}
 		elsewhere := r.doubted && r.confirm(ctx)
 		r.switchTo(elsewhere || r.plain.Load())
