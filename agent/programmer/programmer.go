@@ -58,11 +58,12 @@ type Monitor interface {
 // programmed.
 type Keeper interface {
 	Programmer
-	// Intact reports whether the kernel holds, in each IP family, all that does not depend on Services,
-	// and some of this state's Service ports, if there are any. It is for a kernel that holds a later
-	// state, which is not known. So single Service ports that others have removed do not show, but what
-	// happens in practice does: that a table, its chains, the rules in them or all virtual services are
-	// gone. It is false for what another version left that is built differently.
+	// Intact reports whether the kernel holds, in each IP family, all that does not depend on
+	// Services, and some of this state's Service ports, if there are any. It is for a kernel that
+	// holds a later state, which is not known. So single Service ports that others have removed do
+	// not show, but what happens in practice does: that a table, its chains, the rules in them or
+	// all virtual services are gone. It is false for what another version left that is built
+	// differently.
 	//
 	// The caller calls it before the first Replace only. It changes nothing.
 	Intact(ctx context.Context, state view.State) bool

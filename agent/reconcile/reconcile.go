@@ -77,8 +77,8 @@ type Options struct {
 	View       *view.View
 	Programmer programmer.Programmer
 	Reporter   Reporter
-	// Ahead means that the kernel may hold later content than a checkpoint, from an earlier agent. Then
-	// the checkpoint is not programmed while the Programmer finds the kernel intact.
+	// Ahead means that the kernel may hold later content than a checkpoint, from an earlier agent.
+	// Then the checkpoint is not programmed while the Programmer finds the kernel intact.
 	Ahead bool
 	// MinSyncPeriod is the least time between the beginnings of two steps for changes, which are
 	// collected meanwhile. 0 means that changes are programmed at once.

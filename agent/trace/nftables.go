@@ -18,7 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// ownTables are the tables of nf_tables that belong to Slicecast, and kubeProxyTable is kube-proxy's.
+// ownTables are the tables of nf_tables that belong to Slicecast, and kubeProxyTable is
+// kube-proxy's.
 var ownTables = []string{nftables.Table, nftables.StandInTable, ipvs.Table}
 
 const kubeProxyTable = "kube-proxy"

@@ -333,8 +333,8 @@ func (r *Rules) Beside() bool { return r.slicecasts && r.kubeProxys }
 var fixedChain = regexp.MustCompile(`^(services|KUBE-[A-Z]{4,}.*|[^/]*-check|` +
 	`firewall-check|reject-chain|mark-for-masquerade|masquerading|nodeport-.*|localhost-nodeport-reject-.*)$`)
 
-// Unreached returns kube-proxy's chains that hold rules and to which nothing leads, apart from those
-// that always exist.
+// Unreached returns kube-proxy's chains that hold rules and to which nothing leads, apart from
+// those that always exist.
 func (r *Rules) Unreached() (names []string) {
 	for _, c := range r.chains {
 		if c.proxys && !c.slicecasts && !c.reached && len(c.rules) > 0 && !fixedChain.MatchString(c.name) {

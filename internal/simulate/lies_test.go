@@ -97,8 +97,8 @@ func (w *world) believe(client, host string, lied bool) {
 	}
 }
 
-// undeceive forgets who was deceived. Checkpoints from before may be false. What nodes have seen may
-// be so until their next stream has waited for it, and not afterwards.
+// undeceive forgets who was deceived. Checkpoints from before may be false. What nodes have seen
+// may be so until their next stream has waited for it, and not afterwards.
 func (w *world) undeceive() {
 	w.mu.Lock()
 	some := len(w.deceived) > 0

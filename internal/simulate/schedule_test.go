@@ -265,9 +265,9 @@ func (w *world) undo(s step) string {
 	return "the last changes are undone"
 }
 
-// trail makes and undoes a change that one API server does not hear of. The clients of other servers
-// have seen both when they come to a server of that API server, which has the same content. They are
-// cut off, and the API server hears of the change alone.
+// trail makes and undoes a change that one API server does not hear of. The clients of other
+// servers have seen both when they come to a server of that API server, which has the same content.
+// They are cut off, and the API server hears of the change alone.
 func (w *world) trail(s step) string {
 	a := pick(w.apis, s.a)
 	is := func(own bool) func(*server) bool {
@@ -638,9 +638,9 @@ func (w *world) backUp(step) string {
 	return "etcd is backed up"
 }
 
-// restore restores a backup of etcd, also as another cluster, while a node is off. All API servers restart, as Kubernetes demands. If versions go
-// back, too, servers can only know from an API server's answers, so nothing is written until they
-// have asked.
+// restore restores a backup of etcd, also as another cluster, while a node is off. All API servers
+// restart, as Kubernetes demands. If versions go back, too, servers can only know from an API
+// server's answers, so nothing is written until they have asked.
 func (w *world) restore(s step) string {
 	if len(w.backups) == 0 {
 		return ""

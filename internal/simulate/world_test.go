@@ -57,7 +57,7 @@ type world struct {
 	mu           sync.Mutex             // guards the fields below
 	forms        map[string]form        // of servers and relays, by host
 	liars        map[string]lie         // servers and relays that lie, by host
-	deceived     map[string]bool        // names of liars, and of nodes and relays that have believed lies
+	deceived     map[string]bool        // names of liars and of who has believed them
 	registries   []*prometheus.Registry // of all servers that have run
 	observations []string
 	digest       uint64 // a hash of all observations

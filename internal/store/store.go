@@ -90,8 +90,8 @@ type Store struct {
 	addresses map[netip.Addr]int
 }
 
-// maxAddresses is the number of model.Node.InternalIPs that count as its addresses. A node with both
-// IP families has two. The number is bounded because a node writes its own status.
+// maxAddresses is the number of model.Node.InternalIPs that count as its addresses. A node with
+// both IP families has two. The number is bounded because a node writes its own status.
 const maxAddresses = 8
 
 // progress is how far a source has come. It goes back if the source does, for example after a

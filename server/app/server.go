@@ -175,7 +175,7 @@ func (s *Server) listen(authentication *auth.Auth) error {
 		l = port("plaintext", bounded.Plaintext).Listener(l)
 		s.addresses.GRPC = s.addGRPC("gRPC", l, s.newGRPC(nil, authentication, auth.Operator("anybody")))
 	}
-	s.services = daemon.NewServices("server", "something else than nodes, by flag: debug-socket, healthz-bind-address or "+
+	s.services = daemon.NewServices("server", "something other than nodes, by flag: debug-socket, healthz-bind-address or "+
 		"metrics-bind-address.", c.Logger, c.Registry)
 	if c.DebugSocket != "" {
 		serve := s.serveGRPC(s.newGRPC(nil, authentication, auth.Operator("debug socket")))

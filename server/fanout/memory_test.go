@@ -191,7 +191,7 @@ func TestHeapOfRelayedNacks(t *testing.T) {
 	eventually(t, p.session.synced.Load)
 	before := heap()
 	for i := range wire.MaxRelayedNacks {
-		for _, size := range []int{maxNackKey - 7, 32 << 10} { // the former has the longest key that is kept
+		for _, size := range []int{maxNackKey - 7, 32 << 10} { // the former is just kept
 			name := fmt.Sprint(strings.Repeat("n", size), 1_000_000+i)
 			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 				Key: &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: name}, Reason: name, NodeName: name,

@@ -51,8 +51,8 @@ func forgeries(shards uint32, change func(*pb.Slice)) []*pb.StreamResponse {
 
 // TestExtremesOfUpstreams checks that a relay follows the next server and serves that server's
 // state, whatever the previous server has sent. The messages have the highest resource versions and
-// sequences, endless paths, invalid Node names, and false content under true versions. What nodes have
-// seen is not above what that server has, either.
+// sequences, endless paths, invalid Node names, and false content under true versions. What nodes
+// have seen is not above what that server has, either.
 func TestExtremesOfUpstreams(t *testing.T) {
 	const shards, most, long = 64, math.MaxUint64, 1 << 20
 	versions := &pb.ResourceVersions{Services: most, Slices: most}

@@ -141,10 +141,10 @@ func (c *Cache) Counts() (all, pending Counts) {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take returns what has changed since the last Take. ok is false until a server has brought the
-// cache in sync or UseRestored was called, because the content is incomplete until then. Once a server
-// of another cluster has answered, Take returns no changes until that cluster's state is complete,
-// because the two must not be mixed. A stale cache returns no positions, because the caller would
-// ack them.
+// cache in sync or UseRestored was called, because the content is incomplete until then. Once a
+// server of another cluster has answered, Take returns no changes until that cluster's state is
+// complete, because the two must not be mixed. A stale cache returns no positions, because the
+// caller would ack them.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

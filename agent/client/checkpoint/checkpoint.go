@@ -72,9 +72,9 @@ type Options struct {
 //
 //  1. The cache starts with the content of the file, and the first Hello resumes from there.
 //  2. Restored content does not count until a server has brought the cache in sync. If none has
-//     within staleGrace, the node is programmed from the restored content, unless the kernel is ahead
-//     of it and intact. That is logged, and the metric slicecast_agent_stale shows it. Restored
-//     content is never acked.
+//     within staleGrace, the node is programmed from the restored content, unless the kernel is
+//     ahead of it and intact. That is logged, and the metric slicecast_agent_stale shows it.
+//     Restored content is never acked.
 //  3. Nothing is written before the first server has brought the cache in sync. After that, a
 //     changed cache is written at most once per interval, and once more when the agent stops.
 //  4. A reader finds either the old file or the new one, whole.
@@ -85,8 +85,8 @@ type Options struct {
 //  7. encoder, lastSections and lastError belong to the goroutine that saves. There is one at a
 //     time.
 //  8. While the kernel may hold later content than the file, the file with aheadSuffix names the
-//     boot. It is there while an agent runs, because the disk may be full or the agent may be killed
-//     at any moment. Only a last save removes it.
+//     boot. It is there while an agent runs, because the disk may be full or the agent may be
+//     killed at any moment. Only a last save removes it.
 type Checkpoint struct {
 	options  Options
 	log      *slog.Logger
@@ -147,7 +147,7 @@ func (p *Checkpoint) noteBoot() {
 		return
 	}
 	if f, err := disk.Open(path + aheadSuffix); err == nil {
-		noted, _ := io.ReadAll(io.LimitReader(f, int64(len(boot))+1)) // after an error, it is another boot
+		noted, _ := io.ReadAll(io.LimitReader(f, int64(len(boot))+1)) // or another boot
 		_ = f.Close()
 		if string(noted) == boot {
 			p.ahead = p.restored
@@ -159,7 +159,7 @@ func (p *Checkpoint) noteBoot() {
 		_, err = io.WriteString(f, boot)
 		err = errors.Join(err, f.Close())
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) { // restore has logged a directory that does not exist
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // restore has logged that
 		p.errors.Inc()
 		p.log.Warn("Cannot note that the kernel may get ahead of the checkpoint; if this agent is killed, "+
 			"the next one may program older rules", "err", err)

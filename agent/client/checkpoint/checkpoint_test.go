@@ -499,9 +499,9 @@ func (k *kept) run() (stop func()) {
 	}
 }
 
-// TestKernelAhead asserts that the kernel counts as ahead of a checkpoint if the agent that ran last
-// was killed in the same boot, whatever the disk did. It does not after an end for which the last
-// save holds everything.
+// TestKernelAhead asserts that the kernel counts as ahead of a checkpoint if the agent that ran
+// last was killed in the same boot, whatever the disk did. It does not after an end for which the
+// last save holds everything.
 func TestKernelAhead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	settled := make(chan struct{})

@@ -7,8 +7,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// ChainPrefix begins the names of all chains of this package, and of no others. ServicesChain exists
-// as long as a Programmer has programmed something.
+// ChainPrefix begins the names of all chains of this package, and of no others. ServicesChain
+// exists as long as a Programmer has programmed something.
 const (
 	ChainPrefix   = prefix
 	ServicesChain = servicesChain

@@ -1,6 +1,6 @@
 // These tests prove with real packets that no connection is lost, new or open, while rules change,
-// the agent restarts and the variant of iptables changes, and that none goes past a Service while
-// only one of the tables has changed.
+// the agent restarts and the variant of iptables changes. None goes past a Service while only one
+// of the tables has changed.
 package iptables
 
 import (
@@ -115,9 +115,9 @@ func TestTraffic(t *testing.T) {
 	})
 }
 
-// TestNothingPassesBetweenTables asserts that packets to a Service do not leave the node with the
-// Service's address, and do not reach what listens on the node at a NodePort, while one of the
-// tables nat and filter has changed and the other one has not.
+// TestNothingPassesBetweenTables asserts that packets do not pass a Service while one of the tables
+// nat and filter has changed and the other one has not. They neither leave the node with the
+// Service's address nor reach what listens on the node at a NodePort.
 func TestNothingPassesBetweenTables(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -154,7 +154,7 @@ func TestNothingPassesBetweenTables(t *testing.T) {
 				state(drop, 1, external(at), nodePort(30001)),
 				state(cluster, 1, sourced(own), nodePort(30001)),
 				state(reject, 0, rejected(sourced(own)), rejected(nodePort(30001))),
-				state(cluster, 1, sourced(netip.PrefixFrom(at, at.BitLen())), nodePort(30001)), // not the client any more
+				state(cluster, 1, sourced(netip.PrefixFrom(at, at.BitLen())), nodePort(30001)), // not the client
 				state(cluster, 1, sourced(own), nodePort(30001)),
 				state(reject, 0, rejected(external(at)), rejected(nodePort(30001))),
 			}

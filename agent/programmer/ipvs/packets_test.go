@@ -5,6 +5,7 @@ package ipvs
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -352,8 +353,7 @@ func sendTooBig(from netip.Addr, to netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	return unix.Sendto(fd, b, 0, target)
+	return errors.Join(unix.Sendto(fd, b, 0, target), unix.Close(fd))
 }
 
 // checksum returns the Internet checksum of an even number of bytes.

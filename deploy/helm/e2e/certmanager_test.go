@@ -106,7 +106,9 @@ func (i install) requireChangesOfMode(ca string) {
 	}()
 	defer func() {
 		stop()
-		_ = <-ended // the client was stopped
+		for range ended {
+			continue // the client was stopped
+		}
 	}()
 	root, err := repository.Root()
 	require.NoError(i, err)

@@ -189,8 +189,8 @@ func (m *maker) tokens() {
 		"AGE-SECRET-KEY-1" + m.random(58, capital), m.random(3, all) + "8Q~" + m.random(34, all), "dt0c01." + m.random(24, capital+digits) + "." + m.random(64, capital+digits),
 		"sha256~" + m.random(43, all), "LTAI" + m.random(20, all), "EAAA" + m.random(60, all), "xkeysib-" + m.random(64, hexa) + "-" + m.random(16, all),
 		m.random(10, digits) + ":AA" + m.random(33, all),
-		"vndr_pat_" + m.random(40, all),                                    // of a vendor that nobody knows
-		"aB3-dE5_gH7-jK9_mN1-pQ3_sT5-vW7_yZ9-bC1_eF3-hJ",                   // a key whose parts look like words
+		"vndr_pat_" + m.random(40, all),                                    // of an unknown vendor
+		"aB3-dE5_gH7-jK9_mN1-pQ3_sT5-vW7_yZ9-bC1_eF3-hJ",                   // parts like words
 		"MIIEpAIBAAKCAQEA+DqAPlNE7a/sQ/JRwrJEMNZzdcaWDaQxs+WIsYmVSefJKHAl", // the same, of RSA
 		"eyJhbGciOiJSUzI1NiJ9." + m.random(60, all) + "." + m.random(60, all),
 	} {
