@@ -154,7 +154,7 @@ func TestNothingPassesBetweenTables(t *testing.T) {
 				state(drop, 1, external(at), nodePort(30001)),
 				state(cluster, 1, sourced(own), nodePort(30001)),
 				state(reject, 0, rejected(sourced(own)), rejected(nodePort(30001))),
-				state(cluster, 1, sourced(netip.PrefixFrom(at, at.BitLen())), nodePort(30001)), // not the client
+				state(cluster, 1, sourced(netip.PrefixFrom(at, at.BitLen())), nodePort(30001)),
 				state(cluster, 1, sourced(own), nodePort(30001)),
 				state(reject, 0, rejected(external(at)), rejected(nodePort(30001))),
 			}
