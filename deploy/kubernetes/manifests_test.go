@@ -392,7 +392,8 @@ func TestPrivilegesOfAgentContainersAreMinimal(t *testing.T) {
 }
 
 // TestHealthAddressesAreSettings requires that no flag overrides the ConfigMap, which has the
-// address of the probe. It is for readiness only, because nothing but programming may end the agent.
+// address of the probe. It is for readiness only, because nothing but programming may end the
+// agent.
 func TestHealthAddressesAreSettings(t *testing.T) {
 	_, objects := load(t, ".")
 	agent := template(t, objects, "DaemonSet").Spec.Containers[0]
