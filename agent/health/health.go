@@ -33,7 +33,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
@@ -135,7 +134,7 @@ func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.
 func (s *Server) Run(ctx context.Context, programming Programming) {
 	l := listeners{
 		handlers: handlers{s, programming}, open: make(map[listenerKey]*http.Server), failed: make(map[listenerKey]bool),
-		lines: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
+		lines: bounded.NewLines(),
 	}
 	defer l.close()
 	tick := time.NewTicker(s.retry)

@@ -513,12 +513,12 @@ func TestLinesAboutPortsInUse(t *testing.T) {
 	require.NoError(t, err)
 	s, _, log := start(t)
 	checks := map[view.HealthCheckID]view.HealthCheck{}
-	for i := range 2 * linesAtOnce {
+	for i := range 2 * bounded.LinesOfNamespaceAtOnce {
 		checks[view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: fmt.Sprint("web", i)}, Family: model.IPv4}] = view.HealthCheck{Port: 31801}
 	}
 	s.Sync(checks, view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true})
-	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 2*linesAtOnce }, 30*time.Second, time.Millisecond)
-	require.Equal(t, linesAtOnce, log.Count("level=ERROR"))
+	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 2*bounded.LinesOfNamespaceAtOnce }, 30*time.Second, time.Millisecond)
+	require.Equal(t, bounded.LinesOfNamespaceAtOnce, log.Count("level=ERROR"))
 	require.NoError(t, other.Close())
 }
 

@@ -13,23 +13,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/nodeport"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
 // retryInterval is how often the server retries ports that it could not open, and reads the
 // machine's addresses again.
 const retryInterval = 5 * time.Second
-
-// A tenant can ask for ports that are in use, in a new Service each time. After linesAtOnce lines
-// about ports of Services, there is one each linesEvery.
-const (
-	linesAtOnce = 50
-	linesEvery  = 10 * time.Second
-)
 
 // listenerKey identifies an address to listen on, and the health check to answer there.
 type listenerKey struct {
@@ -47,7 +40,7 @@ type listeners struct {
 	handlers
 	open    map[listenerKey]*http.Server
 	failed  map[listenerKey]bool // whether the failure was logged
-	lines   *rate.Limiter        // of lines about ports of Services
+	lines   *bounded.Lines       // about ports of Services
 	lost    bool                 // the addresses could not be read, which was logged already
 	serving sync.WaitGroup
 }
@@ -164,9 +157,13 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 		if _, failed := l.failed[key]; failed {
 			return
 		}
-		l.failed[key] = key.check == (view.HealthCheckID{}) || l.lines.Allow()
-		if l.failed[key] {
-			l.Logger.Error("Cannot listen for health checks, so load balancers consider the node unhealthy; trying "+
+		log := l.Logger
+		if key.check != (view.HealthCheckID{}) {
+			log = l.lines.Logger(log, key.check.Service.Namespace)
+		}
+		l.failed[key] = log != nil
+		if log != nil {
+			log.Error("Cannot listen for health checks, so load balancers consider the node unhealthy; trying "+
 				"again",
 				"for", key.subject(), "address", key.address, "err", err)
 		}

@@ -20,13 +20,12 @@ import (
 	"sync"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -142,11 +141,7 @@ type Reconciler struct {
 	// may differ from what the Reporter was last told.
 	problems map[model.ServiceKey]string
 	due      map[model.ServiceKey]struct{}
-	// lines bounds the log lines about Services, and linesOf those of each namespace. unlogged counts
-	// those left out since the last one.
-	lines    *rate.Limiter
-	linesOf  *lru.Cache[string, *rate.Limiter]
-	unlogged int
+	lines    *bounded.Lines // about Services
 	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
 	// kept means that the kernel is as an earlier agent left it, and is left so.
@@ -177,14 +172,12 @@ func New(o Options) *Reconciler {
 		failed:   make(map[view.ServicePortID]*programmer.PortError),
 		problems: make(map[model.ServiceKey]string),
 		due:      make(map[model.ServiceKey]struct{}),
-		lines:    rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
+		lines:    bounded.NewLines(),
 		nowhere:  make(map[model.Family]bool),
 		lost:     make(chan string, 1),
 		begun:    make(chan struct{}), programmed: make(chan struct{}),
 		metrics: newMetrics(o.Registerer),
 	}
-	// An error is returned only for sizes below 1.
-	r.linesOf, _ = lru.New[string, *rate.Limiter](namespaces)
 	registerer := o.Registerer
 	if o.Shadow {
 		registerer = nil
@@ -620,34 +613,13 @@ func (r *Reconciler) noteProblems() {
 	}
 }
 
-// Tenants can change their Services so that each change is worth a line. After linesAtOnce lines
-// about Services, there is one each linesEvery. A namespace has a share of these lines, so that the
-// others are still heard of.
-const (
-	linesAtOnce, linesEvery                       = 50, 10 * time.Second
-	linesOfNamespaceAtOnce, linesOfNamespaceEvery = 10, time.Minute
-	// namespaces is of how many namespaces the share is remembered.
-	namespaces = 4096
-)
-
 // loggerOf returns the logger for a line about a Service. It discards the line if the bound of such
 // lines is reached.
 func (r *Reconciler) loggerOf(service model.ServiceKey) *slog.Logger {
-	share, known := r.linesOf.Get(service.Namespace)
-	if !known {
-		share = rate.NewLimiter(rate.Every(linesOfNamespaceEvery), linesOfNamespaceAtOnce)
-		r.linesOf.Add(service.Namespace, share)
+	if l := r.lines.Logger(r.Logger, service.Namespace); l != nil {
+		return l.With("service", service.String())
 	}
-	if !share.Allow() || !r.lines.Allow() {
-		r.unlogged++
-		return discard
-	}
-	l := r.Logger.With("service", service.String())
-	if r.unlogged > 0 {
-		l = l.With("not_logged", r.unlogged)
-		r.unlogged = 0
-	}
-	return l
+	return discard
 }
 
 var discard = slog.New(slog.DiscardHandler)

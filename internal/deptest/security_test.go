@@ -163,9 +163,8 @@ var alone = map[string]string{
 	"connection.resyncsAtOnce": "of the agent itself", "connection.nacksAtOnce": "of the agent itself",
 	"connection.repairBurst": "of the agent itself", "kube.queriesBurst": "of the program itself",
 	"reconcile.repairsAtOnce": "of the agent itself", "probe.maxAtOnce": "of the tester itself",
-	"reconcile.linesAtOnce": "of a log; the status and servers have all of it",
-	"health.linesAtOnce":    "of a log; the metric counts all of it",
-	"page.lookupBurst":      "only observers and operators ask, and answers are short",
+	"bounded.LinesAtOnce": "of a log; the status, servers or a metric have all of it",
+	"page.lookupBurst":    "only observers and operators ask, and answers are short",
 }
 
 // TestSharesAreBelowTheirBudgets requires that each share in docs/security.md is at most half of

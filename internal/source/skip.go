@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -155,9 +156,10 @@ func at(field string, i int) string {
 }
 
 // Skips tracks what a source leaves out. It reports this in a metric, and in the log once for each
-// object and reason.
+// object and reason, within the bounds of bounded.Lines.
 type Skips struct {
 	log   *slog.Logger
+	lines *bounded.Lines
 	gauge *prometheus.GaugeVec
 
 	mu      sync.Mutex           // guards objects
@@ -167,7 +169,7 @@ type Skips struct {
 // NewSkips returns an empty Skips.
 func NewSkips(log *slog.Logger, metrics prometheus.Registerer) *Skips {
 	return &Skips{
-		log: log,
+		log: log, lines: bounded.NewLines(),
 		gauge: promauto.With(metrics).NewGaugeVec(prometheus.GaugeOpts{
 			Name: "slicecast_source_skipped_objects",
 			Help: "Number of objects of the cluster that are currently left out, wholly or in part, by reason.",
@@ -213,10 +215,10 @@ func (s *Skips) set(key model.Key, now []Skip) {
 			continue
 		}
 		log := s.log.With("object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
-		if n.Invalid() {
-			log.Warn("Object has an invalid field, leaving the field out")
-		} else {
+		if !n.Invalid() {
 			log.Debug("Nodes do not use the object, leaving it out")
+		} else if log = s.lines.Logger(log, key.Namespace); log != nil {
+			log.Warn("Object has an invalid field, leaving the field out")
 		}
 	}
 	if len(now) == 0 {

@@ -1,5 +1,5 @@
-// This test proves that what is left out of an object counts in the metric while it lasts, and is
-// logged once.
+// These tests prove that what is left out of an object counts in the metric while it lasts, and is
+// logged once, and that tenants cannot fill the log this way.
 package source
 
 import (
@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -52,4 +53,20 @@ func TestSkipsAreCountedWhileTheyLastAndLoggedOnce(t *testing.T) {
 	skips.Set(model.Key{Kind: model.KindServiceCIDR, Name: allServiceCIDRs}, []Skip{{TooMany, "spec.cidrs", "too many"}})
 	skips.Replace(nil, model.KindServiceCIDR)
 	require.Equal(t, 1.0, count("ServiceCIDR", "too_many"), "Replace does not concern all ServiceCIDRs together")
+}
+
+// TestATenantDoesNotFillTheLog asserts that an object which is invalid over and over costs no line
+// each time, and does not keep the objects of others out of the log.
+func TestATenantDoesNotFillTheLog(t *testing.T) {
+	var log bytes.Buffer
+	skips := NewSkips(slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+	bad := []Skip{{InvalidPort, "spec.ports[0].port", "0 is not within 1 to 65535"}}
+	for range 100 {
+		web := model.Key{Kind: model.KindService, Namespace: "tenant", Name: "web"}
+		skips.Set(web, bad)
+		skips.Set(web, nil)
+	}
+	skips.Set(model.Key{Kind: model.KindService, Namespace: "other", Name: "web"}, bad)
+	require.Equal(t, bounded.LinesOfNamespaceAtOnce, strings.Count(log.String(), "Service tenant/web"))
+	require.Equal(t, 1, strings.Count(log.String(), "Service other/web"))
 }
