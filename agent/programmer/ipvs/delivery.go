@@ -72,6 +72,27 @@ func (d *device) deliver(family model.Family) error {
 	return nil
 }
 
+// otherDelivery returns what the routing policy lacks of what deliver adds.
+func (d *device) otherDelivery(family model.Family) (lacking []string, err error) {
+	rules, err := d.addresses.Rules(family)
+	if err != nil {
+		return nil, fmt.Errorf("read the rules of the %v routing policy: %w", family, err)
+	}
+	for _, r := range deliveryRules {
+		if !slices.Contains(rules, r) {
+			lacking = append(lacking, fmt.Sprintf("the rule %d of the %v routing policy", r.Priority, family))
+		}
+	}
+	routes, err := d.addresses.Routes(family)
+	if err != nil {
+		return nil, fmt.Errorf("read the %v routes: %w", family, err)
+	}
+	if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Table == deliveryTable && r.Type == unix.RTN_LOCAL }) {
+		lacking = append(lacking, fmt.Sprintf("the %v route over lo in table %d", family, deliveryTable))
+	}
+	return lacking, nil
+}
+
 // undeliver removes what deliver has added.
 func (d *device) undeliver(family model.Family) error {
 	missing := func(err error) bool {

@@ -53,9 +53,16 @@ func Differences(ip model.Family, options Options, state view.State) (different 
 		return nil, err
 	}
 	settings, err := m.otherSettings()
-	different = slices.Concat(held.different, f.otherElements(x), f.otherServices(x), f.device.otherAddresses(x), settings)
+	if err != nil {
+		return nil, err
+	}
+	delivery, err := m.device.otherDelivery(ip)
+	if err != nil {
+		return nil, err
+	}
+	different = slices.Concat(held.different, f.otherElements(x), f.otherServices(x), f.device.otherAddresses(x), settings, delivery)
 	slices.Sort(different)
-	return different, err
+	return different, nil
 }
 
 // otherElements returns what elements the table should have. It returns none if the table must be
