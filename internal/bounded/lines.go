@@ -13,8 +13,10 @@ import (
 // LinesAtOnce lines there is one each LinesEvery. A namespace has a share of these, so that the
 // others are still heard of.
 const (
-	LinesAtOnce, LinesEvery                       = 50, 10 * time.Second
-	LinesOfNamespaceAtOnce, LinesOfNamespaceEvery = 10, time.Minute
+	LinesAtOnce            = 50
+	LinesEvery             = 10 * time.Second
+	LinesOfNamespaceAtOnce = 10
+	LinesOfNamespaceEvery  = time.Minute
 	// maxNamespaces is of how many namespaces the share is remembered.
 	maxNamespaces = 4096
 )

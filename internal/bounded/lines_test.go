@@ -20,18 +20,18 @@ func TestLines(t *testing.T) {
 		log, l := slog.New(slog.NewTextHandler(&out, nil)), NewLines()
 		line := func(namespace string) {
 			if to := l.Logger(log, namespace); to != nil {
-				to.Info(namespace)
+				to.Info("line", "of", namespace)
 			}
 		}
-		lines := func(of string) int { return strings.Count(out.String(), "msg="+of) }
+		lines := func(of string) int { return strings.Count(out.String(), "of="+of) }
 		const many = 3 * LinesAtOnce
 		for range many {
 			line("one")
 		}
 		require.Equal(t, LinesOfNamespaceAtOnce, lines("one"))
 		line("other")
-		require.Contains(t, out.String(), fmt.Sprint("msg=other not_logged=", many-LinesOfNamespaceAtOnce))
-		time.Sleep(LinesOfNamespaceEvery)
+		require.Contains(t, out.String(), fmt.Sprint("not_logged=", many-LinesOfNamespaceAtOnce, " of=other"))
+		<-time.After(LinesOfNamespaceEvery)
 		line("one")
 		line("one")
 		require.Equal(t, LinesOfNamespaceAtOnce+1, lines("one"))
