@@ -86,8 +86,8 @@ var mutations = []mutation{
 	},
 	{
 		"a lock is missed when changes are taken", "agent/client/cache/cache.go",
-		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.countsLocked() {\n\t\treturn Changes{}, false\n",
-		"\tif !c.countsLocked() {\n\t\treturn Changes{}, false\n",
+		"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tif !c.countsLocked() {\n",
+		"\tif !c.countsLocked() {\n",
 		[]string{"./agent/client/cache", "./agent/client"},
 	},
 	{
