@@ -468,11 +468,8 @@ func TestErrorForAnAddressInUseNamesTheFlag(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, taken.Close()) }()
 	for flag, set := range map[string]func(*Config){
-		"--bind-address":         func(c *Config) { c.BindAddress = taken.Addr().String() },
-		"--healthz-bind-address": func(c *Config) { c.HealthzBindAddress = taken.Addr().String() },
-		"--metrics-bind-address": func(c *Config) { c.MetricsBindAddress = taken.Addr().String() },
-		"--debug-socket":         func(c *Config) { c.DebugSocket = "/nowhere/debug.sock" },
-		"--shards":               func(c *Config) { c.Shards = 3 },
+		"--bind-address": func(c *Config) { c.BindAddress = taken.Addr().String() },
+		"--shards":       func(c *Config) { c.Shards = 3 },
 	} {
 		c := testConfig(t)
 		set(&c)

@@ -120,7 +120,10 @@ func (r *statusReport) printServer(out *show.Page) {
 
 func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	if !up.GetConnected() {
-		text := "not connected for " + r.since(up.GetStaleSince())
+		text := "not connected yet"
+		if up.GetStaleSince() != nil {
+			text = "not connected for " + r.since(up.GetStaleSince())
+		}
 		if up.GetLastError() != "" {
 			text += ": " + up.GetLastError()
 		}

@@ -177,7 +177,7 @@ func TestStatusOfARelay(t *testing.T) {
 		var err error
 		out, err = runStatus(t, "--debug-socket="+c.DebugSocket)
 		require.NoError(t, err)
-		return strings.Contains(out, ", serving\n")
+		return strings.Contains(out, ", serving\n") && strings.Contains(out, ", in sync for ")
 	}, deadline, time.Millisecond)
 	require.Regexp(t, `\nSource +upstream, resource versions .*, from \S+ at `+address+`, version \S+, in sync for \S+\n`, out)
 	require.Contains(t, out, "1 Services, 1 slices, 2 endpoints")
