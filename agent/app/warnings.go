@@ -129,7 +129,7 @@ func newRoutes(list []netlink.Route, held []netlink.Address, n *model.Node) rout
 	own, uplinks := make(map[netip.Addr]bool), make(map[int]bool)
 	for _, a := range held {
 		own[a.Addr()] = true
-		if n != nil && slices.Contains(n.InternalIPs, a.Addr()) {
+		if n != nil && slices.Contains(n.Addresses, a.Addr()) {
 			uplinks[a.Link] = true
 		}
 	}

@@ -50,7 +50,7 @@ func TestRoutesToPods(t *testing.T) {
 		route("10.3.1.0/24", bridge, "10.1.1.1"), route("10.3.2.0/24", second, "10.0.0.3"), // by gateways
 		route("10.4.0.0/16", bridge, ""), route("10.4.0.0/16", uplink, ""), // in two ways
 		several, elsewhere, route("fd00:1::/64", bridge, ""), route("2001:db8::/64", uplink, ""), route("", uplink, "fe80::1"),
-	}, held, &model.Node{InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::2")}})
+	}, held, &model.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::2")}})
 	for a, want := range map[string]bool{
 		"10.1.1.9": true, "10.2.0.7": true, "10.3.1.9": true, "fd00:1::9": true,
 		"203.0.113.9": false, "192.168.0.9": false, "10.1.2.9": false, "10.2.0.8": false, "10.3.2.9": false, "10.4.0.9": false,
@@ -77,7 +77,7 @@ func TestEndpointsOfTenants(t *testing.T) {
 		}}),
 	}})
 	require.NoError(t, err)
-	w.SetNode(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	w.SetNode(&model.Node{Name: "node-1", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	require.NoError(t, w.InSync([]uint64{1}, model.ResourceVersions{}))
 	a := &agent{options: &Options{NodeName: "node-1", BesideKubeProxy: true}, cache: w.Cache, logger: slog.New(slog.DiscardHandler), services: newServices(slog.New(slog.DiscardHandler), nil)}
 	a.programmer = &chosen{name: programmerPrinter}

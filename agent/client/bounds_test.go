@@ -200,7 +200,7 @@ func extremes(t *testing.T, epoch uint64, shards uint32) map[string][]any {
 		"node: its name":      node(func(u *pb.NodeUpdate) { u.Node.Name = text }),
 		"node: labels":        node(func(u *pb.NodeUpdate) { u.Node.Labels = labels }),
 		"node: a label":       node(func(u *pb.NodeUpdate) { u.Node.Labels = map[string]string{text: text[1:]} }),
-		"node: addresses":     node(func(u *pb.NodeUpdate) { u.Node.InternalIps = manyAddresses }),
+		"node: addresses":     node(func(u *pb.NodeUpdate) { u.Node.Addresses = manyAddresses }),
 		"node: pod CIDRs":     node(func(u *pb.NodeUpdate) { u.Node.PodCidrs = manyAddresses }),
 		"node: service CIDRs": node(func(u *pb.NodeUpdate) { u.Node.ServiceCidrs = manyAddresses }),
 		"node: gone":          repeat(10_000, nodeUpdate("node-1", nil)),

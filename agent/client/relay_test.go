@@ -82,7 +82,7 @@ func TestRelay(t *testing.T) {
 		ResourceVersions: &pb.ResourceVersions{Services: 5},
 	}}}
 	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, Path: []uint64{4, 5}}),
-		nodeUpdate("a", &pb.Node{Name: "a"}), nodeUpdate("b", &pb.Node{Name: "b", InternalIps: []string{"x"}}), nodeUpdate("c", nil),
+		nodeUpdate("a", &pb.Node{Name: "a"}), nodeUpdate("b", &pb.Node{Name: "b", Addresses: []string{"x"}}), nodeUpdate("c", nil),
 		shardUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{web, other}}), reached, all,
 		shardUpdate(&model.Update{From: 1, To: 2, Deltas: []*model.SliceDelta{model.Diff(web, named("web", "web", 3))},
 			Removed: []model.Key{other.Key()}, ResourceVersions: model.ResourceVersions{Slices: 6}}),

@@ -125,7 +125,7 @@ func TestPrimaryFamilyMissing(t *testing.T) {
 		node := func(ips ...string) {
 			o := &model.Node{Name: "node-1"}
 			for _, ip := range ips {
-				o.InternalIPs = append(o.InternalIPs, netip.MustParseAddr(ip))
+				o.Addresses = append(o.Addresses, netip.MustParseAddr(ip))
 			}
 			n.store.Upsert(o, 0)
 			n.pass(maxRetry)

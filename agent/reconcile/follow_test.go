@@ -250,7 +250,7 @@ func TestHealthChecksFollowTheKernel(t *testing.T) {
 		n.write(map[string]int{"a": 2})
 		require.Equal(t, 2, f.syncs)
 
-		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
+		n.store.Upsert(&model.Node{Name: "node-1", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
 		synctest.Wait()
 		require.Equal(t, 3, f.syncs, "they are on the addresses that NodePorts are on")
 		require.Equal(t, n.kernel.node, f.node)
@@ -283,17 +283,17 @@ func TestNodeDecides(t *testing.T) {
 		require.NotContains(t, log.String(), "NodePorts of an IP family are not served", "no Service has any")
 
 		addresses := []netip.Addr{netip.MustParseAddr("192.168.0.2")}
-		set(model.Node{InternalIPs: addresses})
+		set(model.Node{Addresses: addresses})
 		nodePorts("192.168.0.2/32")
 		require.Equal(t, 2, n.kernel.replaces)
 		applies := n.kernel.applies
-		set(model.Node{InternalIPs: addresses, Labels: map[string]string{"topology.kubernetes.io/zone": "a"}, Deleting: true})
+		set(model.Node{Addresses: addresses, Labels: map[string]string{"topology.kubernetes.io/zone": "a"}, Deleting: true})
 		require.Equal(t, 2, n.kernel.replaces, "nothing that it programs")
 		require.Equal(t, applies, n.kernel.applies)
 
 		// A Replace that fails is tried again.
 		n.kernel.failures = 1
-		set(model.Node{InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.3")}})
+		set(model.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.3")}})
 		nodePorts("192.168.0.2/32")
 		n.pass(minRetry)
 		nodePorts("192.168.0.3/32")
@@ -328,7 +328,7 @@ func TestNodePortsWithoutAddress(t *testing.T) {
 		set := func(ips ...string) {
 			o := &model.Node{Name: "node-1"}
 			for _, ip := range ips {
-				o.InternalIPs = append(o.InternalIPs, netip.MustParseAddr(ip))
+				o.Addresses = append(o.Addresses, netip.MustParseAddr(ip))
 			}
 			n.store.Upsert(o, 0)
 		}
@@ -352,7 +352,7 @@ func TestNodePortsWithoutAddress(t *testing.T) {
 func TestNodeThatIsThereFromTheBeginning(t *testing.T) {
 	var log bytes.Buffer
 	run(t, func(t *testing.T, n *node) {
-		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
+		n.store.Upsert(&model.Node{Name: "node-1", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
 		n.sync()
 		require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}, n.kernel.node.NodePorts)
 		require.Equal(t, 1, n.kernel.replaces)

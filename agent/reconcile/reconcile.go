@@ -343,7 +343,7 @@ const keptCheck = 10 * time.Second
 func (r *Reconciler) keeps(ctx context.Context, stale bool) bool {
 	was := r.kept
 	k, ok := r.Programmer.(programmer.Keeper)
-	r.kept = ok && stale && r.Ahead && r.schedule.replaced.IsZero() && k.Intact(ctx, r.View.State())
+	r.kept = ok && r.Ahead && stale && r.schedule.replaced.IsZero() && k.Intact(ctx, r.View.State())
 	switch {
 	case r.kept && !was:
 		r.Logger.Warn("Keeping the rules of the last agent, which was killed, because they may be later than the checkpoint")

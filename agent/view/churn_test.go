@@ -16,7 +16,7 @@ import (
 
 func TestNothingRemainsOfChurn(t *testing.T) {
 	v := New(Options{NodeName: "node-1", NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
-	v.SetNode(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	v.SetNode(&model.Node{Name: "node-1", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	v.Update()
 	v.TakeHealthChecks()
 	const kept = 20

@@ -209,7 +209,7 @@ func TestNodePortsPrecedeExternalAddressesOnTheNode(t *testing.T) {
 
 	// The NodePort comes first only on the addresses on which NodePorts are open.
 	moved := *thisNode
-	moved.InternalIPs = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
+	moved.Addresses = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
 	f.SetNode(&moved)
 	f.Update()
 	require.Contains(t, f.has(api), "externalIP 192.168.0.2:30080/TCP")

@@ -234,15 +234,15 @@ func TestNodePortAddresses(t *testing.T) {
 		localhost bool
 	}{
 		"default: primary":            {view.Options{}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
-		"the first of each family":    {view.Options{}, &model.Node{InternalIPs: addrs("2001:db8::3", "192.168.0.3", "192.168.0.2", "2001:db8::2")}, prefixes("192.168.0.3/32", "2001:db8::3/128"), false},
-		"a family without an address": {view.Options{}, &model.Node{InternalIPs: addrs("192.168.0.3")}, prefixes("192.168.0.3/32"), false},
+		"the first of each family":    {view.Options{}, &model.Node{Addresses: addrs("2001:db8::3", "192.168.0.3", "192.168.0.2", "2001:db8::2")}, prefixes("192.168.0.3/32", "2001:db8::3/128"), false},
+		"a family without an address": {view.Options{}, &model.Node{Addresses: addrs("192.168.0.3")}, prefixes("192.168.0.3/32"), false},
 		"no Node":                     {view.Options{}, nil, nil, false},
 		"a Node without addresses":    {view.Options{NodePortPrimary: true}, &model.Node{Name: here}, nil, false},
 		"a list needs no Node":        {view.Options{NodePortAddresses: prefixes("192.168.0.0/24")}, nil, prefixes("192.168.0.0/24", "::/0"), false},
 		"primary":                     {view.Options{NodePortPrimary: true, LocalhostNodePorts: &no}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
 		"primary and a list":          {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("192.168.1.0/24", "192.168.2.0/24", "192.168.2.7/32")}, thisNode, prefixes("192.168.0.2/32", "192.168.1.0/24", "192.168.2.0/24", "2001:db8::2/128"), false},
 		"primary within a list":       {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("192.168.0.0/24")}, thisNode, prefixes("192.168.0.0/24", "2001:db8::2/128"), false},
-		"primary and all of a family without an address": {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("::/0")}, &model.Node{InternalIPs: addrs("192.168.0.3")}, prefixes("192.168.0.3/32", "::/0"), false},
+		"primary and all of a family without an address": {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("::/0")}, &model.Node{Addresses: addrs("192.168.0.3")}, prefixes("192.168.0.3/32", "::/0"), false},
 		"primary and loopback, wanted":                   {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("127.0.0.0/8"), LocalhostNodePorts: &yes}, thisNode, prefixes("127.0.0.0/8", "192.168.0.2/32", "2001:db8::2/128"), true},
 		"primary and a list, no Node":                    {view.Options{NodePortPrimary: true, NodePortAddresses: prefixes("192.168.1.0/24")}, nil, prefixes("192.168.1.0/24"), false},
 		"primary is not loopback":                        {view.Options{NodePortPrimary: true, LocalhostNodePorts: &yes}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
@@ -275,7 +275,7 @@ func TestAddressesOutliveTheNode(t *testing.T) {
 		require.Equal(t, n == thisNode, changed)
 		require.Equal(t, prefixes("192.168.0.2/32", "2001:db8::2/128"), v.State().Node.NodePorts)
 	}
-	v.SetNode(&model.Node{Name: here, InternalIPs: addrs("192.168.0.4")})
+	v.SetNode(&model.Node{Name: here, Addresses: addrs("192.168.0.4")})
 	require.Equal(t, prefixes("192.168.0.4/32"), v.State().Node.NodePorts, "a known Node without an IPv6 address")
 }
 

@@ -23,7 +23,7 @@ var (
 	// thisNode is the Node that most tests use.
 	thisNode = &model.Node{
 		Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-a"},
-		InternalIPs: addrs("192.168.0.2", "2001:db8::2"), PodCIDRs: prefixes("10.180.0.0/24", "fd00:180::/64"),
+		Addresses: addrs("192.168.0.2", "2001:db8::2"), PodCIDRs: prefixes("10.180.0.0/24", "fd00:180::/64"),
 	}
 	options = view.Options{NodeName: here, ClusterCIDRs: clusterCIDRs}
 )

@@ -59,10 +59,10 @@ func drawService(t *rapid.T, key model.ServiceKey) *model.Service {
 
 func drawNode(t *rapid.T) *model.Node {
 	return rapid.SampledFrom([]*model.Node{
-		nil, thisNode, {Name: here}, {Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}, InternalIPs: addrs("198.51.100.1")},
+		nil, thisNode, {Name: here}, {Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}, Addresses: addrs("198.51.100.1")},
 		{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": ""}, PodCIDRs: prefixes("10.180.0.0/24")},
 		{Name: here, ServiceCIDRs: prefixes("10.96.0.0/16")},
-		{Name: here, InternalIPs: addrs("10.96.0.3", "10.96.0.2", "fd00:96::2")},
+		{Name: here, Addresses: addrs("10.96.0.3", "10.96.0.2", "fd00:96::2")},
 	}).Draw(t, "node")
 }
 

@@ -87,7 +87,7 @@ func (n Node) equal(o Node) bool {
 
 // node returns what follows from the options and the Node.
 func (o *Options) node(n *model.Node) node {
-	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
+	out := node{zone: n.Labels[zoneLabel], ips: n.Addresses}
 	out.programmed.ServiceCIDRs, out.programmed.PodCIDRs = disjoint(n.ServiceCIDRs), canonical(n.PodCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {

@@ -28,12 +28,12 @@ func (w *world) see(n *model.Node) {
 	}
 }
 
-// addresses returns the Node's InternalIPs.
+// addresses returns the Node's addresses.
 func (w *world) addresses() []netip.Addr {
 	if w.node == nil {
 		return nil
 	}
-	return w.node.InternalIPs
+	return w.node.Addresses
 }
 
 // origin is where a connection comes from.

@@ -64,10 +64,10 @@ func unrecognized(n *model.Node, family model.Family, recognized []netip.Prefix,
 		return ""
 	}
 	// Without an address of the Node, pods cannot be told from endpoints in the node's network.
-	if hasIP(n.InternalIPs, family) {
+	if hasIP(n.Addresses, family) {
 		used, elsewhere := false, false
 		for a := range local {
-			if model.FamilyOf(a) != family || slices.Contains(n.InternalIPs, a) {
+			if model.FamilyOf(a) != family || slices.Contains(n.Addresses, a) {
 				continue
 			}
 			if !contains(recognized, a) {

@@ -68,9 +68,9 @@ func TestUnrecognizedPods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{DetectLocal: c.mode, ClusterCIDRs: c.ranges}
-			n := &model.Node{Name: "node-1", InternalIPs: c.ips, PodCIDRs: c.podCIDRs}
+			n := &model.Node{Name: "node-1", Addresses: c.ips, PodCIDRs: c.podCIDRs}
 			if c.ips == nil {
-				n.InternalIPs = addrs("192.0.2.1", "2001:db8::1")
+				n.Addresses = addrs("192.0.2.1", "2001:db8::1")
 			}
 			got := o.UnrecognizedPods(n, slices.Values(c.local))
 			for family, want := range map[model.Family]string{model.IPv4: c.ipv4, model.IPv6: c.ipv6} {

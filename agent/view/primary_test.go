@@ -27,7 +27,7 @@ func TestPrimaryFamily(t *testing.T) {
 		{[]string{"192.168.0.2", "2001:db8::2"}, model.IPv4, true},
 		{[]string{"192.168.0.2"}, model.IPv4, false},
 	} {
-		v.SetNode(&model.Node{Name: here, InternalIPs: addrs(c.ips...)})
+		v.SetNode(&model.Node{Name: here, Addresses: addrs(c.ips...)})
 		_, changed := v.Update()
 		require.Equal(t, c.changed, changed, c)
 		require.Equal(t, c.want, v.State().Node.Primary, c)

@@ -44,7 +44,7 @@ func TestOnlyWhatDiffersChanges(t *testing.T) {
 	v.Set(web, s, []*model.Slice{four})
 	none()
 	v.SetNode(&model.Node{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-z", "other": "label"},
-		InternalIPs: thisNode.InternalIPs, Deleting: true})
+		Addresses: thisNode.Addresses, Deleting: true})
 	none()
 	require.Same(t, first, v.State().Ports[id(http, model.IPv4)])
 
@@ -118,16 +118,16 @@ func TestNodeChanges(t *testing.T) {
 	require.Equal(t, thisNode.PodCIDRs, v.State().Node.Pods.Prefixes)
 
 	// A second address of the Node may be the source of its own connections.
-	changed, node = change(&model.Node{InternalIPs: addrs("192.168.0.2", "192.168.7.7", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	changed, node = change(&model.Node{Addresses: addrs("192.168.0.2", "192.168.7.7", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
-	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	changed, node = change(&model.Node{Addresses: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.True(t, node, "NodePorts are elsewhere")
 
 	// A change that is undone before the next call of Update is none.
 	v.SetNode(thisNode)
-	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	changed, node = change(&model.Node{Addresses: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
 }
@@ -156,7 +156,7 @@ func TestLastKnownNodeStaysValid(t *testing.T) {
 		require.Equal(t, n.ServiceCIDRs, v.State().Node.ServiceCIDRs)
 	}
 
-	v.SetNode(&model.Node{Name: here, InternalIPs: n.InternalIPs, PodCIDRs: prefixes("10.180.7.0/24")})
+	v.SetNode(&model.Node{Name: here, Addresses: n.Addresses, PodCIDRs: prefixes("10.180.7.0/24")})
 	changes, node := v.Update()
 	require.Len(t, changes, 1, "it says that it is in no zone")
 	require.True(t, node)
@@ -168,7 +168,7 @@ func TestServiceCIDRs(t *testing.T) {
 	v := view.New(options)
 	is := func(why string, changed bool, want []netip.Prefix, ranges ...string) {
 		t.Helper()
-		v.SetNode(&model.Node{Name: here, InternalIPs: thisNode.InternalIPs, ServiceCIDRs: prefixes(ranges...)})
+		v.SetNode(&model.Node{Name: here, Addresses: thisNode.Addresses, ServiceCIDRs: prefixes(ranges...)})
 		_, node := v.Update()
 		require.Equal(t, changed, node, why)
 		require.Equal(t, want, v.State().Node.ServiceCIDRs, why)
@@ -266,7 +266,7 @@ func TestHealthChecks(t *testing.T) {
 	v.SetNode(thisNode)
 	_, changed = set(lb, endpoints)
 	require.True(t, changed)
-	v.SetNode(&model.Node{InternalIPs: thisNode.InternalIPs, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}})
+	v.SetNode(&model.Node{Addresses: thisNode.Addresses, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}})
 	_, changed = set(lb, endpoints)
 	require.False(t, changed)
 }

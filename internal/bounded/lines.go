@@ -10,7 +10,7 @@ import (
 )
 
 // Tenants can change their objects so that each change is worth a line of the log. After
-// LinesAtOnce lines there is one each LinesEvery. A namespace has a share of these, so that the
+// LinesAtOnce lines there is one each LinesEvery. A namespace has a share of them, so that
 // others are still heard of.
 const (
 	LinesAtOnce            = 50

@@ -263,9 +263,9 @@ func (a *agent) unsettled(want map[model.Key]model.Keyed) error {
 	// A deleted Node stays with agents that had it, and so do addresses and pod CIDRs that a new
 	// one lacks.
 	if have := a.cache.Node(); node != nil {
-		if have != nil && len(node.InternalIPs) == 0 {
+		if have != nil && len(node.Addresses) == 0 {
 			completed := *node
-			completed.InternalIPs, completed.PodCIDRs = have.InternalIPs, have.PodCIDRs
+			completed.Addresses, completed.PodCIDRs = have.Addresses, have.PodCIDRs
 			node = &completed
 		}
 		if !have.Equal(node) {

@@ -41,7 +41,7 @@ var large = sync.OnceValues(func() ([]model.Keyed, error) {
 	}
 	for i, name := range nodes {
 		out = append(out, &model.Node{
-			Name: name, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})},
+			Name: name, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})},
 			Labels: map[string]string{
 				"kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux",
 				"topology.kubernetes.io/region": "region-1", "topology.kubernetes.io/zone": "zone-a",

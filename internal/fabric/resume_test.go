@@ -194,7 +194,7 @@ func TestResumeFromACheckpoint(t *testing.T) {
 func TestDeletedNodeOverARestart(t *testing.T) {
 	n := &model.Node{
 		Name: nodes[0], Labels: map[string]string{"topology.kubernetes.io/zone": "a"},
-		InternalIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
 	}
 	deleted := *n
 	deleted.Deleting = true
@@ -226,7 +226,7 @@ func TestDeletedNodeOverARestart(t *testing.T) {
 	restart(s, &deleted)
 	restart(serve(t, &watch{cluster: c}, quietServer), &deleted)
 	c.upsert(&model.Node{Name: nodes[0]})
-	again := &model.Node{Name: nodes[0], InternalIPs: n.InternalIPs, PodCIDRs: n.PodCIDRs}
+	again := &model.Node{Name: nodes[0], Addresses: n.Addresses, PodCIDRs: n.PodCIDRs}
 	restart(s, again)
 	restart(s, again)
 }

@@ -449,15 +449,15 @@ func (n *Node) Check() error {
 		c.want(IsQualifiedName(k), "labels", k, "label key")
 		c.want(IsLabelValue(v), "labels", v, "label value")
 	}
-	c.count("internal_ips", len(n.InternalIPs), MaxNodeAddresses)
+	c.count("addresses", len(n.Addresses), MaxNodeAddresses)
 	c.count("pod_cidrs", len(n.PodCIDRs), MaxCIDRs)
 	if c.err != nil {
 		return c.err // each entry is compared to all before it
 	}
-	for i, a := range n.InternalIPs {
-		c.address("internal_ips", a, ForNodes)
-		if slices.Contains(n.InternalIPs[:i], a) {
-			c.fail("internal_ips: %s occurs twice", a)
+	for i, a := range n.Addresses {
+		c.address("addresses", a, ForNodes)
+		if slices.Contains(n.Addresses[:i], a) {
+			c.fail("addresses: %s occurs twice", a)
 		}
 	}
 	for i, p := range n.PodCIDRs {

@@ -354,12 +354,12 @@ func TestCanonicalNode(t *testing.T) {
 		"longer key":          {func(n *model.Node) { n.Labels = map[string]string{"a/" + long + "a": long} }, "labels: "},
 		"no key":              {func(n *model.Node) { n.Labels = map[string]string{"a/": long} }, "labels: "},
 		"longer value":        {func(n *model.Node) { n.Labels = map[string]string{"a": long + "a"} }, "labels: "},
-		"most addresses":      {func(n *model.Node) { n.InternalIPs = numbered(model.MaxNodeAddresses) }, ""},
-		"more addresses":      {func(n *model.Node) { n.InternalIPs = numbered(model.MaxNodeAddresses + 1) }, "internal_ips: "},
-		"order of addresses":  {func(n *model.Node) { n.InternalIPs = addrs("fd00::1", "10.0.0.2", "10.0.0.1") }, ""},
-		"address twice":       {func(n *model.Node) { n.InternalIPs = addrs("10.0.0.2", "10.0.0.1", "10.0.0.2") }, "internal_ips: "},
-		"own addresses":       {func(n *model.Node) { n.InternalIPs = addrs("127.0.0.1", "fe80::1") }, ""},
-		"unspecified address": {func(n *model.Node) { n.InternalIPs = addrs("0.0.0.0") }, "internal_ips: "},
+		"most addresses":      {func(n *model.Node) { n.Addresses = numbered(model.MaxNodeAddresses) }, ""},
+		"more addresses":      {func(n *model.Node) { n.Addresses = numbered(model.MaxNodeAddresses + 1) }, "addresses: "},
+		"order of addresses":  {func(n *model.Node) { n.Addresses = addrs("fd00::1", "10.0.0.2", "10.0.0.1") }, ""},
+		"address twice":       {func(n *model.Node) { n.Addresses = addrs("10.0.0.2", "10.0.0.1", "10.0.0.2") }, "addresses: "},
+		"own addresses":       {func(n *model.Node) { n.Addresses = addrs("127.0.0.1", "fe80::1") }, ""},
+		"unspecified address": {func(n *model.Node) { n.Addresses = addrs("0.0.0.0") }, "addresses: "},
 		"most pod CIDRs":      {func(n *model.Node) { n.PodCIDRs = ranges(model.MaxCIDRs) }, ""},
 		"more pod CIDRs":      {func(n *model.Node) { n.PodCIDRs = ranges(model.MaxCIDRs + 1) }, "pod_cidrs: "},
 		"pod CIDR twice":      {func(n *model.Node) { n.PodCIDRs = slices.Repeat(ranges(1), 2) }, "pod_cidrs: "},
@@ -368,7 +368,7 @@ func TestCanonicalNode(t *testing.T) {
 		"more service CIDRs":  {func(n *model.Node) { n.ServiceCIDRs = ranges(model.MaxServiceCIDRs + 1) }, "service_cidrs: "},
 		"service CIDR twice":  {func(n *model.Node) { n.ServiceCIDRs = slices.Repeat(ranges(1), 2) }, "service_cidrs: "},
 	} {
-		n := model.Node{Name: "node-1.example", Labels: map[string]string{"topology.kubernetes.io/zone": "a_B.c"}, InternalIPs: addrs("10.0.0.1")}
+		n := model.Node{Name: "node-1.example", Labels: map[string]string{"topology.kubernetes.io/zone": "a_B.c"}, Addresses: addrs("10.0.0.1")}
 		c.change(&n)
 		requireError(t, c.err, n.Check(), name)
 	}

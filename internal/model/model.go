@@ -310,10 +310,10 @@ func (n *Node) Key() Key { return Key{Kind: KindNode, Name: n.Name} }
 type Node struct {
 	Name   string
 	Labels map[string]string
-	// InternalIPs are the Node's InternalIPs and then its ExternalIPs, in the order of its status. As
+	// Addresses are the Node's InternalIPs and then its ExternalIPs, in the order of its status. As
 	// in kube-proxy, the first one of a family is an ExternalIP only if there is no InternalIP.
-	InternalIPs []netip.Addr
-	PodCIDRs    []netip.Prefix
+	Addresses []netip.Addr
+	PodCIDRs  []netip.Prefix
 	// Deleting means that the Node object is being deleted. In an agent's cache it may also be gone.
 	Deleting bool
 	// TaintedForDeletion means that the Node has the cluster autoscaler's taint

@@ -254,7 +254,7 @@ func (n *Node) ContentVersion() Version {
 		h.elem(3, k)
 		h.elem(4, n.Labels[k])
 	}
-	for _, a := range n.InternalIPs {
+	for _, a := range n.Addresses {
 		h.addr(5, a)
 	}
 	for _, p := range n.PodCIDRs {
@@ -276,6 +276,6 @@ func (n *Node) Equal(o *Node) bool {
 		return n == o
 	}
 	return n.Name == o.Name && n.Deleting == o.Deleting && n.TaintedForDeletion == o.TaintedForDeletion &&
-		slices.Equal(n.InternalIPs, o.InternalIPs) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && maps.Equal(n.Labels, o.Labels)
 }

@@ -196,7 +196,7 @@ func TestVersionsOfAllReleases(t *testing.T) {
 	many.Endpoints[20].Conditions.Terminating, many.Endpoints[20].ZoneHints, many.Endpoints[20].NodeHints = true, []string{"a", "b"}, []string{"n"}
 	require.Equal(t, "19e3d1f1f9fa0dfabc8c58ac6870bc3fba043856f4ddc43d3b", model.NewSlice(many).ContentVersion().String())
 	node := &model.Node{
-		Name: "node-1", Labels: map[string]string{"zone": "a", "arch": "arm64"}, InternalIPs: addrs("10.0.0.1"), Deleting: true, TaintedForDeletion: true,
+		Name: "node-1", Labels: map[string]string{"zone": "a", "arch": "arm64"}, Addresses: addrs("10.0.0.1"), Deleting: true, TaintedForDeletion: true,
 		PodCIDRs: []netip.Prefix{prefix("10.180.0.0/24")}, ServiceCIDRs: []netip.Prefix{prefix("10.96.0.0/16"), prefix("fd00::/108")},
 	}
 	require.Equal(t, "da42b936f608e91421a7c2717ea5f99ae711b6d43384928980", node.ContentVersion().String())
@@ -321,7 +321,7 @@ func TestBytesOnTheWire(t *testing.T) {
 func TestNodesDigest(t *testing.T) {
 	node := func(change func(*model.Node)) *model.Node {
 		n := &model.Node{
-			Name: "n", Labels: map[string]string{"zone": "a"}, InternalIPs: addrs("10.0.0.1"),
+			Name: "n", Labels: map[string]string{"zone": "a"}, Addresses: addrs("10.0.0.1"),
 			PodCIDRs: []netip.Prefix{prefix("10.180.0.0/24")}, ServiceCIDRs: []netip.Prefix{prefix("10.96.0.0/16")},
 		}
 		change(n)
@@ -335,7 +335,7 @@ func TestNodesDigest(t *testing.T) {
 		"label":                  func(n *model.Node) { n.Labels = map[string]string{"arch": "a"} },
 		"value of a label":       func(n *model.Node) { n.Labels = map[string]string{"zone": "b"} },
 		"no label":               func(n *model.Node) { n.Labels = nil },
-		"address":                func(n *model.Node) { n.InternalIPs = addrs("10.0.0.2") },
+		"address":                func(n *model.Node) { n.Addresses = addrs("10.0.0.2") },
 		"pod CIDR":               func(n *model.Node) { n.PodCIDRs = []netip.Prefix{prefix("10.181.0.0/24")} },
 		"length of pod CIDR":     func(n *model.Node) { n.PodCIDRs = []netip.Prefix{prefix("10.180.0.0/23")} },
 		"service CIDR":           func(n *model.Node) { n.ServiceCIDRs = []netip.Prefix{prefix("10.97.0.0/16")} },
@@ -369,7 +369,7 @@ func TestNodeEqual(t *testing.T) {
 	require.False(t, none.Equal(&model.Node{}))
 	require.False(t, (&model.Node{}).Equal(nil))
 	for _, o := range []model.Node{
-		{Name: "x"}, {Deleting: true}, {TaintedForDeletion: true}, {InternalIPs: []netip.Addr{addr("10.0.0.1")}},
+		{Name: "x"}, {Deleting: true}, {TaintedForDeletion: true}, {Addresses: []netip.Addr{addr("10.0.0.1")}},
 		{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}, {ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
 	} {
 		require.False(t, (&model.Node{}).Equal(&o), "%+v", o)

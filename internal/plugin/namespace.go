@@ -176,8 +176,8 @@ func (n *temporaryNamespace) removeNamespace(ctx context.Context) error {
 	return remove(ctx, n.fleet, n.namespace, n.uid)
 }
 
-// removeLeft removes namespaces of earlier runs and returns their names: all of
-// them, or those whose Pods have ended by themselves. Those may take cleanupTime together.
+// removeLeft removes namespaces of earlier runs and returns their names: all of them, or those
+// whose Pods have ended by themselves. Those may take cleanupTime together.
 func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]string, error) {
 	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NamespaceList, error) {
 		return f.Client().CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: runLabel})

@@ -121,7 +121,7 @@ func TestListsAreBounded(t *testing.T) {
 				}})
 				return o, skips
 			},
-			func(o model.Keyed) int { return len(o.(*model.Node).InternalIPs) }},
+			func(o model.Keyed) int { return len(o.(*model.Node).Addresses) }},
 		"pod CIDRs": {"spec.podCIDRs", model.MaxCIDRs,
 			func(n int) (model.Keyed, []Skip) {
 				_, o, skips := NewConverter("").Convert(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{

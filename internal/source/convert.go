@@ -454,10 +454,10 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
 		}
 	}
-	n.InternalIPs = nodeAddrs(o, corev1.NodeInternalIP, &skips)
+	n.Addresses = nodeAddrs(o, corev1.NodeInternalIP, &skips)
 	for _, a := range nodeAddrs(o, corev1.NodeExternalIP, &skips) {
-		if !slices.Contains(n.InternalIPs, a) {
-			n.InternalIPs = append(n.InternalIPs, a)
+		if !slices.Contains(n.Addresses, a) {
+			n.Addresses = append(n.Addresses, a)
 		}
 	}
 	cidrs := o.Spec.PodCIDRs

@@ -370,7 +370,7 @@ func TestFromNode(t *testing.T) {
 		}},
 	})
 	require.True(t, got.Equal(&model.Node{
-		Name: "n1", Labels: map[string]string{"zone": "z1"}, InternalIPs: addrs("192.0.2.2", "192.0.2.1", "198.51.100.2", "2001:db8::2", "2001:db8::1"),
+		Name: "n1", Labels: map[string]string{"zone": "z1"}, Addresses: addrs("192.0.2.2", "192.0.2.1", "198.51.100.2", "2001:db8::2", "2001:db8::1"),
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 		Deleting: true, TaintedForDeletion: true,
 	}), "%+v", got)
@@ -497,7 +497,7 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 		"label's value": {node(func(n *corev1.Node) { n.Labels["c"] = "\xff" }), InvalidText, "metadata.labels",
 			func(o model.Keyed) any { return len(o.(*model.Node).Labels) }, 1},
 		"address of a Node": {node(addresses("0.0.0.0", "10.0.0.1", "10.0.0.1", "127.0.0.1", "fe80::1")), InvalidAddress, "status.addresses[0].address",
-			func(o model.Keyed) any { return len(o.(*model.Node).InternalIPs) }, 3},
+			func(o model.Keyed) any { return len(o.(*model.Node).Addresses) }, 3},
 		"pod CIDR twice": {node(func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.0.0.0/24", "10.0.0.1/24"} }), "", "",
 			func(o model.Keyed) any { return len(o.(*model.Node).PodCIDRs) }, 1},
 	} {

@@ -85,13 +85,12 @@ type Store struct {
 	publishing sync.Mutex   // lets one Publish run at a time, so that snapshots have one writer
 	nodesMu    sync.RWMutex // guards nodes and addresses
 	nodes      map[string]*model.Node
-	// addresses counts, for each address, the Nodes that have it among their first maxAddresses
-	// InternalIPs.
+	// addresses counts, for each address, the Nodes that have it among their first maxAddresses.
 	addresses map[netip.Addr]int
 }
 
-// maxAddresses is the number of model.Node.InternalIPs that count as its addresses. A node with
-// both IP families has two. The number is bounded because a node writes its own status.
+// maxAddresses is how many addresses of a Node count. A node with both IP families has two. The
+// number is bounded because a node writes its own status.
 const maxAddresses = 8
 
 // progress is how far a source has come. It goes back if the source does, for example after a
@@ -198,7 +197,7 @@ func (s *Store) Tombstones() (n int) {
 	return n
 }
 
-// HasNodeAddress reports whether the address is among the first maxAddresses InternalIPs of a Node.
+// HasNodeAddress reports whether the address is among the first maxAddresses of a Node.
 func (s *Store) HasNodeAddress(a netip.Addr) bool {
 	s.nodesMu.RLock()
 	defer s.nodesMu.RUnlock()
@@ -436,7 +435,7 @@ func (s *Store) countAddressesLocked(n *model.Node, difference int) {
 	if n == nil {
 		return
 	}
-	for _, a := range n.InternalIPs[:min(len(n.InternalIPs), maxAddresses)] {
+	for _, a := range n.Addresses[:min(len(n.Addresses), maxAddresses)] {
 		if s.addresses[a] += difference; s.addresses[a] == 0 {
 			delete(s.addresses, a)
 		}

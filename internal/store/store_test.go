@@ -214,8 +214,8 @@ func TestReached(t *testing.T) {
 func TestAddressesOfNodes(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
-	s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{address(1), address(2)}}, 1)
-	s.Upsert(&model.Node{Name: "b", InternalIPs: []netip.Addr{address(2)}}, 2)
+	s.Upsert(&model.Node{Name: "a", Addresses: []netip.Addr{address(1), address(2)}}, 1)
+	s.Upsert(&model.Node{Name: "b", Addresses: []netip.Addr{address(2)}}, 2)
 	has := func() (all []int) {
 		for i := range 100 {
 			if s.HasNodeAddress(address(i)) {
@@ -225,7 +225,7 @@ func TestAddressesOfNodes(t *testing.T) {
 		return all
 	}
 	require.Equal(t, []int{1, 2}, has())
-	s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{address(3)}}, 3)
+	s.Upsert(&model.Node{Name: "a", Addresses: []netip.Addr{address(3)}}, 3)
 	require.Equal(t, []int{2, 3}, has())
 	s.Remove((&model.Node{Name: "b"}).Key(), 4)
 	require.Equal(t, []int{3}, has())
@@ -233,7 +233,7 @@ func TestAddressesOfNodes(t *testing.T) {
 	// A node writes its own status, so the number of addresses that count is bounded.
 	many := &model.Node{Name: "a"}
 	for i := range 50 {
-		many.InternalIPs = append(many.InternalIPs, address(10+i))
+		many.Addresses = append(many.Addresses, address(10+i))
 	}
 	s.Upsert(many, 5)
 	require.Equal(t, []int{10, 11, 12, 13, 14, 15, 16, 17}, has())

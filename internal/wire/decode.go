@@ -290,7 +290,7 @@ func nodeFromProto(p *pb.Node) (*model.Node, error) {
 	}
 	var d decoder
 	n := &model.Node{
-		Name: p.GetName(), Labels: p.GetLabels(), InternalIPs: d.addrs("internal_ips", p.GetInternalIps()),
+		Name: p.GetName(), Labels: p.GetLabels(), Addresses: d.addrs("addresses", p.GetAddresses()),
 		PodCIDRs: d.prefixes("pod_cidrs", p.GetPodCidrs()),
 		Deleting: p.GetDeleting(), TaintedForDeletion: p.GetTaintedForDeletion(),
 		ServiceCIDRs: d.prefixes("service_cidrs", p.GetServiceCidrs()),

@@ -175,7 +175,7 @@ func nodeToProto(n *model.Node) *pb.Node {
 		return nil
 	}
 	return &pb.Node{
-		Name: n.Name, Labels: n.Labels, InternalIps: convert(n.InternalIPs, netip.Addr.String),
+		Name: n.Name, Labels: n.Labels, Addresses: convert(n.Addresses, netip.Addr.String),
 		PodCidrs: convert(n.PodCIDRs, netip.Prefix.String), ServiceCidrs: convert(n.ServiceCIDRs, netip.Prefix.String),
 		Deleting: n.Deleting, TaintedForDeletion: n.TaintedForDeletion,
 	}

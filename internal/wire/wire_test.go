@@ -80,7 +80,7 @@ func TestNodeRoundTrip(t *testing.T) {
 	require.Nil(t, r.Node.Node)
 
 	f, err = Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
-		Node: &pb.Node{Name: "n", InternalIps: []string{"no address"}},
+		Node: &pb.Node{Name: "n", Addresses: []string{"no address"}},
 	}}})
 	require.NoError(t, err)
 	r, err = Decode(f)
@@ -88,7 +88,7 @@ func TestNodeRoundTrip(t *testing.T) {
 	require.Equal(t, &NodeUpdate{Name: "n", Unreadable: true}, r.Node, "what was known of the Node stays")
 	require.Len(t, r.Problems, 1)
 	require.Equal(t, model.Key{Kind: model.KindNode, Name: "n"}, r.Problems[0].Key)
-	require.ErrorContains(t, r.Problems[0].Err, `node "n": internal_ips`)
+	require.ErrorContains(t, r.Problems[0].Err, `node "n": addresses`)
 }
 
 func TestMessagesWithoutModel(t *testing.T) {
@@ -323,8 +323,8 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 // TestBadNodes checks that a Node that is not canonical is left out and named.
 func TestBadNodes(t *testing.T) {
 	for name, n := range map[string]*pb.Node{
-		"address twice":  {Name: "n", InternalIps: []string{"10.0.0.1", "10.0.0.1"}},
-		"no address":     {Name: "n", InternalIps: []string{"n"}},
+		"address twice":  {Name: "n", Addresses: []string{"10.0.0.1", "10.0.0.1"}},
+		"no address":     {Name: "n", Addresses: []string{"n"}},
 		"pod CIDR":       {Name: "n", PodCidrs: []string{"10.0.0.1/8"}},
 		"service CIDRs":  {Name: "n", ServiceCidrs: []string{"10.0.0.0/16", "10.0.0.0/16"}},
 		"label":          {Name: "n", Labels: map[string]string{"a": "b c"}},

@@ -220,7 +220,7 @@ func node(n int) *model.Node {
 			"topology.kubernetes.io/region": "region-1",
 			"topology.kubernetes.io/zone":   zones[n%len(zones)],
 		},
-		InternalIPs: []netip.Addr{nth(nodeRange, n+1)},
+		Addresses: []netip.Addr{nth(nodeRange, n+1)},
 	}
 }
 

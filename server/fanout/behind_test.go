@@ -131,7 +131,7 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 			}
 			s.Upsert(slice(0, 2), 1000)
 			comes(endpoints(0, 2))
-			s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, 1001)
+			s.Upsert(&model.Node{Name: "a", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, 1001)
 			comes(func(r *wire.Response) bool { return r.Node != nil })
 
 			shardOf := func(i int) uint32 { return service(i).ServiceKey().Shard(2) }
@@ -222,7 +222,7 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 // gone, however long it is behind. Slices do not wait for it.
 func TestNodeThatTheServerDoesNotKnowYet(t *testing.T) {
 	node := func(version byte) *model.Node {
-		return &model.Node{Name: "a", InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, version})}}
+		return &model.Node{Name: "a", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, version})}}
 	}
 	for name, c := range map[string]struct {
 		has  *model.Node

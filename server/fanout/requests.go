@@ -438,8 +438,8 @@ func (s *Session) sendOwed() error {
 }
 
 // framesOf returns the frames that bring the client to a snapshot and answer a resync, except for
-// the objects that it names. whole reports that they are of the whole shard, and thus of these
-// objects, too.
+// the objects that it names. whole reports that they are of the whole shard, which includes those
+// objects.
 func (s *Session) framesOf(snapshot *store.Snapshot, r *resync) (frames []wire.Frame, whole bool, err error) {
 	differ, whole, err := r.differing(snapshot)
 	if err != nil {

@@ -353,7 +353,7 @@ func TestTheNodeIsKept(t *testing.T) {
 	pods, others := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.1.1.0/24")
 	node := func(label string, address netip.Addr, pods netip.Prefix) *model.Node {
 		return &model.Node{
-			Name: "n", Labels: map[string]string{"zone": label}, InternalIPs: []netip.Addr{address}, PodCIDRs: []netip.Prefix{pods},
+			Name: "n", Labels: map[string]string{"zone": label}, Addresses: []netip.Addr{address}, PodCIDRs: []netip.Prefix{pods},
 		}
 	}
 	w := welcomed(t, 1)

@@ -102,7 +102,7 @@ func TestServerOfAnotherClusterIsLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := welcomed(t, 1)
 			apply(t, w, state("before", c.from))
-			w.SetNode(&model.Node{Name: "n", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+			w.SetNode(&model.Node{Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 			require.NoError(t, w.InSync([]uint64{1}, model.ResourceVersions{}))
 			r := &Writer{Cache: New()}
 			require.NoError(t, r.Restore(w.Contents(everything)))
@@ -120,7 +120,7 @@ func TestServerOfAnotherClusterIsLate(t *testing.T) {
 			require.Equal(t, c.another, len(changes.Services) == 0)
 			require.False(t, c.another && changes.Node)
 			require.True(t, changes.Stale)
-			require.Equal(t, c.another, len(r.Node().InternalIPs) == 0)
+			require.Equal(t, c.another, len(r.Node().Addresses) == 0)
 			require.True(t, r.Stale(), "no server has confirmed it")
 			require.False(t, c.another && r.UseRestored())
 			require.NoError(t, r.InSync([]uint64{1}, model.ResourceVersions{}))

@@ -176,7 +176,7 @@ func (w *Writer) SetServers(servers []Server) {
 // running, so the Node's zone, pod CIDRs and the cluster's ranges still hold. They hold until
 // another Node replaces them. Deleting makes load balancers leave the node.
 //
-// A Node that is registered anew keeps the InternalIPs and pod CIDRs of the previous one until it
+// A Node that is registered anew keeps the addresses and pod CIDRs of the previous one until it
 // has its own. That is done here, so that the view needs no memory and the checkpoint includes the
 // result.
 func (w *Writer) SetNode(n *model.Node) (deleted bool) {
@@ -198,13 +198,13 @@ func (w *Writer) SetNode(n *model.Node) (deleted bool) {
 	return deleted
 }
 
-// completed returns n with the InternalIPs and pod CIDRs of before where n has none. Kubernetes
+// completed returns n with the addresses and pod CIDRs of before where n has none. Kubernetes
 // never takes these away from a Node. A Node without them was deleted and registered again, and has
 // not received them yet.
 func completed(n, before *model.Node) *model.Node {
 	out := *n
-	if len(out.InternalIPs) == 0 {
-		out.InternalIPs = before.InternalIPs
+	if len(out.Addresses) == 0 {
+		out.Addresses = before.Addresses
 	}
 	if len(out.PodCIDRs) == 0 {
 		out.PodCIDRs = before.PodCIDRs

@@ -29,7 +29,7 @@ func TestDeletedNodeStays(t *testing.T) {
 	require.Nil(t, c.Node())
 	n := model.Node{
 		Name: "node-1", Labels: map[string]string{"zone": "a"},
-		InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
 	}
 	require.False(t, c.SetNode(&n))
 	require.NoError(t, c.InSync(make([]uint64, 1), model.ResourceVersions{}))
@@ -58,15 +58,15 @@ func TestDeletedNodeStays(t *testing.T) {
 func TestNodeThatIsRegisteredAnew(t *testing.T) {
 	before := &model.Node{
 		Name: "node-1", Labels: map[string]string{"zone": "a"},
-		InternalIPs: []netip.Addr{netip.MustParseAddr("2001:db8::1")},
-		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("fd00:10:180::/64")},
+		Addresses: []netip.Addr{netip.MustParseAddr("2001:db8::1")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("fd00:10:180::/64")},
 	}
 	again := &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}
-	known := &model.Node{Name: "node-1", Labels: again.Labels, InternalIPs: before.InternalIPs, PodCIDRs: before.PodCIDRs}
+	known := &model.Node{Name: "node-1", Labels: again.Labels, Addresses: before.Addresses, PodCIDRs: before.PodCIDRs}
 	own := &model.Node{
 		Name: "node-1", Labels: again.Labels,
-		InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
-		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24")},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24")},
 	}
 	c := inSyncWith(t, epoch, 1, nil)
 	c.SetNode(before)

@@ -90,7 +90,7 @@ func TestHeapOfNodesOfARelay(t *testing.T) {
 		require.NoError(t, s.handle(welcomeMessage(1)))
 		for i := range maxNodes {
 			require.NoError(t, s.says(t, &pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
-				Name: long(i), Node: &pb.Node{Name: long(i), InternalIps: []string{"none"}},
+				Name: long(i), Node: &pb.Node{Name: long(i), Addresses: []string{"none"}},
 			}}}))
 		}
 		return s

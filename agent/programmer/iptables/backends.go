@@ -24,11 +24,11 @@ type portChain struct {
 
 // Prefixes of the chains of one Service port.
 const (
-	clusterChainPrefix = prefix + "P-" // choose a backend of the cluster set
-	localChainPrefix   = prefix + "L-" // choose a backend of the local set
-	groupChainPrefix   = prefix + "G-" // choose a backend of a group of either set
-	routesChainPrefix  = prefix + "R-" // choose a set by the class of the client
-	sourcesChainPrefix = prefix + "S-" // filter by source
+	clusterChainPrefix = ChainPrefix + "P-" // choose a backend of the cluster set
+	localChainPrefix   = ChainPrefix + "L-" // choose a backend of the local set
+	groupChainPrefix   = ChainPrefix + "G-" // choose a backend of a group of either set
+	routesChainPrefix  = ChainPrefix + "R-" // choose a set by the class of the client
+	sourcesChainPrefix = ChainPrefix + "S-" // filter by source
 )
 
 // chainsOf returns all chains of a Service port, each once. nil has none.
@@ -160,7 +160,7 @@ func recent(port *view.ServicePort, b view.Backend, action string) string {
 	if port.ID.Family == model.IPv6 {
 		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	}
-	name := prefix + digest(fmt.Sprintf("%v/%v", port.ID, b.Address))
+	name := ChainPrefix + digest(fmt.Sprintf("%v/%v", port.ID, b.Address))
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", action, name, mask)
 }
 

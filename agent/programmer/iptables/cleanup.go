@@ -83,7 +83,7 @@ func eachKind(each func(family model.Family, variant Variant) error) error {
 // mayBeLeft reports whether chains of this package may exist, at little cost.
 func mayBeLeft() bool {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
+		for t, chains := range map[table][]string{nat: {ServicesChain}, filter: {forwardChain, localnetChain}} {
 			if has, err := xtables.HasLegacy(family, t.String()); has || err != nil {
 				return true
 			}

@@ -153,7 +153,7 @@ func TestRulesAreCounted(t *testing.T) {
 			for _, family := range families {
 				rules := c.inHost.rules(t, family, variant)
 				for table := range tables {
-					want := strings.Count(rules, table.String()+" -A "+prefix)
+					want := strings.Count(rules, table.String()+" -A "+ChainPrefix)
 					require.Equal(t, float64(want), values[fmt.Sprintf("kubeproxy_sync_proxy_rules_iptables_total %v %v", family, table)])
 				}
 			}

@@ -147,12 +147,12 @@ func TestFamilyFails(t *testing.T) {
 		require.Empty(t, log.String(), "it is for the caller to say")
 		require.Contains(t, saved("iptables-nft"), "/web:")
 		require.NoError(t, p.RetireOtherVariant(t.Context()))
-		require.NotContains(t, saved("iptables-legacy"), prefix)
-		require.Contains(t, saved("ip6tables-legacy"), prefix, "as long as there is nothing else")
+		require.NotContains(t, saved("iptables-legacy"), ChainPrefix)
+		require.Contains(t, saved("ip6tables-legacy"), ChainPrefix, "as long as there is nothing else")
 
 		broken = ""
 		require.NoError(t, p.Replace(t.Context(), c.state))
-		require.NotContains(t, saved("ip6tables-legacy"), prefix)
+		require.NotContains(t, saved("ip6tables-legacy"), ChainPrefix)
 
 		broken = "ip6tables-nft"
 		change := []view.Change{{After: c.web("new", model.IPv4, 2, 0)}, {After: c.web("new", model.IPv6, 2, 0)}}

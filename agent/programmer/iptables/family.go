@@ -240,7 +240,7 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 			return err
 		}
 	}
-	if err := f.restore(ctx, x); err != nil || len(leaving) == 0 {
+	if err := f.restore(ctx, x); err != nil || len(leaving)+len(x.leaving) == 0 {
 		return err
 	}
 	last := newTransaction(f.held.chains)
@@ -349,7 +349,7 @@ func (f *kernelFamily) intact(ctx context.Context, state view.State) bool {
 			}
 		}
 	}
-	// Each frontend with an address is in one of these trees.
+	// One of these trees has each frontend with an address.
 	frontends := held.chains[nat][vipsChain].rules + held.chains[nat][externalChain].rules + held.chains[filter][rejectChain].rules
 	return programmer.HoldsSome(state, f.family, func(view.ServicePortID) bool { return frontends > 0 })
 }

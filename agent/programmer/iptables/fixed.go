@@ -7,46 +7,44 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// ChainPrefix begins the names of all chains of this package, and of no others. ServicesChain
-// exists as long as a Programmer has programmed something.
-const (
-	ChainPrefix   = prefix
-	ServicesChain = servicesChain
-	prefix        = "SLICECAST-"
-)
+// ChainPrefix begins the names of all chains of this package, and of no others.
+const ChainPrefix = "SLICECAST-"
+
+// ServicesChain is a chain of nat, for the first packet of a connection. It exists as long as a
+// Programmer has programmed something.
+const ServicesChain = ChainPrefix + "SERVICES"
 
 // Chains that do not belong to a single Service port. They always exist unless stated otherwise.
 // Those marked as trees are the roots of trees.
 const (
-	// These are in nat, for the first packet of a connection.
-	servicesChain    = prefix + "SERVICES"
-	dispatchChain    = prefix + "DISPATCH"
-	nonLocalChain    = prefix + "NONLOCAL"
-	vipsChain        = prefix + "VIPS"     // a tree of addresses whose way is offPods
-	externalChain    = prefix + "EXTERNAL" // a tree of all other addresses
-	nodePortsChain   = prefix + "NODEPORTS"
-	postroutingChain = prefix + "POSTROUTING"
-	hairpinChain     = prefix + "HAIRPIN" // a tree
+	// These are in nat, as ServicesChain is.
+	dispatchChain    = ChainPrefix + "DISPATCH"
+	nonLocalChain    = ChainPrefix + "NONLOCAL"
+	vipsChain        = ChainPrefix + "VIPS"     // a tree of addresses whose way is offPods
+	externalChain    = ChainPrefix + "EXTERNAL" // a tree of all other addresses
+	nodePortsChain   = ChainPrefix + "NODEPORTS"
+	postroutingChain = ChainPrefix + "POSTROUTING"
+	hairpinChain     = ChainPrefix + "HAIRPIN" // a tree
 
 	// These are in filter.
-	forwardChain         = prefix + "FORWARD"
-	inputChain           = prefix + "INPUT"
-	rejectChain          = prefix + "REJECT" // a tree
-	rejectNodePortsChain = prefix + "REJECT-NODEPORTS"
+	forwardChain         = ChainPrefix + "FORWARD"
+	inputChain           = ChainPrefix + "INPUT"
+	rejectChain          = ChainPrefix + "REJECT" // a tree
+	rejectNodePortsChain = ChainPrefix + "REJECT-NODEPORTS"
 
 	// nodeChain is in both tables and matches the node's addresses that have nodePorts.
-	nodeChain = prefix + "NODE"
+	nodeChain = ChainPrefix + "NODE"
 
 	// localnetChain is in filter, and exists only if loopback addresses have nodePorts, or had some
 	// and packets of them are still routed.
-	localnetChain = prefix + "LOCALNET"
+	localnetChain = ChainPrefix + "LOCALNET"
 
 	// checkChain is in both tables, and exists only while rejected Service ports are searched for.
-	checkChain = prefix + "CHECK"
+	checkChain = ChainPrefix + "CHECK"
 )
 
 // nodePortsTree returns the name of a tree of nodePorts in nat.
-func nodePortsTree(p model.Protocol) string { return prefix + "PORTS-" + p.String() }
+func nodePortsTree(p model.Protocol) string { return ChainPrefix + "PORTS-" + p.String() }
 
 // rejectTree returns the name of a tree of nodePorts in filter.
 func rejectTree(p model.Protocol) string { return rejectChain + "-" + p.String() }
@@ -59,8 +57,8 @@ func (d *dialect) hooks() []hook {
 		hooks = append(hooks, d.localnetHook())
 	}
 	return append(hooks, []hook{
-		{nat, "-A PREROUTING -j " + servicesChain},
-		{nat, "-A OUTPUT -j " + servicesChain},
+		{nat, "-A PREROUTING -j " + ServicesChain},
+		{nat, "-A OUTPUT -j " + ServicesChain},
 		{nat, "-A POSTROUTING -j " + postroutingChain},
 		{filter, "-A INPUT -m conntrack --ctstate NEW -j " + inputChain},
 		forwardHook,
@@ -122,7 +120,7 @@ func (d *dialect) fixedChains(x *transaction) {
 // Services needs it, and cleared if the packet is not. So Service ports need no rule for it. A mark
 // that was set before is left alone.
 func (d *dialect) dispatchChains(x *transaction) {
-	putParts(x, nat, servicesChain,
+	putParts(x, nat, ServicesChain,
 		part{"-g " + dispatchChain, only("-m mark " + d.marked())},
 		part{"-j " + nonLocalChain, anyPacket},
 		part{"-j " + dispatchChain, anyPacket},

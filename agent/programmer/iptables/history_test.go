@@ -166,7 +166,7 @@ func TestHistories(t *testing.T) {
 			require.NoError(rt, h.Replace(t.Context(), state))
 			require.Equal(rt, rules(h), applied)
 			require.NoError(rt, h.Cleanup(t.Context()))
-			require.NotContains(rt, rules(h), prefix)
+			require.NotContains(rt, rules(h), ChainPrefix)
 		})
 	})
 }

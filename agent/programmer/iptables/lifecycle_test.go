@@ -79,7 +79,7 @@ func none(name string, family model.Family, last byte) *view.ServicePort {
 func ours(rules string) string {
 	var b strings.Builder
 	for line := range strings.Lines(rules) {
-		if strings.Contains(line, ":"+prefix) || strings.Contains(line, "-A "+prefix) {
+		if strings.Contains(line, ":"+ChainPrefix) || strings.Contains(line, "-A "+ChainPrefix) {
 			b.WriteString(line)
 		}
 	}
@@ -141,7 +141,7 @@ func TestCleanupOfBothVariants(t *testing.T) {
 		require.NoError(t, cleaner.Cleanup(t.Context()))
 		for _, family := range families {
 			for _, variant := range []Variant{NFT, Legacy} {
-				require.NotContains(t, c.inHost.rules(t, family, variant), prefix)
+				require.NotContains(t, c.inHost.rules(t, family, variant), ChainPrefix)
 			}
 		}
 	}
@@ -187,11 +187,11 @@ func TestOtherVariant(t *testing.T) {
 		}
 		c.inHost.refuse = nil
 		require.NoError(t, p.Replace(t.Context(), c.state))
-		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)
+		require.NotContains(t, old.rules(t, model.IPv4, other), ChainPrefix)
 		serves(false)
 		require.NoError(t, old.Replace(t.Context(), c.state))
 		require.NoError(t, p.Replace(t.Context(), c.state))
-		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)
+		require.NotContains(t, old.rules(t, model.IPv4, other), ChainPrefix)
 		c.requireFresh(t)
 	})
 }
@@ -205,7 +205,7 @@ func TestOtherVariantStays(t *testing.T) {
 	var log bytes.Buffer
 	p := newInHost(t, c.a.Host, Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	refuse := func(input []byte) string {
-		if bytes.Contains(input, []byte("-X "+prefix)) && !bytes.Contains(input, []byte(checkChain)) {
+		if bytes.Contains(input, []byte("-X "+ChainPrefix)) && !bytes.Contains(input, []byte(checkChain)) {
 			return "iptables-restore: line 7 failed"
 		}
 		return ""

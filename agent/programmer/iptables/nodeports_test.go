@@ -145,7 +145,7 @@ func TestRouteLocalnet(t *testing.T) {
 		guard := func() string {
 			var lines []string
 			for line := range strings.Lines(c.inHost.rules(t, model.IPv4, variant)) {
-				if strings.Contains(line, prefix) && strings.Contains(line, localnetChain) {
+				if strings.Contains(line, ChainPrefix) && strings.Contains(line, localnetChain) {
 					lines = append(lines, line)
 				}
 			}
@@ -156,7 +156,7 @@ func TestRouteLocalnet(t *testing.T) {
 		for range 2 {
 			require.NoError(t, c.a.Do(func() error { return RouteLocalnet(t.Context(), Options{Variant: variant}) }))
 			require.Equal(t, want, guard())
-			require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), servicesChain)
+			require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), ServicesChain)
 		}
 		var log bytes.Buffer
 		p := newInHost(t, c.a.Host, Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -265,7 +265,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		require.NoError(t, c.a.Do(func() error { return readOnlySysctl(t, func() error { return Cleanup(t.Context()) }) }))
 		guarded("without the right to set sysctls")
-		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), servicesChain)
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), ServicesChain)
 		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), inputChain)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		_, err = c.a.Run(t.Context(), "iptables-nft", "-N", "KUBE-FIREWALL")

@@ -165,7 +165,7 @@ func TestNativeRules(t *testing.T) {
 					require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 					require.NoError(t, remove())
 					after := c.nftRules(t)
-					require.NotContains(t, after, prefix)
+					require.NotContains(t, after, ChainPrefix)
 					for line := range strings.Lines(clean) {
 						if !strings.Contains(line, "dnat to 10.1.1.1") { // flushed above
 							require.Contains(t, after, line)
@@ -194,7 +194,7 @@ func TestWithoutPrograms(t *testing.T) {
 		func() error { return Retire(t.Context(), Options{Log: slog.New(slog.DiscardHandler)}) },
 	} {
 		require.NoError(t, without(remove))
-		require.NotContains(t, c.nftRules(t), prefix)
+		require.NotContains(t, c.nftRules(t), ChainPrefix)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 	}
 	require.NoError(t, c.inHost.Cleanup(t.Context()))
@@ -203,5 +203,5 @@ func TestWithoutPrograms(t *testing.T) {
 	require.ErrorContains(t, without(func() error { return Cleanup(t.Context()) }), "clean up with iptables-legacy")
 	require.NoError(t, c.a.Do(func() error { return Cleanup(t.Context()) }))
 	require.NoError(t, without(func() error { return Cleanup(t.Context()) }), "others' tables are no reason")
-	require.False(t, slices.Contains(strings.Fields(legacy.rules(t, model.IPv4, Legacy)), prefix))
+	require.False(t, slices.Contains(strings.Fields(legacy.rules(t, model.IPv4, Legacy)), ChainPrefix))
 }

@@ -222,10 +222,10 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 // that is not in use.
 func (p *Programmer) OtherVariantServes(family model.Family) (bool, error) {
 	if p.otherVariant() == NFT {
-		return nft.HasChain(family, nat.String(), servicesChain)
+		return nft.HasChain(family, nat.String(), ServicesChain)
 	}
 	chains, err := xtables.Chains(family, nat.String())
-	return slices.Contains(chains, servicesChain), err
+	return slices.Contains(chains, ServicesChain), err
 }
 
 func (p *Programmer) otherVariant() Variant {

@@ -383,7 +383,7 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 
 // references matches the ends of rules that lead to chains of this package. No comment contains
 // such a text, because comments have only one space, before the kind.
-var references = regexp.MustCompile(`(?m) -[gj] ` + prefix + `\S+$`)
+var references = regexp.MustCompile(`(?m) -[gj] ` + ChainPrefix + `\S+$`)
 
 // checkRules writes the rules that are particular to a Service port as rules of checkChain that
 // refer to no other chain.

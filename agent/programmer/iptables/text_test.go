@@ -215,7 +215,7 @@ func TestChainNames(t *testing.T) {
 	})
 	require.Equal(t, maxName, longest, "the names of a Service port's chains")
 	require.Panics(t, func() {
-		newTree(nat, prefix+"NODEPORTS-SCTP", keys[uint16]{}, entries[frontend]{})
+		newTree(nat, ChainPrefix+"NODEPORTS-SCTP", keys[uint16]{}, entries[frontend]{})
 	}, "one character too many")
 }
 

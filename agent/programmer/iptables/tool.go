@@ -223,7 +223,7 @@ func byChain(refs []nft.Reference) map[string][]nft.Reference {
 }
 
 // isOwn reports whether a chain belongs to this package.
-func isOwn(chain string) bool { return strings.HasPrefix(chain, prefix) }
+func isOwn(chain string) bool { return strings.HasPrefix(chain, ChainPrefix) }
 
 // withTable calls use with a socket, and with the table of nf_tables that iptables uses.
 func withTable(family model.Family, t table, use func(*nft.Conn, nft.Table) error) error {

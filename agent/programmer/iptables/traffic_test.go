@@ -96,7 +96,7 @@ func TestTraffic(t *testing.T) {
 			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 			require.NoError(t, c.inHost.RetireOtherVariant(t.Context()))
 			for _, family := range families {
-				require.NotContains(t, c.inHost.rules(t, family, map[Variant]Variant{NFT: Legacy, Legacy: NFT}[v]), prefix)
+				require.NotContains(t, c.inHost.rules(t, family, map[Variant]Variant{NFT: Legacy, Legacy: NFT}[v]), ChainPrefix)
 			}
 		}
 		stop()

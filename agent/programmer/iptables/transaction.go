@@ -264,9 +264,9 @@ func (h hook) chain() string { return strings.Fields(h.rule)[1] }
 
 // target returns the name of the chain that the hook leads to.
 func (h hook) target() string {
-	_, after, _ := strings.Cut(h.rule, " "+prefix)
+	_, after, _ := strings.Cut(h.rule, " "+ChainPrefix)
 	name, _, _ := strings.Cut(after, " ")
-	return prefix + name
+	return ChainPrefix + name
 }
 
 // saved is what the output of iptables-save holds of this package.
@@ -367,7 +367,7 @@ func (s *saved) parse(output []byte) {
 				s.collect(current, line)
 				counts[string(chain)]++
 				s.counted = s.counted || bytes.Contains(line, []byte(" --nfacct-name "))
-			} else if bytes.Contains(line, []byte(" -j "+prefix)) || bytes.Contains(line, []byte(" -g "+prefix)) {
+			} else if bytes.Contains(line, []byte(" -j "+ChainPrefix)) || bytes.Contains(line, []byte(" -g "+ChainPrefix)) {
 				s.hooks = append(s.hooks, hook{current, strings.TrimSpace(string(line))})
 			}
 		}

@@ -40,7 +40,7 @@ func newBenchCluster() *benchCluster {
 		view:     view.New(view.Options{NodeName: "a", ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")}}),
 		services: map[model.ServiceKey]*model.Service{}, slices: map[model.ServiceKey][]*model.Slice{},
 	}
-	c.view.SetNode(&model.Node{Name: "a", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	c.view.SetNode(&model.Node{Name: "a", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
 	return c
 }
 

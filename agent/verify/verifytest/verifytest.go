@@ -3,14 +3,19 @@
 package verifytest
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
+	"testing"
 
+	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/verify"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
 )
 
 var (
@@ -30,6 +35,37 @@ func State(t *rapid.T, ipv4, ipv6 netip.Addr) view.State {
 		t.Fatal(err)
 	}
 	return state
+}
+
+// Check asserts that verify finds nothing wrong with what a programmer writes for random Services.
+func Check[P programmer.Programmer](t *testing.T, open func() (P, error), o verify.Options) {
+	host := testenv.NewNetwork(t).AddNode("a")
+	var p P
+	require.NoError(t, host.Do(func() (err error) {
+		p, err = open()
+		return err
+	}))
+	rapid.Check(t, func(r *rapid.T) {
+		o := o
+		o.State = State(r, host.IPv4, host.IPv6)
+		require.NoError(r, host.Do(func() error {
+			if err := p.Replace(t.Context(), o.State); err != nil {
+				return err
+			}
+			lines, err := Lines(t.Context(), o)
+			require.Empty(r, lines)
+			return err
+		}))
+	})
+}
+
+// Lines returns what verify says about the kernel of the calling thread.
+func Lines(ctx context.Context, o verify.Options) (lines []string, err error) {
+	found, err := verify.Kernel(ctx, o)
+	for _, d := range found.Differences {
+		lines = append(lines, d.String())
+	}
+	return append(lines, found.Unjudged...), err
 }
 
 // address returns an address in a network of the family.
@@ -70,7 +106,7 @@ func options(t *rapid.T) view.Options {
 func objects(t *rapid.T, ipv4, ipv6 netip.Addr) []model.Keyed {
 	bothFamilies := []model.Family{model.IPv4, model.IPv6}
 	own := map[model.Family]netip.Addr{model.IPv4: ipv4, model.IPv6: ipv6}
-	node := &model.Node{Name: nodeName, InternalIPs: []netip.Addr{ipv4, ipv6}, ServiceCIDRs: serviceCIDRs}
+	node := &model.Node{Name: nodeName, Addresses: []netip.Addr{ipv4, ipv6}, ServiceCIDRs: serviceCIDRs}
 	if rapid.Bool().Draw(t, "podCIDRs") {
 		node.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24"), netip.MustParsePrefix("fd00:10:180::/64")}
 	}

@@ -208,8 +208,8 @@ func Node(t *rapid.T, name string) *model.Node {
 		Deleting: rapid.Bool().Draw(t, "deleting"), TaintedForDeletion: rapid.Bool().Draw(t, "tainted"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "addresses") {
-		if a := Address(t, model.IPv4); !slices.Contains(n.InternalIPs, a) {
-			n.InternalIPs = append(n.InternalIPs, a)
+		if a := Address(t, model.IPv4); !slices.Contains(n.Addresses, a) {
+			n.Addresses = append(n.Addresses, a)
 			n.PodCIDRs = append(n.PodCIDRs, netip.PrefixFrom(a, 32))
 		}
 	}

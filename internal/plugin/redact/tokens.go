@@ -133,7 +133,7 @@ func isMixed(s string, atLeast int) bool {
 	return small > 0 && capital >= atLeast && digit > 0
 }
 
-// isHex reports whether a text has hexadecimal digits only, and not only letters of these.
+// isHex reports whether a text has only hexadecimal digits, and not only letters.
 func isHex(s string) bool {
 	return strings.Trim(s, "0123456789abcdefABCDEF") == "" && strings.ContainsAny(s, "0123456789")
 }

@@ -3152,7 +3152,7 @@ type Node struct {
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The internal IPs and then the external IPs, in the order of the Node's status. The first one of
 	// an IP family is the node's primary address of that family.
-	InternalIps []string `protobuf:"bytes,3,rep,name=internal_ips,json=internalIps,proto3" json:"internal_ips,omitempty"`
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// The pod CIDRs.
 	PodCidrs []string `protobuf:"bytes,4,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	// The Node object is being deleted.
@@ -3210,9 +3210,9 @@ func (x *Node) GetLabels() map[string]string {
 	return nil
 }
 
-func (x *Node) GetInternalIps() []string {
+func (x *Node) GetAddresses() []string {
 	if x != nil {
-		return x.InternalIps
+		return x.Addresses
 	}
 	return nil
 }
@@ -3438,11 +3438,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x03 \x01(\bR\aserving\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminating\"\xc0\x02\n" +
+	"\vterminating\x18\x04 \x01(\bR\vterminating\"\xbb\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
-	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12!\n" +
-	"\finternal_ips\x18\x03 \x03(\tR\vinternalIps\x12\x1b\n" +
+	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x1b\n" +
 	"\tpod_cidrs\x18\x04 \x03(\tR\bpodCidrs\x12\x1a\n" +
 	"\bdeleting\x18\x05 \x01(\bR\bdeleting\x120\n" +
 	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x12#\n" +
