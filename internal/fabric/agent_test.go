@@ -319,6 +319,12 @@ func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	}
 }
 
+// waitFollows waits until the agent is in sync with a server. A stream brings the state before it
+// says that it is in sync, so an agent that holds what the cluster holds may still be on its way.
+func (a *agent) waitFollows(t require.TestingT, s *server) {
+	require.True(t, eventually(func() bool { return a.client.Connection().Server.Address == s.address() }), a.client.Connection().Server)
+}
+
 // traffic counts the bytes of a client's connections below TLS, after each handshake.
 type traffic struct{ received, sent atomic.Int64 }
 
