@@ -64,14 +64,22 @@ func TestStaleServerIsLeft(t *testing.T) {
 	}
 	var agents []*forward
 	var logged logtest.Buffer
-	for i := range 8 {
-		a := follow(t, agentOptions{node: fmt.Sprint("node-", i), servers: addresses, logs: &logged})
-		a.waitEquals(t, c)
-		agents = append(agents, &forward{agent: a})
+	const settled = 4 // the nodes that prefer each of the servers, whose ports are random
+	for _, s := range servers {
+		for n, i := 0, 0; n < settled; i++ {
+			node := fmt.Sprint("node-", i)
+			if preferred(node, servers[0], servers[1]) != s.address() {
+				continue
+			}
+			a := follow(t, agentOptions{node: node, servers: addresses, logs: &logged})
+			a.waitEquals(t, c)
+			agents, n = append(agents, &forward{agent: a}), n+1
+		}
 	}
-	settled := servers[0].nodesOf(t)
-	require.NotZero(t, settled)
-	require.Less(t, settled, len(agents))
+	// A node that has found only one server ready returns to the one that it prefers.
+	for _, s := range servers {
+		require.True(t, eventually(func() bool { return s.nodesOf(t) == settled }))
+	}
 
 	watches[0].cutOff()
 	for n := 2; n < 5; n++ {
@@ -81,7 +89,7 @@ func TestStaleServerIsLeft(t *testing.T) {
 			a.check(t)
 		}
 	}
-	require.Zero(t, servers[0].nodesOf(t))
+	require.True(t, eventually(func() bool { return servers[0].nodesOf(t) == 0 }))
 	require.Equal(t, settled, logged.Count("level=WARN", "Leaving a server that may lack changes"), &logged)
 
 	watches[0].recover()
@@ -214,13 +222,21 @@ func (s *server) upstream(t *testing.T) string {
 // prefers returns the name of a node that prefers one server to another.
 func prefers(one, other *server) string {
 	for i := 0; ; i++ {
-		node, w := fmt.Sprint("node-", i), &cache.Writer{Cache: client.NewCache()}
-		w.SetServers([]client.Server{{Address: one.address()}, {Address: other.address()}})
-		first, ok := discovery.New(discovery.Options{NodeName: node, Cache: w.Cache}).Preferred(client.Server{Address: other.address()})
-		if ok && first.Address == one.address() {
+		if node := fmt.Sprint("node-", i); preferred(node, one, other) == one.address() {
 			return node
 		}
 	}
+}
+
+// preferred returns the address of the server that a node prefers to the other one.
+func preferred(node string, one, other *server) string {
+	w := &cache.Writer{Cache: client.NewCache()}
+	w.SetServers([]client.Server{{Address: one.address()}, {Address: other.address()}})
+	choice := discovery.New(discovery.Options{NodeName: node, Cache: w.Cache})
+	if first, ok := choice.Preferred(client.Server{Address: other.address()}); ok {
+		return first.Address
+	}
+	return other.address()
 }
 
 // TestAPIServerOutOfReach checks two servers that watch a real API server, each by a proxy of its
