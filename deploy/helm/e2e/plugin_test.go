@@ -30,7 +30,7 @@ func (i install) requirePlugin() {
 			if code := plugin.Code(c, err); code != 0 || !strings.Contains(out.String(), shows) {
 				return fmt.Errorf("kubectl slicecast %s: exit code %d\n%s", command, code, &out)
 			}
-			i.Logf("kubectl slicecast %s\n%s", command, &out)
+			i.Logf("kubectl slicecast %s: %d bytes", command, out.Len())
 			return nil
 		})
 	}
