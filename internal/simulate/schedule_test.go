@@ -638,9 +638,11 @@ func (w *world) backUp(step) string {
 	return "etcd is backed up"
 }
 
+// restoreTime is how long no API server runs while etcd is restored. A source counts on 5 s.
+const restoreTime = 6 * time.Second
+
 // restore restores a backup of etcd, also as another cluster, while a node is off. All API servers
-// restart, as Kubernetes demands. If versions go back, too, servers can only know from an API
-// server's answers, so nothing is written until they have asked.
+// are stopped meanwhile, as Kubernetes demands.
 func (w *world) restore(s step) string {
 	if len(w.backups) == 0 {
 		return ""
@@ -651,6 +653,10 @@ func (w *world) restore(s step) string {
 		off.stop()
 		defer off.start()
 	}
+	for _, a := range w.apis {
+		a.kill()
+	}
+	w.pass(restoreTime)
 	w.cluster.restore(b, bump)
 	if anew {
 		w.cluster.bear()
@@ -659,17 +665,12 @@ func (w *world) restore(s step) string {
 	w.excused = true
 	w.cluster.mu.Unlock()
 	for _, a := range w.apis {
-		if !a.process.hasEnded() {
-			a.kill()
-		}
 		a.start()
 	}
 	if !bump {
 		w.lowered = true
 		// A backup that is newer than what etcd holds now would be no backup any more.
 		w.backups = nil
-		w.network.heal()
-		w.pass(time.Minute)
 	}
 	return fmt.Sprintf("etcd is restored, its version goes on: %v, in another cluster: %v", bump, anew)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // silence is for how long a watch may bring nothing. API servers end each watch after 5 to 10
@@ -19,6 +21,12 @@ const (
 	// streamPause is for how long a streamed list may bring nothing before it is complete, and
 	// streamTime is how long all of it may take.
 	streamPause, streamTime = 10 * time.Second, 2 * time.Minute
+	// outage is the shortest time in which all API servers can be stopped, etcd restored from a
+	// backup, and an API server started.
+	outage = 5 * time.Second
+	// checkPause is the pause after such a time until a list confirms what is held. It is up to twice
+	// as long, so that the many clients of an API server do not all list at once.
+	checkPause = 30 * time.Second
 )
 
 // contact records when the API server was last heard of, and since when it has not answered.
@@ -42,6 +50,8 @@ type contact struct {
 	advanced time.Time
 	// still is since when watches have brought nothing of what a list has shown; zero if they have.
 	still time.Time
+	// check is when a list is due because a watch was resumed after an outage; zero if none is.
+	check time.Time
 }
 
 // ask records that a list or watch is requested, and returns what to call when the request has
@@ -99,19 +109,42 @@ func (c *contact) complete(at time.Time, missed bool) (news bool) {
 		c.still = time.Time{}
 	}
 	c.heard, c.advanced, c.failing, c.why = at, at, time.Time{}, ""
-	c.refused, c.asked, c.streaming = time.Time{}, time.Time{}, time.Time{}
+	c.refused, c.asked, c.streaming, c.check = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	return news
 }
 
+// resume records that a watch is resumed, before its success is recorded. same means that it uses
+// the connection of the watch or list before it. If etcd may have been restored meanwhile, a list
+// has to follow: the resourceVersions of a restored etcd soon reach those from before, so the API
+// server accepts the watch, but the objects from before need not exist.
+func (c *contact) resume(at time.Time, same bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.check.IsZero() && (!same || !c.failing.IsZero()) && at.Sub(c.heard) >= outage {
+		c.check = at.Add(wait.Jitter(checkPause, 1))
+	}
+}
+
+// isCheckDue reports whether a list is due because a watch was resumed after an outage.
+func (c *contact) isCheckDue(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.check.IsZero() && !now.Before(c.check)
+}
+
 // left returns for how long a watch that was opened at a time may go on without news. If it is not
-// positive, the watch makes no progress.
+// positive, the watch makes no progress, or a list is due.
 func (c *contact) left(opened, now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.streaming.IsZero() {
 		return min(c.asked.Add(streamPause).Sub(now), c.streaming.Add(streamTime).Sub(now))
 	}
-	return max(c.advanced.Add(stillTime).Sub(now), opened.Add(openTime).Sub(now))
+	left := max(c.advanced.Add(stillTime).Sub(now), opened.Add(openTime).Sub(now))
+	if !c.check.IsZero() {
+		left = min(left, c.check.Sub(now))
+	}
+	return left
 }
 
 // succeed records that a request was answered.

@@ -5,8 +5,10 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -37,7 +40,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T)) {
 
 // startWithout runs a source over a handler that is called without a network.
 func startWithout(t *testing.T, handler http.Handler) *running {
-	return start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{handler}})
+	return start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{handler: handler}})
 }
 
 func virtualAPI() *api {
@@ -268,6 +271,82 @@ func TestStateThatGoesBackForSeconds(t *testing.T) {
 					require.Empty(t, r.Changes())
 				}
 				since, why := services.stale(time.Now())
+				require.Zero(t, since, why)
+			})
+		})
+	}
+}
+
+// TestVersionsThatComeAgain checks an etcd that is restored from a backup, and has reached the
+// resourceVersion that the source knows when that resumes its watch. Nothing in the API server's
+// answers says that objects are others under these versions, so a list has to follow if there was
+// time for a restore. If there was none, no list is needed.
+func TestVersionsThatComeAgain(t *testing.T) {
+	const refuses, loses, ends = "loses the connection and refuses requests", "loses the connection", "ends the watch"
+	for _, c := range []struct {
+		how   string
+		down  time.Duration
+		lists int
+	}{{refuses, outage, 2}, {loses, outage, 2}, {loses, outage - time.Second, 1}, {ends, outage, 1}} {
+		t.Run(fmt.Sprintf("it %s, for %v", c.how, c.down), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				before, after := virtualAPI(), virtualAPI()
+				before.beat, after.beat = time.Second, time.Second
+				for i := range 10 {
+					before.put(service(fmt.Sprint("lost", i)))
+					after.put(service(fmt.Sprint("new", i)))
+				}
+				var now atomic.Pointer[http.HandlerFunc]
+				// live lets an API server answer until end is called.
+				live := func(a *api) (end func()) {
+					life, end := context.WithCancel(context.Background())
+					now.Store(ptr.To(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+						ctx, cancel := context.WithCancel(q.Context())
+						defer cancel()
+						defer context.AfterFunc(life, cancel)()
+						a.ServeHTTP(w, q.WithContext(ctx))
+					})))
+					return end
+				}
+				end := live(before)
+				var connection atomic.Pointer[net.TCPConn]
+				connection.Store(new(net.TCPConn))
+				r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{
+					http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { (*now.Load())(w, q) }), func() net.Conn { return connection.Load() },
+				}})
+				await(t, "the first sync", time.Second, r.IsSynced)
+				before.put(node("n"))
+				after.put(node("n"))
+				<-time.After(before.beat)
+				synctest.Wait()
+
+				up := make(chan struct{})
+				now.Store(ptr.To(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+					if c.how == refuses {
+						refuse(w, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests)
+						return
+					}
+					<-up
+					(*now.Load())(w, q)
+				})))
+				if c.how != ends {
+					connection.Store(new(net.TCPConn))
+				}
+				end()
+				<-time.After(c.down)
+				synctest.Wait()
+				if c.lists > 1 {
+					before = after
+				}
+				end = live(before)
+				defer end()
+				close(up)
+				await(t, "what there is", backoff.Cap+2*checkPause, func() bool {
+					return len(r.Keys(model.KindService)) == 10 && r.Get(serviceKey("new0")) != nil == (before == after)
+				})
+				<-time.After(backoff.Cap + 2*checkPause)
+				require.Equal(t, c.lists, r.Replaced(model.KindService))
+				since, why := r.source.Stale()
 				require.Zero(t, since, why)
 			})
 		})

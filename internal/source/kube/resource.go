@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"reflect"
 	"strconv"
 	"sync"
@@ -16,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/net"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -84,6 +86,8 @@ type resource struct {
 	objects  int    // number of objects that the API server has, by the last list and the events since
 	doubted  bool   // the API server has named an older resourceVersion than highest
 	switched bool   // requests go to other
+	// connection is that of the last list or watch.
+	connection net.Conn
 	// listEnd is when the last list was complete; zero means that none has been since run looked, or
 	// that another one has to confirm it.
 	listEnd time.Time
@@ -174,13 +178,18 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	inTime, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	ended := r.contact.ask(time.Now())
-	list, err := r.requests().ListWithContextFunc(inTime, o)
+	list, err := r.requests().ListWithContextFunc(r.traced(inTime), o)
 	if m, errList := meta.ListAccessor(list); err == nil && errList == nil && o.Continue != "" && m.GetContinue() == o.Continue {
 		err = errors.New("the API server answers the same page again: is there a proxy in front of it that drops parameters?")
 	}
 	r.report(ctx, "list", o, err)
 	ended()
 	return list, err
+}
+
+// traced returns a context for a list or watch, whose connection is remembered.
+func (r *resource) traced(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { r.connection = i.Conn }})
 }
 
 // listPage is the number of objects of a page, as client-go requests them.
@@ -261,7 +270,7 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 		if err == nil {
 			return r.isAhead(known, resourceVersion(list))
 		}
-		if net.IsConnectionRefused(err) || isAbsence(err) {
+		if utilnet.IsConnectionRefused(err) || isAbsence(err) {
 			return err
 		}
 		if ctx.Err() == nil {
@@ -317,12 +326,16 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 		}
 		return nil, apierrors.NewResourceExpired(errPlain.Error())
 	}
+	if !streams && r.contact.isCheckDue(time.Now()) {
+		return nil, apierrors.NewResourceExpired("the last watch was resumed after an outage")
+	}
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
 	ended := r.contact.ask(time.Now())
 	defer func() { ended() }() // after what it has ended with is reported
 	answered, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(listTime, cancel)
-	w, err := r.requests().WatchFuncWithContext(answered, o)
+	before := r.connection
+	w, err := r.requests().WatchFuncWithContext(r.traced(answered), o)
 	late.Stop()
 	if err == nil && isEmpty(w) {
 		cancel()
@@ -332,12 +345,14 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	if err == nil && !streams {
 		if err = r.ahead(ctx, o.ResourceVersion); err != nil {
 			w.Stop()
+		} else {
+			r.contact.resume(time.Now(), r.connection == before)
 		}
 	}
 	r.report(ctx, "watch", o, err)
 	if err != nil {
 		cancel()
-		if streams && net.IsConnectionRefused(err) {
+		if streams && utilnet.IsConnectionRefused(err) {
 			// The reflector would sleep on this error without watching ctx. run's back-off watches
 			// it.
 			return nil, errors.New(err.Error())
@@ -365,7 +380,8 @@ type guarded struct {
 func (g guarded) Stop() { g.stop() }
 
 // guard returns a watch that stops itself if it makes no progress, and sees to it that a list
-// follows that is not streamed. Stopping the watch also calls cancel.
+// follows that is not streamed. It also stops if a list is due. Stopping the watch also calls
+// cancel.
 func (r *resource) guard(w watch.Interface, cancel func()) watch.Interface {
 	stopped, opened := make(chan struct{}), time.Now()
 	stop := sync.OnceFunc(func() {
@@ -385,7 +401,8 @@ func (r *resource) guard(w watch.Interface, cancel func()) watch.Interface {
 			case <-time.After(left):
 			}
 		}
-		if r.contact.isStreaming() {
+		switch {
+		case r.contact.isStreaming():
 			err := errors.New("a list that the API server streams does not come to its end")
 			now := time.Now()
 			if since, _ := r.contact.stale(now); !since.IsZero() {
@@ -395,10 +412,13 @@ func (r *resource) guard(w watch.Interface, cancel func()) watch.Interface {
 			r.metrics.errors.WithLabelValues(r.kind.String(), "watch").Inc()
 			r.log.Warn("Streamed list makes no progress, keeping the current state and listing in pages",
 				"pause", streamPause, "time", streamTime, "err", err)
-		} else {
+			r.plain.Store(true)
+		case r.contact.isCheckDue(time.Now()):
+			r.log.Debug("The watch was resumed after an outage, listing again in case etcd was restored meanwhile")
+		default:
 			r.log.Debug("The watch has brought no newer resourceVersion, listing again", "time", stillTime)
+			r.plain.Store(true)
 		}
-		r.plain.Store(true)
 		stop()
 	}()
 	return guarded{w, stop}

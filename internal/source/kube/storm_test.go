@@ -7,7 +7,9 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -50,7 +52,7 @@ func TestHoursOfExpiredWatches(t *testing.T) {
 					}
 					return false
 				})
-				r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{a}})
+				r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{handler: a}})
 				<-time.After(time.Minute)
 				minute := len(a.seen(isList))
 				<-time.After(2 * time.Hour)
@@ -97,7 +99,7 @@ func TestPauseBeginsWithTheList(t *testing.T) {
 			}
 			return false
 		})
-		r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{a}})
+		r := start(t, &rest.Config{Host: "http://api", QPS: 1000, Burst: 1000, Transport: direct{handler: a}})
 		defer r.stop()
 		<-time.After(10 * time.Minute) // the pause has grown to its bound
 		const long = time.Hour
@@ -143,7 +145,11 @@ func TestAListAfterADoubtNeedNotWait(t *testing.T) {
 }
 
 // direct is a transport that calls a handler, without a network.
-type direct struct{ handler http.Handler }
+type direct struct {
+	handler http.Handler
+	// connection returns the connection of a request that is answered. nil means that there is none.
+	connection func() net.Conn
+}
 
 // RoundTrip implements [http.RoundTripper].
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -161,6 +167,9 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	case <-ctx.Done():
 		cancel()
 		return nil, ctx.Err()
+	}
+	if trace := httptrace.ContextClientTrace(ctx); trace != nil && trace.GotConn != nil && d.connection != nil {
+		trace.GotConn(httptrace.GotConnInfo{Conn: d.connection()})
 	}
 	return &http.Response{
 		StatusCode: w.code, Status: http.StatusText(w.code), Header: w.header, Request: r, ContentLength: -1,
