@@ -50,6 +50,12 @@ type kernel struct {
 	// loose means that the kernel may go back in time until a Replace has succeeded, because the agent
 	// has restarted.
 	loose bool
+	// based means that what does not depend on Services was programmed since the kernel started.
+	based bool
+	// ahead means that an agent was killed since the kernel started, and that it has noted that. So
+	// what it has programmed may be later than its checkpoint. Until a server has confirmed the next
+	// agent's cache, the kernel must not go back, unless it has said that it is not intact.
+	ahead bool
 	// stale has the Service ports, and staleFamily the IP families, that could not be programmed.
 	stale       map[view.ServicePortID]bool
 	staleFamily map[model.Family]bool
@@ -73,7 +79,7 @@ func (k *kernel) reset() {
 	defer k.mu.Unlock()
 	k.ports, k.at = make(map[view.ServicePortID]*view.ServicePort), make(map[portObject]int)
 	k.stale, k.staleFamily = make(map[view.ServicePortID]bool), make(map[model.Family]bool)
-	k.node, k.loose = view.Node{}, true
+	k.node, k.loose, k.based, k.ahead = view.Node{}, true, false, false
 }
 
 // kernelProgrammer is one agent's access to the kernel.
@@ -91,13 +97,28 @@ type kernelProgrammer struct {
 	known   bool
 }
 
-var _ programmer.Monitor = (*kernelProgrammer)(nil)
+var (
+	_ programmer.Monitor = (*kernelProgrammer)(nil)
+	_ programmer.Keeper  = (*kernelProgrammer)(nil)
+)
 
 // Families implements programmer.Programmer.
 func (p *kernelProgrammer) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
 
 // Cleanup implements programmer.Programmer.
 func (p *kernelProgrammer) Cleanup(context.Context) error { return nil }
+
+// Intact implements programmer.Keeper.
+func (p *kernelProgrammer) Intact(_ context.Context, state view.State) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	intact := p.based
+	for _, family := range p.Families() {
+		intact = intact && programmer.HoldsSome(state, family, func(id view.ServicePortID) bool { return p.ports[id] != nil })
+	}
+	p.ahead = p.ahead && intact
+	return intact
+}
 
 // Watch implements programmer.Monitor.
 func (p *kernelProgrammer) Watch(ctx context.Context, lost func(string)) {
@@ -167,7 +188,7 @@ func (p *kernelProgrammer) Replace(_ context.Context, state view.State) error {
 		maps.DeleteFunc(p.at, func(o portObject, _ int) bool { return want[o.port] == nil })
 		p.loose = false
 	}
-	p.node = node
+	p.node, p.based = node, p.based || r != failsBefore
 	return err
 }
 
@@ -200,6 +221,9 @@ func (p *kernelProgrammer) carryOut(operation string, r refusal, changes []view.
 	if !p.agent.mayProgram() {
 		p.world.violated("%s: %s before a server has brought the cache in sync, %v after a start with a checkpoint: %v",
 			p.name, operation, time.Since(p.agent.begin), p.agent.restored)
+	}
+	if p.ahead && !p.agent.isConfirmed() {
+		p.loose = false
 	}
 	if len(changes) == 0 && r != failsBefore && r != failsAfter {
 		r = accepts

@@ -20,8 +20,9 @@ const (
 )
 
 // mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of
-// it, and everything else together less than 8 KiB. A node has three files at most: the checkpoint,
-// the one that is going to replace it, and the last one that was rejected.
+// it, and everything else together less than 8 KiB. A node has four files at most: the checkpoint,
+// the one that is going to replace it, the last one that was rejected, and the note that the kernel
+// may be ahead.
 const mostCheckpointBytes = (maxServices*(1+2*maxSlices) + 8) << 10
 
 // accounts is a registry that can read single gauges. To gather all metrics takes a hundred times
@@ -82,7 +83,7 @@ func (w *world) checkMemory() {
 		}
 	}
 	for _, n := range w.nodes {
-		if files, size := n.disk.size(); files > 3 || size > 3*mostCheckpointBytes {
+		if files, size := n.disk.size(); files > 4 || size > 3*mostCheckpointBytes {
 			w.violated("%s: %d files of %d bytes, and a checkpoint may have %d bytes", n.name, files, size, mostCheckpointBytes)
 		}
 	}

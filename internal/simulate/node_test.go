@@ -31,6 +31,10 @@ type node struct {
 	disk   *disk
 	form   form   // of the agent that runs, or ran last
 	agent  *agent // nil while none runs
+	boot   int
+	// noted means that an agent that ends as it should not leaves a note that the kernel may be ahead
+	// of the checkpoint.
+	noted bool
 }
 
 // agent is one life of the agent on a node.
@@ -108,8 +112,13 @@ func (n *node) start() {
 	}
 	registry, is := prometheus.NewRegistry(), n.form
 	logger := w.logger(n.name)
+	n.disk.mu.Lock()
+	full := n.disk.full
+	n.disk.mu.Unlock()
+	settled := make(chan struct{})
 	kept := checkpoint.Open(checkpoint.Options{
-		Path: checkpointPath, NodeName: n.name, Cache: a.cache, Disk: mounted{n.disk, a.process}, Logger: logger, Registerer: registry,
+		Path: checkpointPath, NodeName: n.name, Cache: a.cache, Boot: fmt.Sprint(n.host, " ", n.boot), Settled: settled,
+		Disk: mounted{n.disk, a.process}, Logger: logger, Registerer: registry,
 	})
 	if a.restored = !kept.Saved().IsZero(); a.restored {
 		a.remember()
@@ -123,18 +132,21 @@ func (n *node) start() {
 		Decode:      a.decode(is), Cache: a.cache, Observe: a.observe, Logger: logger, Registerer: registry,
 	})
 	n.kernel.mu.Lock()
-	n.kernel.loose = true
+	n.kernel.loose, n.kernel.ahead = true, n.noted
 	n.kernel.mu.Unlock()
+	n.noted = n.noted || !full
 	a.programs = &kernelProgrammer{kernel: n.kernel, process: a.process, agent: a}
 	r := reconcile.New(reconcile.Options{
-		Cache: a.cache, View: view.New(n.viewOptions()), Programmer: a.programs, Reporter: reporter{a.client, a},
+		Ahead: kept.Ahead(), Cache: a.cache, View: view.New(n.viewOptions()), Programmer: a.programs, Reporter: reporter{a.client, a},
 		FreeMemory: func() {}, Logger: logger, Registerer: registry,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
+	var programming sync.WaitGroup
+	programming.Go(func() { _ = a.client.Run(ctx) })
+	programming.Go(func() { r.Run(ctx) })
+	a.running.Go(func() { programming.Wait(); close(settled) })
 	a.running.Go(func() { kept.Run(ctx) })
-	a.running.Go(func() { _ = a.client.Run(ctx) })
-	a.running.Go(func() { r.Run(ctx) })
 	n.agent = a
 }
 
@@ -154,6 +166,10 @@ func (n *node) stop() {
 		a.running.Wait()
 		a.process.kill()
 		n.agent = nil
+		// An agent that no server has confirmed has saved nothing, and leaves an earlier note.
+		n.kernel.mu.Lock()
+		n.noted = n.kernel.ahead && !a.isConfirmed()
+		n.kernel.mu.Unlock()
 	}
 }
 
@@ -161,6 +177,7 @@ func (n *node) stop() {
 func (n *node) fail() {
 	n.world.network.power(n.host, false)
 	n.kill()
+	n.boot, n.noted = n.boot+1, false
 	n.kernel.reset()
 	n.disk.fail()
 }
@@ -236,6 +253,13 @@ func (a *agent) mayProgram() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.confirmed || a.restored && !a.foreign && time.Since(a.begin) >= staleGrace
+}
+
+// isConfirmed reports whether a server has sent an InSync.
+func (a *agent) isConfirmed() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.confirmed
 }
 
 // knew reports whether the cache has held, since the agent started, a state of a Service for which

@@ -134,6 +134,11 @@ var mutations = []mutation{
 		[]string{"./agent/client/checkpoint"},
 	},
 	{
+		"a checkpoint is programmed although an agent that was killed may have programmed later rules", "agent/reconcile/reconcile.go",
+		"\tr.kept = ok && r.Ahead && stale && ", "\tr.kept = ok && r.Ahead && !stale && ",
+		[]string{"./agent/reconcile"},
+	},
+	{
 		"a silent server is not left", "agent/client/connection/stream.go",
 		"func() { s.cancel(errSilent) }", "func() {}",
 		[]string{"./agent/client"},

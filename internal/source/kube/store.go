@@ -117,7 +117,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	r.skips.Replace(skips, r.kind)
 	r.sink.Replace(r.kind, objects, rv)
 	missed = missed && r.plain.Load() && !r.contact.isStreaming() // the watch was open until now
-	if r.contact.complete(r.listEnd, missed) {
+	if r.contact.complete(time.Now(), missed) {
 		r.metrics.errors.WithLabelValues(r.kind.String(), "watch").Inc()
 		r.log.Warn("The API server's watch stands still, listing again and again until it goes on",
 			"highest", r.highest, "listed", rv, "interval", stillTime)
