@@ -134,6 +134,7 @@ func TestServerThatLies(t *testing.T) {
 	hello := welcome(&pb.Welcome{Epoch: s.Epoch(), ShardCount: s.Shards()})
 	object := wire.UpdateToProto(&model.Update{Slices: []*model.Slice{web(unready(1))}}).GetSlices()
 	removed := []*pb.ObjectKey{wire.KeyToProto(web(func(*model.Slice) {}).Key())}
+	_, sequences := s.Digest()
 
 	for name, script := range map[string][]any{
 		"garbage":                    {hello, wire.Frame("\xff\xff\xff")},
@@ -160,6 +161,7 @@ func TestServerThatLies(t *testing.T) {
 			update(&pb.ShardUpdate{Shard: right, FromSequence: 2, Sequence: 3})},
 		"a part, and the end":     {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, Full: true, More: true}), errEnd},
 		"in sync in three shards": {hello, inSync(1, 1, 1)},
+		"in sync twice":           {hello, inSync(sequences...), inSync(sequences...)},
 		"a node without sense": {hello, &pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
 			Node: &pb.Node{Name: "node-1", PodCidrs: []string{"x"}}}}}, errEnd},
 		"nothing any more":  {welcome(&pb.Welcome{Epoch: s.Epoch(), ShardCount: s.Shards(), HeartbeatIntervalMs: 5})},

@@ -44,7 +44,7 @@ type failure struct {
 //
 // Invariants:
 //
-//  1. failing outlives streams. Each stream's server learns all of it once, after the first InSync.
+//  1. failing outlives streams. Each stream's server learns all of it once, after InSync.
 //  2. news holds the subjects that have started or stopped failing, or fail for another reason,
 //     since the stream's server last heard of them. Its values are the subjects' shards.
 //  3. ofNode counts the subjects in failing by node, and has no zeros.

@@ -406,19 +406,20 @@ func (s *stream) relayNode(n *wire.NodeUpdate) error {
 }
 
 func (s *stream) inSync(m *pb.InSync) error {
-	if s.parts.Waiting() {
+	switch {
+	case s.synced:
+		return fmt.Errorf("%w: a second in_sync", cache.ErrProtocol)
+	case s.parts.Waiting():
 		return fmt.Errorf("%w: in_sync before the last part of an update", cache.ErrProtocol)
 	}
 	seen := wire.ResourceVersionsFromProto(m.GetResourceVersions())
 	if err := s.cache.InSync(m.GetSequences(), seen); err != nil {
 		return err
 	}
-	if !s.synced {
-		s.synced = true
-		s.recordSync()
-		s.metrics.connected.Set(1)
-		s.planMove()
-	}
+	s.synced = true
+	s.recordSync()
+	s.metrics.connected.Set(1)
+	s.planMove()
 	s.Outbox.inSync()
 	if s.options.Relay != nil {
 		nodes := s.nodes

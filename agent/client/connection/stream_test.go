@@ -92,7 +92,7 @@ func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	s := welcomedStream(t, 1)
 	c := s.cache
 	require.NoError(t, s.handle(&wire.Response{Update: &model.Update{To: 100, Full: true, Slices: []*model.Slice{old}}}))
-	require.NoError(t, s.handle(&wire.Response{InSync: &pb.InSync{Sequences: []uint64{100}}}))
+	require.NoError(t, c.InSync([]uint64{100}, model.ResourceVersions{}))
 	_, ok := c.Take()
 	require.True(t, ok)
 	u := &model.Update{From: 100, To: 101, Removed: []model.Key{old.Key()}}
@@ -118,7 +118,7 @@ func TestNothingIsAppliedBeforeTheLastPart(t *testing.T) {
 	}
 	apply(parts[:len(parts)-1])
 	untouched()
-	require.ErrorIs(t, s.handle(&wire.Response{InSync: &pb.InSync{Sequences: []uint64{101}}}), cache.ErrProtocol)
+	require.ErrorContains(t, s.handle(&wire.Response{InSync: &pb.InSync{Sequences: []uint64{101}}}), "before the last part")
 	untouched()
 	s = testStream(c.Cache, nil)
 	require.NoError(t, s.handle(welcomeMessage(1)))

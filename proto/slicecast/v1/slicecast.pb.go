@@ -1994,7 +1994,8 @@ func (x *NodeUpdate) GetResourceVersion() uint64 {
 	return 0
 }
 
-// InSync says that the client now has the server's whole state, as of these positions.
+// InSync says that the client now has the server's whole state, as of these positions. A stream has
+// one.
 type InSync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The position in every shard, by shard number, in the epoch of the Welcome.
