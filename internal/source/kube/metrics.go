@@ -17,7 +17,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	return &metrics{
 		lists: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_source_kube_lists_total",
-			Help: "Number of complete lists from the API server: one at the start, and one for each watch that could not be resumed.",
+			Help: "Number of complete lists from the API server: one at the start, one for each watch that could not be resumed, and one after each outage.",
 		}, []string{"kind"}),
 		watches: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "slicecast_source_kube_watches_total",
