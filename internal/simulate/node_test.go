@@ -166,9 +166,10 @@ func (n *node) stop() {
 		a.running.Wait()
 		a.process.kill()
 		n.agent = nil
-		// An agent that no server has confirmed has saved nothing, and leaves an earlier note.
+		// An agent that no server has confirmed has saved nothing. With a checkpoint, it leaves an
+		// earlier note.
 		n.kernel.mu.Lock()
-		n.noted = n.kernel.ahead && !a.isConfirmed()
+		n.noted = n.kernel.ahead && a.restored && !a.isConfirmed()
 		n.kernel.mu.Unlock()
 	}
 }
