@@ -65,8 +65,8 @@ func newBugreportCommand(o *options) *cobra.Command {
 relays, the latest changes, what check finds, and for some nodes also what their agents say and what their kernels hold.
 The nodes are those that are not connected, behind, or in trouble first, and then random ones.
 
-Secrets are left out: tokens, keys, credentials, and the values of environments and annotations. Names of Services,
-Pods and nodes and IP addresses are not. Look at the archive before you give it to others.
+Secrets are left out: tokens, keys, credentials, the values of environments and annotations, and messages of objects.
+Names of Services, Pods and nodes and IP addresses are not. Look at the archive before you give it to others.
 
 It uses your rights. Logs need the right to pods/log, and what agents' nodes hold needs the right to pods/exec. What
 cannot be had is named in the index, and then the exit code is 2.`,
@@ -218,10 +218,10 @@ func (b *bugreport) collect(ctx context.Context, f *fleet.Fleet, a *archive) rep
 	}
 	// The values of all environments are known before the first log is written.
 	for _, s := range found {
-		a.redact.Pod(s.Pod, s.Container)
+		_, _ = a.redact.YAML(s.Pod, s.Container)
 	}
 	for _, p := range pods {
-		a.redact.Pod(p.Pod, p.Container)
+		_, _ = a.redact.YAML(p.Pod, p.Container)
 	}
 	b.fleetParts(ctx, f, a, answers, all, nodes)
 	b.clusterParts(ctx, f, a, found, pods)
@@ -329,7 +329,7 @@ func (b *bugreport) serverParts(
 
 // podParts adds a Pod and its logs.
 func (b *bugreport) podParts(ctx context.Context, f *fleet.Fleet, a *archive, group, dir string, pod *corev1.Pod, container string) {
-	text, err := a.redact.YAML(a.redact.Pod(pod, container))
+	text, err := a.redact.YAML(pod, container)
 	a.addWithoutSecrets(group, dir+"pod.yaml", "Pod, with its flags", string(text), err)
 	name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	log, err := f.Log(ctx, name, container, false, b.since, maxReportPart)

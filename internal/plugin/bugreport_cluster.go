@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -14,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
-	"github.com/slicecast/slicecast/internal/plugin/redact"
 )
 
 // clusterParts adds the objects of Kubernetes that matter to the fleet.
@@ -23,23 +21,14 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 	add := func(file, title string, objects any, err error) {
 		var text []byte
 		if err == nil {
-			text, err = a.redact.YAML(objects)
+			text, err = a.redact.YAML(objects, "")
 		}
 		a.addWithoutSecrets(clusterGroup, "cluster/"+file, title, string(text), err)
 	}
 	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
 		return f.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	})
-	var facts []map[string]any
-	if err == nil {
-		for _, n := range nodes.Items {
-			facts = append(facts, map[string]any{
-				"name": n.Name, "labels": n.Labels, "podCIDRs": n.Spec.PodCIDRs, "taints": n.Spec.Taints, "unschedulable": n.Spec.Unschedulable,
-				"addresses": n.Status.Addresses, "conditions": n.Status.Conditions, "nodeInfo": n.Status.NodeInfo,
-			})
-		}
-	}
-	add("nodes.yaml", "Nodes", facts, err)
+	add("nodes.yaml", "Nodes", nodes, err)
 	namespaces := make(map[string]bool)
 	for _, s := range found {
 		namespaces[s.Namespace] = true
@@ -61,44 +50,15 @@ func (b *bugreport) namespaceParts(
 	sets, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DaemonSetList, error) {
 		return f.Client().AppsV1().DaemonSets(namespace).List(ctx, ours)
 	})
-	if err == nil {
-		for i := range sets.Items {
-			a.redact.Meta(&sets.Items[i].ObjectMeta)
-			podTemplate(a.redact, &sets.Items[i].Spec.Template)
-		}
-		add(folder+"daemonsets.yaml", "DaemonSets in "+namespace, sets.Items, nil)
-	} else {
-		add("", "DaemonSets in "+namespace, nil, err)
-	}
+	add(folder+"daemonsets.yaml", "DaemonSets in "+namespace, sets, err)
 	deployments, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DeploymentList, error) {
 		return f.Client().AppsV1().Deployments(namespace).List(ctx, ours)
 	})
-	if err == nil {
-		for i := range deployments.Items {
-			a.redact.Meta(&deployments.Items[i].ObjectMeta)
-			podTemplate(a.redact, &deployments.Items[i].Spec.Template)
-		}
-		add(folder+"deployments.yaml", "Deployments in "+namespace, deployments.Items, nil)
-	} else {
-		add("", "Deployments in "+namespace, nil, err)
-	}
+	add(folder+"deployments.yaml", "Deployments in "+namespace, deployments, err)
 	config, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ConfigMap, error) {
 		return f.Client().CoreV1().ConfigMaps(namespace).Get(ctx, "slicecast-config", metav1.GetOptions{})
 	})
-	kept := make(map[string]string)
-	if err == nil {
-		for key, value := range config.Data {
-			switch key {
-			case "agent.yaml":
-				kept[key] = a.redact.Settings(value)
-			case "apiServerHost", "apiServerPort":
-				kept[key] = redact.Address(value)
-			default: // may hold anything
-				kept[key] = redact.LeftOut
-			}
-		}
-	}
-	add(folder+"config.yaml", "Settings in "+namespace+", the ConfigMap slicecast-config", kept, err)
+	add(folder+"config.yaml", "Settings in "+namespace+", the ConfigMap slicecast-config", config, err)
 	events, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.EventList, error) {
 		return f.Client().CoreV1().Events(namespace).List(ctx, metav1.ListOptions{Limit: maxEvents})
 	})
@@ -112,21 +72,15 @@ func (b *bugreport) namespaceParts(
 // maxEvents bounds how many Events of a namespace are read.
 const maxEvents = 1000
 
-// podTemplate removes from the template of Pods what may be secret.
-func podTemplate(r *redact.Redactor, t *corev1.PodTemplateSpec) {
-	r.Meta(&t.ObjectMeta)
-	r.Spec(&t.Spec, t.Spec.Containers[0].Name)
-}
-
-// eventLines returns a line for each Event, by time.
+// eventLines returns a line for each Event, by time. Messages, which may say anything, are left out.
 func eventLines(events []corev1.Event) (lines []string) {
 	at := func(e corev1.Event) time.Time {
 		return cmp.Or(e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time)
 	}
 	slices.SortStableFunc(events, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
 	for _, e := range events {
-		lines = append(lines, fmt.Sprintf("%s %s %s %s/%s, %d times: %s", at(e).UTC().Format(time.RFC3339), e.Type, e.Reason,
-			e.InvolvedObject.Kind, e.InvolvedObject.Name, max(1, e.Count), strings.TrimSpace(e.Message)))
+		lines = append(lines, fmt.Sprintf("%s %s %s %s/%s, %d times", at(e).UTC().Format(time.RFC3339), e.Type, e.Reason,
+			e.InvolvedObject.Kind, e.InvolvedObject.Name, max(1, e.Count)))
 	}
 	return lines
 }

@@ -80,16 +80,23 @@ const seeded = "eyJhbGciOiJSUzI1NiJ9.SEEDED.SEEDED"
 
 // seedPod puts secrets into a Pod.
 func seedPod(p *corev1.Pod) {
-	p.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "SEEDED-applied", "vendor.example/key": "SEEDED-vendor"}
+	p.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "SEEDED-applied", "vendor.example/key": "SEEDED-vendor",
+		"vault.vendor.example/agent-inject-token": "SEEDED-annotation"}
 	c := &p.Spec.Containers[0]
-	c.Env = []corev1.EnvVar{{Name: "PLAIN_VARIABLE", Value: "SEEDED-environment"}}
+	c.Env = []corev1.EnvVar{{Name: "PLAIN_VARIABLE", Value: "SEEDED-environment"}, {Name: "HTTPS_PROXY", Value: "http://user:SEEDED-proxy@proxy.example:3128"}}
 	c.Args = append(c.Args, "--vendor-token=SEEDED-flag", "--vendor-password", "SEEDED-word")
+	if c.Name == "server" { // commands run in agents' Pods
+		sidecar := *c.DeepCopy()
+		sidecar.Name, sidecar.Ports, sidecar.Args = "vendor", nil, []string{"--token=SEEDED-sidecar", "--password", "SEEDED-word"}
+		p.Spec.Containers = append(p.Spec.Containers, sidecar)
+	}
 	p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "pull"}}
 }
 
 const seededLog = "level=INFO msg=Started\nlevel=WARN msg=refused authorization=\"Bearer SEEDED.abc\"\n" +
 	"the environment has SEEDED-environment\n-----BEGIN EC PRIVATE KEY-----\nSEEDED\n-----END EC PRIVATE KEY-----\n" +
-	"GET https://user:SEEDED@registry.example/ token " + seeded + "\nlevel=INFO msg=Ready\n"
+	"GET https://user:SEEDED@registry.example/ token " + seeded + "\nthe proxy refused SEEDED-proxy, and the vault SEEDED-annotation\n" +
+	"found AKIASEEDEDSEEDEDSEED\nrun [vendor --password SEEDED-word]\nlevel=INFO msg=Ready\n"
 
 // seedCluster puts secrets into objects beside the Pods, and returns the private key of the
 // servers.
@@ -207,6 +214,23 @@ func TestBugreport(t *testing.T) {
 	} {
 		require.Contains(t, files[path], text, path)
 	}
+	// What a maintainer needs is still there.
+	for path, facts := range map[string][]string{
+		"servers/slicecast-system/server-1/pod.yaml": {
+			"name: server-1", "namespace: slicecast-system", "nodeName: node-0", "phase: Running", "image: none", "name: HTTPS_PROXY", "name: vendor",
+			"--vendor-token=(left out)", "containerPort: 8472", "serviceAccountName: slicecast-server", "app.kubernetes.io/component: server",
+		},
+		"cluster/nodes.yaml":                   {"name: node-0", "addresses:", "type: InternalIP", "taints:", "kubeletVersion", "kernelVersion: 6.12.1"},
+		"cluster/slicecast-agents/config.yaml": {"name: slicecast-config", "resourceVersion: ", "vendor: (left out)"},
+		"cluster/slicecast-agents/events.yaml": {"Normal Pulled Pod/agent-node-a, 1 times"},
+		"nodes/node-0/log.txt":                 {"level=WARN msg=refused", "the proxy refused (left out)", "GET https://(left out)@registry.example/"},
+		"nodes/node-0/status.json":             {`"nodeName":"node-a"`},
+		"fleet/check.txt":                      {"server"},
+	} {
+		for _, fact := range facts {
+			require.Contains(t, files[path], fact, path)
+		}
+	}
 	require.Contains(t, files["index.html"], "Node node-0: rules/ipvs.txt: <span class=\"note\">permission denied")
 	require.Contains(t, files["index.html"], "did not end in time", "what it had printed is there nevertheless")
 	for path, content := range files {
@@ -298,7 +322,7 @@ func TestBugreportForms(t *testing.T) {
 		}
 	}
 	for path, kept := range map[string]string{
-		"cluster/slicecast-agents/config.yaml": "agent.yaml: (left out)\napiServerHost: (left out)\nvendor: (left out)\n", "cluster/slicecast-agents/events.yaml": "Seeded Pod/agent-node-0", "nodes/node-0/pod.yaml": "--vendor=(left out)",
+		"cluster/slicecast-agents/config.yaml": "  agent.yaml: (left out)\n  apiServerHost: (left out)\n  vendor: (left out)\n", "cluster/slicecast-agents/events.yaml": "Seeded Pod/agent-node-0", "nodes/node-0/pod.yaml": "--vendor=(left out)",
 		"servers/slicecast-system/server-0/pod.yaml": "--vendor=(left out)", "index.html": "msg=Line",
 	} {
 		require.Contains(t, files[path], kept, path)
@@ -510,5 +534,5 @@ func TestEvents(t *testing.T) {
 		{Reason: "Second", EventTime: metav1.NewMicroTime(now.Add(time.Second)), Message: "m\n", InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "p"}},
 		{Reason: "First", LastTimestamp: metav1.NewTime(now), Count: 3},
 	})
-	require.Equal(t, []string{"2026-01-02T03:04:05Z  First /, 3 times: ", "2026-01-02T03:04:06Z  Second Pod/p, 1 times: m"}, lines)
+	require.Equal(t, []string{"2026-01-02T03:04:05Z  First /, 3 times", "2026-01-02T03:04:06Z  Second Pod/p, 1 times"}, lines)
 }

@@ -14,7 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/plugin/redact/redacttest"
@@ -105,15 +107,94 @@ func TestText(t *testing.T) {
 		"https://registry.example:5000/v2", `{"nodeName":"node-1","tokenAudience":"slicecast"}`,
 		"author: somebody", "images v1.2.3 registry.k8s.io/pause", "10.0.0.1.0123456789abcdef",
 		"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
-		"kind: ConfigMap\ndata:\n  a: b", `{"kind":"SecretClass","data":"a"}`,
+		"kind: ConfigMap\ndata:\n  a: b", `{"data":"a","kind":"SecretClass"}`,
 		"automountServiceAccountToken: false\ncontainers:\n- args:\n  - --node-name=a", `"hasToken": true,`,
 		"open /etc/x/tls.key: no such file or directory", "key=shop/web-7f9c6d5b4-x2x4z again", "labels:\n  key: node.kubernetes.io/not-ready", "topologyKey: kubernetes.io/hostname",
 		`level=INFO msg="bypass" session=42 key=default/slicecast-server-858655bdcd-cpjjc`, "sessionAffinity: ClientIP", `"digest": "q83vEjRWeJq83vEjRWeJq83vEjRWeJq83vEjRWeJq80="`,
 		"chain KUBE-SVC-TCOU7JCQXEZGVUNU and service-ULMVA6XW-ns1/svc1/tcp/p80", "uid: 6f1c7a3e-7a55-4d5b-9d1f-0a6f2d1c9b7e", "pkt_type pass, accept", "passes 3 of 4",
 		"image: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "epoch=3f9a8b7c6d5e4f3a", "code=Unavailable desc=x", "author=me key=value",
 		"ghcr.io/slicecast/slicecast-agent@sha256:0123", "mail user@host about //x", "waiting for a token\n  at the server", "--token --node-name=a",
+		// What programs, kernels and servers say.
+		"time=2026-11-28T18:00:00.123Z level=INFO msg=\"Stream opened\" node=ip-10-0-3-17.eu-west-1.compute.internal peer=10.12.3.4:43122 shard=12 sequence=18446744073709551615",
+		`level=ERROR msg="Cannot program" err="netlink: table ip slicecast: chain service-ULMVA6XW-ns1/svc1/tcp/p80: no such file or directory" after=1.5s`,
+		"goroutine 17 [running]:\ngithub.com/slicecast/slicecast/server/fanout.(*Hub).run(0xc000123450, {0x1f2e3d4c, 0x12})\n\t/src/server/fanout/hub.go:123 +0x1a5",
+		"-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment \"kube-system/kube-dns:dns-tcp cluster IP\" -m tcp --dport 53 -j KUBE-SVC-ERIFXISQEP7F7OF4",
+		"/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established: 86400\nnf_conntrack 180224 5 nf_nat,xt_conntrack - Live 0xffffffffc0a3b000",
+		"# HELP slicecast_server_token_reviews_total Reviews of tokens.\n# TYPE slicecast_server_token_reviews_total counter\nslicecast_server_tokens{state=\"valid\"} 3",
+		"eth0 mtu 1500 up|broadcast [10.12.3.4/24 fd00:10:12::4/64 fe80::42:acff:fe11:2/64]", "secrets \"slicecast-server-tls\" is forbidden: User \"x\" cannot get resource",
+		"programmer=nftables programmer-fallback=true token-file=/run/slicecast/token/token cluster-cidr=10.244.0.0/16 tls-secret=slicecast-system/slicecast-server-tls",
+		`{"digest":"q83vEjRWeJq83vEjRWeJq83vEjRWeJq83vEjRWeJq80=","resourceVersions":{"services":"991823"},"serverVersion":"v1.4.2-17-g0123abc"}`,
+		"Back-off restarting failed container server in pod slicecast-server-858655bdcd-cpjjc_slicecast-system(6f1c7a3e-7a55-4d5b-9d1f-0a6f2d1c9b7e)",
 	} {
 		require.Equal(t, text, r.Text(text))
+	}
+}
+
+// TestFacts checks that what one needs to find a problem is kept of objects, and messages are not.
+func TestFacts(t *testing.T) {
+	one := int32(1)
+	for _, c := range []struct {
+		object any
+		facts  []string
+	}{
+		{&corev1.NodeList{Items: []corev1.Node{{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{"topology.kubernetes.io/zone": "a"}},
+			Spec: corev1.NodeSpec{
+				PodCIDRs: []string{"10.1.0.0/24"}, Unschedulable: true, Taints: []corev1.Taint{{Key: "dedicated", Value: "infra", Effect: "NoSchedule"}},
+			},
+			Status: corev1.NodeStatus{
+				Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}},
+				Conditions: []corev1.NodeCondition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "SEEDED"}},
+				NodeInfo: corev1.NodeSystemInfo{
+					KernelVersion: "6.12.1", OSImage: "Debian 13", KubeletVersion: "v1.34.1", ContainerRuntimeVersion: "containerd://2.1", Architecture: "arm64",
+				},
+			},
+		}}}, []string{
+			"name: node-1", "zone: a", "- 10.1.0.0/24", "unschedulable: true", "key: dedicated", "value: infra", "address: 192.0.2.1", "type: InternalIP",
+			"type: Ready", "reason: KubeletNotReady", "kernelVersion: 6.12.1", "osImage: Debian 13", "kubeletVersion: v1.34.1", "containerd://2.1", "arm64",
+		}},
+		{[]appsv1.Deployment{{
+			ObjectMeta: metav1.ObjectMeta{Name: "slicecast-server", Generation: 7},
+			Spec: appsv1.DeploymentSpec{Replicas: &one, Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				NodeSelector: map[string]string{"kubernetes.io/os": "linux"}, PriorityClassName: "system-cluster-critical",
+				Tolerations: []corev1.Toleration{{Key: "dedicated", Operator: "Equal", Value: "infra"}},
+				Containers: []corev1.Container{{
+					Name: "server", Image: "ghcr.io/slicecast/slicecast-server:v1.4.2", Args: []string{"--shards=64", "--token-audience=slicecast"},
+					Resources:      corev1.ResourceRequirements{Limits: corev1.ResourceList{"memory": resource.MustParse("1Gi")}},
+					Env:            []corev1.EnvVar{{Name: "HOST", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"}}}},
+					ReadinessProbe: &corev1.Probe{PeriodSeconds: 2, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"SEEDED"}}}},
+				}, {Name: "proxy", Args: []string{"--token=SEEDED"}}},
+			}}},
+			Status: appsv1.DeploymentStatus{Replicas: 3, ReadyReplicas: 2, UnavailableReplicas: 1},
+		}}, []string{
+			"generation: 7", "replicas: 1", "kubernetes.io/os: linux", "system-cluster-critical", "value: infra", "slicecast-server:v1.4.2", "--shards=64",
+			"--token-audience=slicecast", "memory: 1Gi", "name: HOST", "fieldPath: status.hostIP", "periodSeconds: 2", "replicas: 3", "readyReplicas: 2",
+			"unavailableReplicas: 1", "name: proxy",
+		}},
+		{&corev1.Pod{Status: corev1.PodStatus{
+			Phase: "Running", PodIP: "10.1.0.7", HostIP: "192.0.2.1", Reason: "Evicted", Message: "SEEDED", ContainerStatuses: []corev1.ContainerStatus{{
+				Name: "agent", RestartCount: 4, Image: "x", ImageID: "x@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+				State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "SEEDED"}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled", Message: "SEEDED"}},
+			}},
+		}}, []string{
+			"phase: Running", "podIP: 10.1.0.7", "hostIP: 192.0.2.1", "reason: Evicted", "restartCount: 4", "reason: CrashLoopBackOff", "exitCode: 137",
+			"reason: OOMKilled", "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "message: (left out)",
+		}},
+		{&corev1.ConfigMap{Data: map[string]string{
+			"apiServerHost": "api.example", "apiServerPort": "6443", "other": "SEEDED",
+			"agent.yaml": "programmer: ipvs\nipvs: {scheduler: rr, vendor: SEEDED}\ntls: {tokenFile: /run/token}\nvendor: {a: SEEDED}\nconntrack: {min: 100000}\n",
+		}}, []string{
+			"apiServerHost: api.example", `apiServerPort: "6443"`, "programmer: ipvs", "scheduler: rr", "tokenFile: /run/token", "vendor: (left out)",
+			"min: 100000", "other: (left out)",
+		}},
+	} {
+		text, err := (&Redactor{}).YAML(c.object, "")
+		require.NoError(t, err)
+		require.NotContains(t, string(text), "SEEDED")
+		for _, fact := range c.facts {
+			require.Contains(t, string(text), fact)
+		}
 	}
 }
 
@@ -140,7 +221,7 @@ func TestPod(t *testing.T) {
 			}}}}},
 		},
 	}
-	text, err := r.YAML(r.Pod(pod, "agent"))
+	text, err := r.YAML(pod, "agent")
 	require.NoError(t, err)
 	got := string(text)
 	require.NotContains(t, got, "SEEDED")
@@ -234,9 +315,10 @@ func TestKnownForms(t *testing.T) {
 // are found elsewhere, too.
 func TestMeta(t *testing.T) {
 	r := &Redactor{}
-	r.Meta(&metav1.ObjectMeta{Annotations: map[string]string{
+	_, err := r.YAML(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
 		"vendor.example/token": "SEEDED-token", "vendor.example/blob": base64.StdEncoding.EncodeToString([]byte("SEEDED in base64")), "prometheus.io/path": "/metrics",
-	}})
+	}}}, "")
+	require.NoError(t, err)
 	require.Equal(t, "(left out) and (left out), at /metrics", r.Text("SEEDED-token and SEEDED in base64, at /metrics"))
 }
 
@@ -272,7 +354,7 @@ func TestForms(t *testing.T) {
 		object := map[string]any{"items": []string{"a text that is so long that YAML goes on in another line, and " + form.Text}}
 		inJSON, err := json.Marshal(object)
 		require.NoError(t, err)
-		inYAML, err := r.YAML(object)
+		inYAML, err := r.YAML(object, "")
 		require.NoError(t, err)
 		for _, got := range []string{r.Text(form.Text), r.Text(string(inJSON)), r.Text(string(inYAML))} {
 			require.Empty(t, redacttest.Left(got, form), "%q became %q", form.Text, got)

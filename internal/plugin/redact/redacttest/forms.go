@@ -119,6 +119,7 @@ func Forms(t testing.TB) []Form {
 	m.tokens()
 	m.keys()
 	m.encoded()
+	m.others()
 	return m.forms
 }
 
@@ -298,5 +299,27 @@ func (m *maker) encoded() {
 			m.add("twice %s", e.EncodeToString([]byte(e.EncodeToString([]byte(text)))))
 		}
 		m.add("https://host/?x=%s", url.QueryEscape(base64.StdEncoding.EncodeToString([]byte(text))))
+	}
+}
+
+// others adds secrets of other programs: in annotations, flags and proxies' URLs, and keys of clouds.
+func (m *maker) others() {
+	plain := func() string { return "hunter-" + m.random(6, small) }
+	for _, form := range []string{
+		"metadata:\n  annotations:\n    vault.example/agent-token: %s\n", `{"annotations":{"vendor.example/db-password":"%s"}}`,
+		"vendor --token=%s --v=2", "vendor --password %s --v=2", "run [vendor --api-key %s]", `{"command":["vendor","--password","%s"]}`, `args=["--auth", "%s"]`,
+		"HTTP_PROXY=http://user:%s@proxy.example:3128", `proxyconnect tcp: "http://user:it's%s@proxy.example"`, "http_proxy: 'http://%s@proxy.example'",
+		`{"Name":"DB_PASS","Value":"%s"}`, `[{"key":"DB_PASS","value":"%s"}]`, "\x1b[31mpassword\x1b[0m=%s", "a%%253Fpassword%%253d%s", "PUBLIC_API_TOKEN=%s",
+		`Get "https://host/?a=b\u0026sig=%s"`, `x password\u003d%s`, "csrf=%s", "SessionID=%s",
+		"the password of user a is %s", "wrong password (%s)", "password->%s", `{"password":"%s","password":true}`,
+	} {
+		m.add(form, plain())
+	}
+	for _, key := range []string{
+		"AKIA" + m.random(16, capital+digits), m.random(19, all) + "/" + m.random(20, all), "key-" + m.random(36, small+digits), m.random(32, hexa),
+	} {
+		for _, form := range []string{"found %s", `{"a":"%s"}`, "aws_secret_access_key = %s", "AccountKey=%s;x=y", "pwhash=%s", "a:\n- %s\n"} {
+			m.add(form, key)
+		}
 	}
 }
