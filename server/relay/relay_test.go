@@ -27,6 +27,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
+	"github.com/slicecast/slicecast/server/fanout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -64,6 +65,8 @@ func serveDecoding(
 	}
 	if s, ok := from.(interface{ shards() uint32 }); ok {
 		c.Shards = s.shards()
+		// Time limits are multiples of it, and a busy machine takes seconds for so many shards.
+		c.HeartbeatInterval = fanout.DefaultHeartbeat
 	}
 	if s, ok := from.(interface{ behindWait() time.Duration }); ok {
 		c.MaxBehindWait = s.behindWait()
