@@ -119,7 +119,8 @@ type call struct {
 
 func (f *fixture) open() *call {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	// It bounds all that a test does with the stream, not only a wait.
+	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	f.t.Cleanup(cancel)
 	g, err := pb.NewDistributionServiceClient(f.conn).Stream(ctx)
 	require.NoError(f.t, err)
