@@ -121,7 +121,7 @@ func TestCheckpointOfAnotherCluster(t *testing.T) {
 			to := cluster(c.to, 3)
 			welcomed := make(chan bool, 1)
 			a = connect(t, id, held, func(r *wire.Response) {
-				if r.Welcome != nil {
+				if r.Welcome != nil && len(welcomed) == 0 {
 					welcomed <- held.UseRestored()
 				}
 			}, serveStore(t, id, to, 5*time.Millisecond).address)

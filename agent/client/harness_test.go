@@ -96,7 +96,7 @@ func serve(t *testing.T, id identity, s pb.DistributionServiceServer, options ..
 func serveStore(t *testing.T, id identity, s *store.Store, heartbeat time.Duration) *instance {
 	t.Helper()
 	hub := fanout.New(fanout.Options{
-		Store: s, Heartbeat: heartbeat, DrainWindow: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Store: s, Heartbeat: heartbeat, DrainWindow: 20 * time.Millisecond, MaxBehindWait: time.Hour, Logger: slog.New(slog.DiscardHandler),
 		Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
