@@ -43,7 +43,7 @@ func TestFinder(t *testing.T) {
 		slice("c", "server", ptr.To(true), []discoveryv1.EndpointPort{{Port: ptr.To(int32(9000))}}, "10.0.0.4"),
 		slice("d", "other", nil, []discoveryv1.EndpointPort{grpc}, "10.0.0.5"),
 	)
-	down, torn := false, false
+	down, torn, connected := false, false, 0
 	api.PrependReactor("list", "endpointslices", func(k8stesting.Action) (bool, runtime.Object, error) {
 		if down {
 			return true, nil, errors.New("connection refused")
@@ -53,6 +53,7 @@ func TestFinder(t *testing.T) {
 	finder := func(name string) *finder {
 		return &finder{
 			connect: func() (lister, error) {
+				connected++
 				if torn {
 					return nil, errors.New("the kubeconfig is torn")
 				}
@@ -88,8 +89,14 @@ func TestFinder(t *testing.T) {
 	found, err = f.servers(t.Context())
 	require.NoError(t, err, "it connects anew after a failure, and servers are known")
 	require.Equal(t, want, found)
+	require.Equal(t, 4, connected, "after the start, and after each failure")
 
 	torn, down = false, false
+	for range 2 {
+		_, err = f.servers(t.Context())
+		require.NoError(t, err)
+	}
+	require.Equal(t, 5, connected, "a connection that works is kept")
 	_, err = finder("none").servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
 }

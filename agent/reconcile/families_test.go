@@ -302,13 +302,15 @@ func TestHealthCheckOfAFailedService(t *testing.T) {
 		}
 
 		// A Service that is served otherwise than it asks for stays a target.
-		n.kernel.broken["d"], n.kernel.served = true, true
+		n.kernel.broken["d"], n.kernel.served = true, []bool{true}
 		endpoint("10.0.1.4")
 		local(1)
 		require.Len(t, n.Status().Failures, 1)
-		n.kernel.served = false
-		endpoint("10.0.1.5")
-		local(0)
+		for i, served := range [][]bool{{false}, {false, true}, {true, false}} {
+			n.kernel.served = served
+			endpoint(fmt.Sprint("10.0.1.", 5+i))
+			local(0)
+		}
 	}, func(o *Options) { o.Health = f })
 }
 

@@ -51,8 +51,9 @@ type kernel struct {
 	broken map[string]bool
 	// lasting means that it would be in vain to try them again.
 	lasting bool
-	// served means that they are led where they should.
-	served bool
+	// served has an element for each error of one of them: whether they are led where they should
+	// nevertheless. nil means one error of Services that are not.
+	served []bool
 	// busy, if not nil, blocks each operation until it is closed.
 	busy chan struct{}
 	// lost is the function that Watch was called with.
@@ -76,6 +77,17 @@ func (k *kernel) fail() bool {
 	k.failures--
 	k.unknown = true
 	return true
+}
+
+func (k *kernel) refusals(id view.ServicePortID) (errs []error) {
+	of := k.served
+	if of == nil {
+		of = []bool{false}
+	}
+	for _, served := range of {
+		errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting, Served: served})
+	}
+	return errs
 }
 
 func (k *kernel) Families() []model.Family {
@@ -113,7 +125,7 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 			continue
 		}
 		if k.broken[id.Service.Name] {
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting, Served: k.served})
+			errs = append(errs, k.refusals(id)...)
 			if old := k.ports[id]; old != nil {
 				ports[id] = old
 			}
@@ -143,7 +155,7 @@ func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
 			errs = append(errs, &programmer.FamilyError{Family: id.Family, Err: k.out[id.Family]})
 			k.unknown = true
 		case k.broken[id.Service.Name]:
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting, Served: k.served})
+			errs = append(errs, k.refusals(id)...)
 		case c.After == nil:
 			delete(k.ports, id)
 		default:
