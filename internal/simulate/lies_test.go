@@ -40,6 +40,9 @@ const (
 // farAhead is a resource version that no cluster reaches.
 const farAhead = 1 << 40
 
+// maxPause is the longest pause of a client that has lost its server.
+const maxPause = 30 * time.Second
+
 // letLie replaces a server or relay by one that lies.
 func (w *world) letLie(s step) string {
 	o, other := pick(w.servers, s.a), pick(w.servers, s.a+1)
@@ -112,7 +115,9 @@ func (w *world) undeceive() {
 			w.network.reset(n.host, s.host())
 		}
 	}
-	w.pass(2*maxBehindWait + 5*time.Second) // first for Services and slices, and then for the Node
+	// Nodes and relays may pause before their next stream. There, the server waits first for
+	// Services and slices, or for a relay's Nodes, and then for the rest.
+	w.pass(maxPause + 2*maxBehindWait + 5*time.Second)
 	for _, n := range w.nodes {
 		if v := n.agent.cache.Status().ResourceVersions; v.Services >= farAhead || v.Slices >= farAhead || v.Nodes >= farAhead {
 			w.violated("%s has seen %+v, as a liar said before its last stream", n.name, v)

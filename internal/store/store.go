@@ -294,13 +294,7 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	defer s.mu.Unlock()
 	p := &s.progress
 	if s.relayed {
-		next := p.reached.With(kind, resourceVersion)
-		// The upstream server may be behind what another one reported before. Otherwise progress may
-		// come after a change that is newer, and says nothing about it.
-		if next != p.reached.Max(next) {
-			p.seen = p.seen.Min(p.seen.With(kind, resourceVersion))
-		}
-		p.reached = next
+		p.reached = p.reached.With(kind, resourceVersion)
 	} else {
 		p.reached = p.reached.Max(model.ResourceVersions{}.With(kind, resourceVersion))
 	}
@@ -448,6 +442,8 @@ type Publication struct {
 	Updates []*model.Update
 	// Nodes names the Nodes that were added, changed or removed.
 	Nodes []string
+	// Back means that what Seen returns has become lower for some kind.
+	Back bool
 }
 
 // Publish makes the pending changes visible. It does nothing before the source has synced. It calls
@@ -466,6 +462,7 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	s.pendingNodes = make(map[string]struct{})
 	progress := s.progress
 	meanwhile := *s.published.Load()
+	p := Publication{Back: meanwhile.seen.Min(progress.seen) != meanwhile.seen}
 	meanwhile.seen = meanwhile.seen.Max(progress.seen)
 	s.published.Store(&meanwhile)
 	// Everything that was urgent is published now.
@@ -475,7 +472,6 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	}
 	s.mu.Unlock()
 
-	var p Publication
 	for i, objects := range pending {
 		if len(objects) == 0 {
 			continue

@@ -217,6 +217,78 @@ func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 	}
 }
 
+// TestClientsAreToldThatVersionsWentBack checks that all clients of a server whose versions go back
+// are told so after the state that went back, on the streams that they have: those that follow, and
+// one that waits. What is sent of shards that have not changed since names no higher versions, also
+// to later streams.
+func TestClientsAreToldThatVersionsWentBack(t *testing.T) {
+	const far = 1 << 40
+	s := filled(t, 8)
+	for i := range 8 {
+		s.Upsert(slice(i, 2), far)
+	}
+	s.Publish()
+	h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Hour})
+	follow := func(kind pb.ClientKind, node string, seen *pb.ResourceVersions) *pipe {
+		hello := holding(s)
+		hello.Kind, hello.NodeName, hello.ResourceVersions = kind, node, seen
+		p := connect(t, h, hello)
+		t.Cleanup(p.cancel)
+		require.EqualValues(t, far, seenIn(t, p).GetSlices())
+		return p
+	}
+	whole := &pb.Resync{Shard: slice(1, 2).ServiceKey().Shard(2)}
+	highest := func(p *pipe) (version uint64) { // of an answer to whole
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: whole}}))
+		came := false
+		eventually(t, func() bool {
+			for _, r := range p.read(t) {
+				if r.Update != nil && r.Update.Full {
+					came, version = true, max(version, r.Update.ResourceVersions.Slices)
+				}
+			}
+			return came
+		})
+		return version
+	}
+	pipes := []*pipe{
+		follow(pb.ClientKind_CLIENT_KIND_AGENT, "a", nil),
+		follow(pb.ClientKind_CLIENT_KIND_RELAY, "", nil),
+		follow(pb.ClientKind_CLIENT_KIND_AGENT, "b", &pb.ResourceVersions{Services: 800}),
+	}
+	require.EqualValues(t, far, highest(pipes[0]))
+	objects := []model.Keyed{slice(0, 1)}
+	for i := 1; i < 8; i++ {
+		objects = append(objects, slice(i, 2))
+	}
+	s.Replace(model.KindSlice, objects, 700)
+	s.Progress(model.KindService, 800)
+	for _, p := range pipes {
+		var seen *pb.ResourceVersions
+		came := false
+		eventually(t, func() bool {
+			for _, r := range p.read(t) {
+				came = came || r.Update != nil
+				if v := r.Heartbeat.GetSeenVersions(); v != nil {
+					require.True(t, came, "what goes back has come")
+					seen = v
+				}
+			}
+			return seen != nil
+		})
+		require.Equal(t, wire.ResourceVersionsToProto(s.Seen()).String(), seen.String())
+		require.EqualValues(t, 700, seen.GetSlices())
+	}
+	require.EqualValues(t, 700, highest(pipes[0]))
+	s.Upsert(slice(0, 3), 701)
+	eventually(t, func() bool { return s.Seen().Slices == 701 })
+	for _, p := range pipes {
+		for _, r := range p.read(t) {
+			require.Nil(t, r.Heartbeat.GetSeenVersions(), "updates tell what is newer")
+		}
+	}
+}
+
 // TestNodeThatTheServerDoesNotKnowYet checks an agent that has seen newer Nodes than the server. As
 // long as that is so, the server does not send it an older Node, and does not say that its Node is
 // gone, however long it is behind. Slices do not wait for it.

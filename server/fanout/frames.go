@@ -96,6 +96,13 @@ func (c *frameCache) get(key frameKey, build func() ([]wire.Frame, error)) ([]wi
 	return f.frames, f.err
 }
 
+// forget drops all frames. Those that are being built will not be cached either.
+func (c *frameCache) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lru.Purge()
+}
+
 // size returns the bytes that the cache holds.
 func (c *frameCache) size() int {
 	c.mu.Lock()
@@ -191,9 +198,17 @@ func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, e
 			return wire.CompressParts(frames)
 		}
 		h.metrics.catchUps.Inc()
+		u := h.asSeen(update())
 		if key.more {
-			return wire.EncodeBeginning(update())
+			return wire.EncodeBeginning(u)
 		}
-		return wire.EncodeParts(update())
+		return wire.EncodeParts(u)
 	})
+}
+
+// asSeen limits the resource versions of an Update that was made from a snapshot, which may be from
+// before the source went back in time.
+func (h *Hub) asSeen(u *model.Update) *model.Update {
+	u.ResourceVersions = u.ResourceVersions.Min(h.store.Seen())
+	return u
 }

@@ -257,6 +257,12 @@ func (h *Hub) publish() {
 	for _, s := range h.sessions.relays() {
 		notify(s.pokes) // to be sent what is reached
 	}
+	if p.Back {
+		h.frames.forget() // they name the versions of before
+		for _, s := range h.sessions.list() {
+			s.request(func() bool { s.requests.back = true; return true })
+		}
+	}
 	h.announceReplicas(p.Updates)
 	for _, name := range p.Nodes {
 		for _, s := range h.sessions.followers(name) {

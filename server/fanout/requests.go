@@ -45,6 +45,7 @@ type requests struct {
 	resyncs, owed map[uint32]*resync  // by shard
 	size          int
 	compare       bool // whether the client asks for digests
+	back          bool // whether the client is to be told what it has seen, which may be less now
 }
 
 func (r *requests) addNode(name string) {
@@ -417,7 +418,7 @@ func (s *Session) sendOwed() error {
 			return err
 		}
 		if !whole && len(r.keys) > 0 {
-			objects, err := wire.EncodeParts(r.named(snapshot))
+			objects, err := wire.EncodeParts(s.hub.asSeen(r.named(snapshot)))
 			if err != nil {
 				return err
 			}

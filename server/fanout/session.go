@@ -283,7 +283,7 @@ func (s *Session) park() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &s.requests
-	if s.next != s.hub.ring.head.Load() || len(r.nodes) > 0 || r.compare || len(r.resyncs) > 0 && s.turn == nil {
+	if s.next != s.hub.ring.head.Load() || len(r.nodes) > 0 || r.compare || r.back || len(r.resyncs) > 0 && s.turn == nil {
 		return false
 	}
 	s.live = !s.isRelay()
@@ -303,7 +303,10 @@ func (s *Session) sendDue(b *batch) error {
 	if s.next != head {
 		return nil
 	}
-	return s.sendReached(reached)
+	if err := s.sendReached(reached); err != nil {
+		return err
+	}
+	return s.sendBack()
 }
 
 // sendBatch sends a batch of the ring's entries after the cursor. It uses the memory of b.
@@ -356,6 +359,22 @@ func (s *Session) sendReached(reached model.ResourceVersions) error {
 	s.reached = reached
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
 		ResourceVersions: wire.ResourceVersionsToProto(reached),
+	}}})
+}
+
+// sendBack sends the resource versions that the client has seen from now on, if they may be lower
+// than before. It comes after what the client may lack of the state that has gone back to them.
+func (s *Session) sendBack() error {
+	s.mu.Lock()
+	back := s.requests.back
+	s.requests.back = false
+	s.mu.Unlock()
+	if !back {
+		return nil
+	}
+	v := s.hub.store.Seen()
+	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		SeenVersions: &pb.ResourceVersions{Services: v.Services, Slices: v.Slices, Nodes: v.Nodes},
 	}}})
 }
 

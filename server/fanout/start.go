@@ -193,20 +193,14 @@ func (up *startup) followAhead(seen model.ResourceVersions) error {
 	if err := up.catchUp(); err != nil || !gaveUp {
 		return err
 	}
-	up.forgetAbsentNodes()
-	v := up.hub.store.Seen()
-	return up.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
-		SeenVersions: &pb.ResourceVersions{Services: v.Services, Slices: v.Slices, Nodes: v.Nodes},
-	}}})
-}
-
-// forgetAbsentNodes drops what is held of Nodes that the store does not have. The store may be
-// behind for much longer than a client waits. An agent that is told that its Node is gone asks load
-// balancers to leave the node.
-func (up *startup) forgetAbsentNodes() {
-	up.mu.Lock()
-	defer up.mu.Unlock()
-	maps.DeleteFunc(up.requests.nodes, func(name string, _ struct{}) bool { return up.hub.store.Node(name) == nil })
+	up.request(func() bool {
+		// The store may be behind for much longer than a client waits. An agent that is told that
+		// its Node is gone asks load balancers to leave the node.
+		maps.DeleteFunc(up.requests.nodes, func(name string, _ struct{}) bool { return up.hub.store.Node(name) == nil })
+		up.requests.back = true
+		return true
+	})
+	return nil
 }
 
 // awaitVersions waits until the store has reached the resource versions that the client has seen,

@@ -2082,8 +2082,8 @@ type Heartbeat struct {
 	// sent alone. Absent means that what the server said last on this stream still holds.
 	StaleMs *uint64 `protobuf:"varint,4,opt,name=stale_ms,json=staleMs,proto3,oneof" json:"stale_ms,omitempty"`
 	// The resource versions that the client has seen from now on. They may be lower than before: the
-	// server has stopped waiting for the versions of the client's Hello after InSync. They are sent
-	// alone.
+	// server has stopped waiting for the versions of the client's Hello after InSync, or its state
+	// has gone back. They are sent alone.
 	SeenVersions  *ResourceVersions `protobuf:"bytes,5,opt,name=seen_versions,json=seenVersions,proto3" json:"seen_versions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
