@@ -122,7 +122,7 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, hangs(agent, fmt.Sprintf("%v (--timeout)", o.timeout)))
 			defer cancel()
 			err := a.ask(output, func(command ...string) ([]byte, error) {
-				return f.Run(ctx, agent.NamespacedName, fleet.MaxOutput, nil, command...)
+				return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, nil, command...)
 			})
 			if err != nil {
 				a.Error = err.Error()

@@ -364,12 +364,12 @@ func (b *bugreport) nodeParts(ctx context.Context, f *fleet.Fleet, a *archive, n
 		return
 	}
 	status, err := fleet.Within(ctx, f, func(ctx context.Context) ([]byte, error) {
-		return f.Run(ctx, agent.NamespacedName, fleet.MaxOutput, nil, "slicecast-agent", "status", "--shards", "--output=json")
+		return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, nil, "slicecast-agent", "status", "--shards", "--output=json")
 	})
 	a.add(group, dir+"status.json", "Agent's status", status, err)
 	ctx, cancel := context.WithTimeoutCause(ctx, inspectTime, hangs(agent, inspectTime.String()))
 	defer cancel()
-	answer, err := f.Run(ctx, agent.NamespacedName, maxInspected, nil, "slicecast-agent", "inspect")
+	answer, err := f.Run(ctx, agent.NamespacedName, agent.Container, maxInspected, nil, "slicecast-agent", "inspect")
 	// A command that has failed, or that has not ended in time, may have printed parts nevertheless.
 	parts, cut := readInspected(answer)
 	if err = cmp.Or(err, cut); err != nil {

@@ -85,11 +85,9 @@ func seedPod(p *corev1.Pod) {
 	c := &p.Spec.Containers[0]
 	c.Env = []corev1.EnvVar{{Name: "PLAIN_VARIABLE", Value: "SEEDED-environment"}, {Name: "HTTPS_PROXY", Value: "http://user:SEEDED-proxy@proxy.example:3128"}}
 	c.Args = append(c.Args, "--vendor-token=SEEDED-flag", "--vendor-password", "SEEDED-word")
-	if c.Name == "server" { // commands run in agents' Pods
-		sidecar := *c.DeepCopy()
-		sidecar.Name, sidecar.Ports, sidecar.Args = "vendor", nil, []string{"--token=SEEDED-sidecar", "--password", "SEEDED-word"}
-		p.Spec.Containers = append(p.Spec.Containers, sidecar)
-	}
+	sidecar := *c.DeepCopy()
+	sidecar.Name, sidecar.Ports, sidecar.Args = "vendor", nil, []string{"--token=SEEDED-sidecar", "--password", "SEEDED-word"}
+	p.Spec.Containers = append(p.Spec.Containers, sidecar)
 	p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "pull"}}
 }
 

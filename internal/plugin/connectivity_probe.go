@@ -57,7 +57,8 @@ func (r *connectivityRun) dial(ctx context.Context, c trial) ([][]probe.Result, 
 
 // exec runs a command of the probe in a Pod.
 func (r *connectivityRun) exec(ctx context.Context, pod string, in io.Reader, out io.Writer, args ...string) error {
-	return r.fleet.Exec(ctx, types.NamespacedName{Namespace: r.namespace, Name: pod}, in, out, append([]string{"slicecast-agent", "probe"}, args...)...)
+	name := types.NamespacedName{Namespace: r.namespace, Name: pod}
+	return r.fleet.Exec(ctx, name, probeContainer, in, out, append([]string{"slicecast-agent", "probe"}, args...)...)
 }
 
 // maxLine bounds a line of a probe, in bytes.

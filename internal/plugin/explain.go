@@ -294,7 +294,7 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 	ctx, cancel := context.WithTimeoutCause(ctx, explainTimeout, fmt.Errorf("no answer within %v", explainTimeout))
 	defer cancel()
 	r.askAgent(ctx, o, answers, func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
-		return f.Run(ctx, pods[at].NamespacedName, fleet.MaxOutput, in, command...)
+		return f.Run(ctx, pods[at].NamespacedName, pods[at].Container, fleet.MaxOutput, in, command...)
 	})
 	r.unchanged(ctx, f.Client(), o)
 	return r, nil

@@ -113,6 +113,9 @@ func (n *temporaryNamespace) createNamespace(ctx context.Context, level string, 
 	return nil
 }
 
+// probeContainer is the name of the container in Pods that newPod returns.
+const probeContainer = "probe"
+
 // newPod returns a Pod on a node that runs a command of an agent's image. It has no token and no
 // privileges, tolerates all taints, and ends by itself after lifetime.
 func (n *temporaryNamespace) newPod(name, node, image string, lifetime time.Duration, command ...string) *corev1.Pod {
@@ -125,7 +128,7 @@ func (n *temporaryNamespace) newPod(name, node, image string, lifetime time.Dura
 			Tolerations:     []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
-				Name: "probe", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
+				Name: probeContainer, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Command: command,
 				Resources: corev1.ResourceRequirements{
 					Requests: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("10m"), corev1.ResourceMemory: apiresource.MustParse("32Mi")},
 					Limits:   corev1.ResourceList{corev1.ResourceMemory: apiresource.MustParse("256Mi")},

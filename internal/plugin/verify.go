@@ -181,7 +181,7 @@ func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxy serv
 		}
 		n.Pod = agent.String()
 		runners[i] = func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
-			return f.Run(ctx, agent.NamespacedName, fleet.MaxOutput, in, command...)
+			return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, in, command...)
 		}
 	}
 	command := append([]string{"slicecast-agent", "verify", "--objects=-", "--output=json"}, proxyNameArguments(proxyName)...)

@@ -54,19 +54,19 @@ func (l *limited) bytes() []byte {
 
 // Run is [Fleet.Exec] with an answer. It returns what the command has printed, also if the command
 // fails or ctx ends. More than limit bytes are an error.
-func (f *Fleet) Run(ctx context.Context, pod types.NamespacedName, limit int, in io.Reader, command ...string) ([]byte, error) {
+func (f *Fleet) Run(ctx context.Context, pod types.NamespacedName, container string, limit int, in io.Reader, command ...string) ([]byte, error) {
 	out := limited{limit: limit}
-	err := f.Exec(ctx, pod, in, &out, command...)
+	err := f.Exec(ctx, pod, container, in, &out, command...)
 	return out.bytes(), err
 }
 
-// Exec runs a command in the first container of a Pod, with an input, which may be nil, and copies
-// what the command prints to out while it runs, and perhaps for a moment after ctx has ended.
+// Exec runs a command in a container of a Pod, with an input, which may be nil, and copies what the
+// command prints to out while it runs, and perhaps for a moment after ctx has ended.
 // Unlike asking servers, this needs the right to pods/exec. With it, one can do anything that the
 // Pod can do, so it is for administrators.
-func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer, command ...string) (err error) {
+func (f *Fleet) Exec(ctx context.Context, pod types.NamespacedName, container string, in io.Reader, out io.Writer, command ...string) (err error) {
 	target := f.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdin: in != nil, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	over, err := remotecommand.NewWebSocketExecutor(f.options.Config, "GET", target.String())
 	if err != nil {
 		return err
