@@ -121,9 +121,8 @@ func askAgents(ctx context.Context, f *fleet.Fleet, nodes []string, o *options, 
 		all.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, hangs(agent, fmt.Sprintf("%v (--timeout)", o.timeout)))
 			defer cancel()
-			err := a.ask(output, func(command ...string) ([]byte, error) {
-				return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, nil, command...)
-			})
+			run := runnerIn(f, agent)
+			err := a.ask(output, func(command ...string) ([]byte, error) { return run(ctx, nil, command...) })
 			if err != nil {
 				a.Error = err.Error()
 			}
@@ -200,13 +199,9 @@ func (a *agentStatus) ask(output string, run func(command ...string) ([]byte, er
 	if err != nil {
 		return err
 	}
-	var fields struct{ Status json.RawMessage }
-	s := &pb.AgentDebugServiceGetStatusResponse{}
-	if err := json.Unmarshal(answer, &fields); err != nil || fields.Status == nil {
-		return fmt.Errorf("the agent has not printed its status as JSON, but %.100q", answer)
-	}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(fields.Status, s); err != nil {
-		return fmt.Errorf("what the agent has printed is of another version: %w; upgrade what is older", err)
+	s, err := readAgentStatus(answer)
+	if err != nil {
+		return err
 	}
 	a.Problems = agentProblems(s)
 	a.server = s.GetServer()
@@ -222,6 +217,19 @@ func (a *agentStatus) ask(output string, run func(command ...string) ([]byte, er
 	text, err := run(command...)
 	a.text = string(text)
 	return err
+}
+
+// readAgentStatus reads what "slicecast-agent status --output=json" has printed.
+func readAgentStatus(answer []byte) (*pb.AgentDebugServiceGetStatusResponse, error) {
+	var fields struct{ Status json.RawMessage }
+	s := &pb.AgentDebugServiceGetStatusResponse{}
+	if err := json.Unmarshal(answer, &fields); err != nil || fields.Status == nil {
+		return nil, fmt.Errorf("the agent has not printed its status as JSON, but %.100q: upgrade it", answer)
+	}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(fields.Status, s); err != nil {
+		return nil, fmt.Errorf("what the agent has printed is of another version: %w; upgrade what is older", err)
+	}
+	return s, nil
 }
 
 // agentProblems returns what is wrong according to an agent.

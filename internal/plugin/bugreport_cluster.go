@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -25,9 +24,7 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 		}
 		a.addWithoutSecrets(clusterGroup, "cluster/"+file, title, string(text), err)
 	}
-	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
-		return f.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	})
+	nodes, err := fleet.List(ctx, f, f.Client().CoreV1().Nodes().List, metav1.ListOptions{})
 	add("nodes.yaml", "Nodes", nodes, err)
 	namespaces := make(map[string]bool)
 	for _, s := range found {
@@ -47,21 +44,13 @@ func (b *bugreport) namespaceParts(
 ) {
 	folder := fileName(namespace) + "/"
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=slicecast"}
-	sets, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DaemonSetList, error) {
-		return f.Client().AppsV1().DaemonSets(namespace).List(ctx, ours)
-	})
+	sets, err := fleet.List(ctx, f, f.Client().AppsV1().DaemonSets(namespace).List, ours)
 	add(folder+"daemonsets.yaml", "DaemonSets in "+namespace, sets, err)
-	deployments, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DeploymentList, error) {
-		return f.Client().AppsV1().Deployments(namespace).List(ctx, ours)
-	})
+	deployments, err := fleet.List(ctx, f, f.Client().AppsV1().Deployments(namespace).List, ours)
 	add(folder+"deployments.yaml", "Deployments in "+namespace, deployments, err)
-	config, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ConfigMap, error) {
-		return f.Client().CoreV1().ConfigMaps(namespace).Get(ctx, "slicecast-config", metav1.GetOptions{})
-	})
+	config, err := f.ConfigMap(ctx, namespace, "slicecast-config")
 	add(folder+"config.yaml", "Settings in "+namespace+", the ConfigMap slicecast-config", config, err)
-	events, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.EventList, error) {
-		return f.Client().CoreV1().Events(namespace).List(ctx, metav1.ListOptions{Limit: maxEvents})
-	})
+	events, err := fleet.List(ctx, f, f.Client().CoreV1().Events(namespace).List, metav1.ListOptions{Limit: maxEvents})
 	var lines []string
 	if err == nil {
 		lines = eventLines(events.Items)

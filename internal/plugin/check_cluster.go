@@ -67,27 +67,19 @@ type cluster struct {
 func readCluster(ctx context.Context, f *fleet.Fleet) *cluster {
 	c := &cluster{fleet: f, client: f.Client()}
 	c.api, c.apiErr = f.APIServer(ctx)
-	nodes, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
-		return c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	})
+	nodes, err := fleet.List(ctx, f, c.client.CoreV1().Nodes().List, metav1.ListOptions{})
 	if c.nodesErr = err; err == nil {
 		c.nodes = nodes.Items
 	}
-	leases, err := fleet.Within(ctx, f, func(ctx context.Context) (*coordinationv1.LeaseList, error) {
-		return c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
-	})
+	leases, err := fleet.List(ctx, f, c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List, metav1.ListOptions{})
 	if c.leaseErr = err; err == nil {
 		c.leases = leases.Items
 	}
-	host, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
-		return c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
-	})
+	host, err := fleet.List(ctx, f, c.client.CoreV1().Pods("").List, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
 	if c.hostErr = err; err == nil {
 		c.host = host.Items
 	}
-	sets, err := fleet.Within(ctx, f, func(ctx context.Context) (*appsv1.DaemonSetList, error) {
-		return c.client.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
-	})
+	sets, err := fleet.List(ctx, f, c.client.AppsV1().DaemonSets("").List, metav1.ListOptions{})
 	if c.setsErr = err; err == nil {
 		c.sets = sets.Items
 	}
@@ -303,9 +295,7 @@ func (c *cluster) checkPodRanges(ctx context.Context, out *checks) {
 			"nor podCIDRs on all Nodes", do)
 		return
 	}
-	pods, err := fleet.Within(ctx, c.fleet, func(ctx context.Context) (*corev1.PodList, error) {
-		return c.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{Limit: sampledPods})
-	})
+	pods, err := fleet.List(ctx, c.fleet, c.client.CoreV1().Pods("").List, metav1.ListOptions{Limit: sampledPods})
 	if err != nil {
 		out.unknown("", err)
 		return

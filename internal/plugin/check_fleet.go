@@ -268,7 +268,7 @@ func serverRights(s *fleet.Server) []authorizationv1.SubjectAccessReviewSpec {
 	}
 	var secret string
 	var configMaps []string
-	commandLine(containerNamed(s.Pod, s.Container), func(fs *pflag.FlagSet) {
+	_, _, _ = fleet.CommandLine(containerNamed(s.Pod, s.Container), func(fs *pflag.FlagSet) {
 		fs.StringVar(&secret, "tls-secret", "", "")
 		fs.StringArrayVar(&configMaps, "ca-config-map", nil, "")
 	})

@@ -149,9 +149,7 @@ type chosenNode struct {
 
 // chooseNodes returns the nodes of the run, a sentence about their choice, and the image.
 func (x *connectivity) chooseNodes(ctx context.Context, f *fleet.Fleet, names []string) (chosen []chosenNode, text, image string, err error) {
-	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NodeList, error) {
-		return f.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	})
+	list, err := fleet.List(ctx, f, f.Client().CoreV1().Nodes().List, metav1.ListOptions{})
 	if err != nil {
 		return nil, "", "", fmt.Errorf("list Nodes: %w", err)
 	}

@@ -142,9 +142,7 @@ func (r *connectivityRun) skipped() (out []scenarioResult) {
 
 // withoutDNS returns why names cannot be resolved, or an empty string.
 func (r *connectivityRun) withoutDNS(ctx context.Context) string {
-	list, err := fleet.Within(ctx, r.fleet, func(ctx context.Context) (*corev1.ServiceList, error) {
-		return r.fleet.Client().CoreV1().Services(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
-	})
+	list, err := fleet.List(ctx, r.fleet, r.fleet.Client().CoreV1().Services(metav1.NamespaceSystem).List, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
 	if err == nil && len(list.Items) == 0 {
 		return "kube-system has no Service with the label k8s-app=kube-dns"
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -285,17 +284,15 @@ func explainOnce(ctx context.Context, f *fleet.Fleet, q explainQuestion) (*expla
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(pods, func(p *fleet.Agent) bool { return p.Node == q.node && p.Missing == "" })
-	if at < 0 {
+	agent, missing := fleet.AgentOn(pods, q.node)
+	if missing != nil {
 		r.withoutAgent(ctx, f.Client())
 		return r, ctx.Err()
 	}
 	r.defaultProxy(ctx, f.Client(), o)
 	ctx, cancel := context.WithTimeoutCause(ctx, explainTimeout, fmt.Errorf("no answer within %v", explainTimeout))
 	defer cancel()
-	r.askAgent(ctx, o, answers, func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
-		return f.Run(ctx, pods[at].NamespacedName, pods[at].Container, fleet.MaxOutput, in, command...)
-	})
+	r.askAgent(ctx, o, answers, runnerIn(f, agent))
 	r.unchanged(ctx, f.Client(), o)
 	return r, nil
 }

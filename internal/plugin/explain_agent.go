@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/slicecast/slicecast/internal/plugin/fleet"
 	"github.com/slicecast/slicecast/internal/show"
@@ -81,16 +78,9 @@ func (r *explainReport) askAgent(ctx context.Context, o *explained, answers []fl
 func (r *explainReport) agentHas(ctx context.Context, answers []fleet.Answer[lacking], run runner) {
 	s := r.step("the node's agent")
 	text, err := run(ctx, nil, "slicecast-agent", "status", "--output=json")
-	var fields struct{ Status json.RawMessage }
-	status := &pb.AgentDebugServiceGetStatusResponse{}
+	var status *pb.AgentDebugServiceGetStatusResponse
 	if err == nil {
-		err = json.Unmarshal(text, &fields)
-	}
-	if err == nil && fields.Status == nil {
-		err = errors.New("the agent has not printed its status as JSON: upgrade it")
-	}
-	if err == nil {
-		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(fields.Status, status)
+		status, err = readAgentStatus(text)
 	}
 	if err != nil {
 		s.notJudged("%v", err)

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -50,9 +49,7 @@ it. Nodes that are not connected may lack it, too.`,
 
 // serviceNames returns the names of all Services, if the user may list them.
 func serviceNames(ctx context.Context, f *fleet.Fleet) (names []string, err error) {
-	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.ServiceList, error) {
-		return f.Client().CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	})
+	list, err := fleet.List(ctx, f, f.Client().CoreV1().Services("").List, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

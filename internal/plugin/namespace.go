@@ -182,9 +182,7 @@ func (n *temporaryNamespace) removeNamespace(ctx context.Context) error {
 // removeLeft removes namespaces of earlier runs and returns their names: all of them, or those
 // whose Pods have ended by themselves. Those may take cleanupTime together.
 func removeLeft(ctx context.Context, f *fleet.Fleet, p *progress, all bool) ([]string, error) {
-	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.NamespaceList, error) {
-		return f.Client().CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: runLabel})
-	})
+	list, err := fleet.List(ctx, f, f.Client().CoreV1().Namespaces().List, metav1.ListOptions{LabelSelector: runLabel})
 	if err != nil {
 		return nil, fmt.Errorf("find earlier runs: %w", err)
 	}

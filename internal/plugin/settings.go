@@ -58,7 +58,7 @@ func (r settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (services
 		BesideKubeProxy              bool
 		ServiceProxyName, Programmer string
 	}
-	fs, file := commandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) {
+	fs, file, _ := fleet.CommandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) {
 		fs.BoolVar(&fromFlags.BesideKubeProxy, "beside-kube-proxy", false, "")
 		fs.StringVar(&fromFlags.ServiceProxyName, "service-proxy-name", "", "")
 		fs.StringVar(&fromFlags.Programmer, "programmer", "", "")
@@ -85,7 +85,7 @@ func (r settingsReader) servedBy(ctx context.Context, pod *corev1.Pod) (services
 // without a file do flags count, as in kube-proxy. An empty mode is the default, which is not ipvs.
 func (r settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, error) {
 	var fromFlag string
-	fs, file := commandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
+	fs, file, _ := fleet.CommandLine(&pod.Spec.Containers[0], func(fs *pflag.FlagSet) { fs.StringVar(&fromFlag, "proxy-mode", "", "") })
 	if file != "" {
 		var held struct{ Mode string }
 		err := r.files.Decode(ctx, pod, pod.Spec.Containers[0].Name, file, &held)
@@ -97,18 +97,6 @@ func (r settingsReader) modeOf(ctx context.Context, pod *corev1.Pod) (string, er
 	return fromFlag, nil
 }
 
-// commandLine parses the flags that add defines, and --config, from a container's command line.
-// Other flags, and values that the program itself would refuse, are ignored.
-func commandLine(c *corev1.Container, add func(*pflag.FlagSet)) (fs *pflag.FlagSet, file string) {
-	fs = pflag.NewFlagSet("", pflag.ContinueOnError)
-	fs.ParseErrorsAllowlist.UnknownFlags = true
-	fs.Usage = func() {}
-	fs.StringVar(&file, "config", "", "")
-	add(fs)
-	_ = fs.Parse(slices.Concat(c.Command, c.Args))
-	return fs, file
-}
-
 // containerNamed returns the container of a Pod with a name or, if there is none, the first one.
 func containerNamed(pod *corev1.Pod, name string) *corev1.Container {
 	at := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == name })
@@ -117,9 +105,7 @@ func containerNamed(pod *corev1.Pod, name string) *corev1.Container {
 
 // kubeProxyPods returns the Pods of kube-proxy that run in kube-system, by their nodes.
 func kubeProxyPods(ctx context.Context, f *fleet.Fleet) (map[string]*corev1.Pod, error) {
-	list, err := fleet.Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
-		return f.Client().CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
-	})
+	list, err := fleet.List(ctx, f, f.Client().CoreV1().Pods(metav1.NamespaceSystem).List, metav1.ListOptions{FieldSelector: "spec.hostNetwork=true"})
 	if err != nil {
 		return nil, fmt.Errorf("look for Pods of kube-proxy in %s: %w", metav1.NamespaceSystem, err)
 	}

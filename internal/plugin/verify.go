@@ -146,8 +146,14 @@ func (v *verification) keep(earlier verification) {
 	v.Total = len(v.Differences)
 }
 
-// runner runs "slicecast-agent verify" with an input, and returns its output.
+// runner runs a command of an agent's Pod with an input, which may be nil, and returns its output.
 type runner func(ctx context.Context, in io.Reader, command ...string) ([]byte, error)
+
+func runnerIn(f *fleet.Fleet, agent *fleet.Agent) runner {
+	return func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
+		return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, in, command...)
+	}
+}
 
 func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxy serviceProxy, timeout time.Duration) (*verifyReport, error) {
 	servers, pods, err := allPods(ctx, f)
@@ -180,9 +186,7 @@ func verifyNodes(ctx context.Context, f *fleet.Fleet, names []string, proxy serv
 			continue
 		}
 		n.Pod = agent.String()
-		runners[i] = func(ctx context.Context, in io.Reader, command ...string) ([]byte, error) {
-			return f.Run(ctx, agent.NamespacedName, agent.Container, fleet.MaxOutput, in, command...)
-		}
+		runners[i] = runnerIn(f, agent)
 	}
 	command := append([]string{"slicecast-agent", "verify", "--objects=-", "--output=json"}, proxyNameArguments(proxyName)...)
 	read := func(ctx context.Context) (*clusterObjects, error) {

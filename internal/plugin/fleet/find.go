@@ -200,9 +200,7 @@ func missing(pod *corev1.Pod) string {
 // stands for all.
 func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) (pods []corev1.Pod, err error) {
 	for _, namespace := range namespaces {
-		list, err := Within(ctx, f, func(ctx context.Context) (*corev1.PodList, error) {
-			return f.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
-		})
+		list, err := List(ctx, f, f.client.CoreV1().Pods(namespace).List, metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			return nil, err
 		}
@@ -214,31 +212,16 @@ func (f *Fleet) pods(ctx context.Context, selector string, namespaces []string) 
 	return pods, nil
 }
 
-// serverFlags are the flags of a server that say how to reach it.
-type serverFlags struct {
-	source, service, address, pages, audience string
-	proxyName, config                         string
-	caConfigMaps, agents                      []string
-	plaintext, proxyNamed                     bool
-}
-
-func parseFlags(args []string) (f serverFlags, err error) {
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+// CommandLine parses the flags that add defines, and --config, from a container's command line.
+// Other flags are ignored. The error is about a value that the program itself would refuse.
+func CommandLine(c *corev1.Container, add func(*pflag.FlagSet)) (fs *pflag.FlagSet, config string, err error) {
+	fs = pflag.NewFlagSet("", pflag.ContinueOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true
 	fs.Usage = func() {}
-	fs.StringVar(&f.source, "source", "kube", "")
-	fs.StringVar(&f.service, "server-service", "", "")
-	fs.StringVar(&f.address, "bind-address", ":8472", "")
-	fs.StringVar(&f.pages, "metrics-bind-address", "", "")
-	fs.StringVar(&f.audience, "token-audience", "", "")
-	fs.StringArrayVar(&f.caConfigMaps, "ca-config-map", nil, "")
-	fs.StringArrayVar(&f.agents, "agent-service-account", nil, "")
-	fs.BoolVar(&f.plaintext, "insecure-plaintext", false, "")
-	fs.StringVar(&f.proxyName, "service-proxy-name", "", "")
-	fs.StringVar(&f.config, "config", "", "")
-	err = fs.Parse(args)
-	f.proxyNamed = fs.Changed("service-proxy-name")
-	return f, err
+	fs.StringVar(&config, "config", "", "")
+	add(fs)
+	err = fs.Parse(slices.Concat(c.Command, c.Args))
+	return fs, config, err
 }
 
 // container returns the container with a port named grpc or, if there is none, the first one.
@@ -263,38 +246,50 @@ func newServer(pod *corev1.Pod) *Server {
 	}
 	c := container(pod)
 	s.Container = c.Name
-	flags, err := parseFlags(slices.Concat(c.Command, c.Args))
+	var source, service, address, pages, audience, proxyName string
+	var caConfigMaps, agents []string
+	fs, config, err := CommandLine(c, func(fs *pflag.FlagSet) {
+		fs.StringVar(&source, "source", "kube", "")
+		fs.StringVar(&service, "server-service", "", "")
+		fs.StringVar(&address, "bind-address", ":8472", "")
+		fs.StringVar(&pages, "metrics-bind-address", "", "")
+		fs.StringVar(&audience, "token-audience", "", "")
+		fs.StringArrayVar(&caConfigMaps, "ca-config-map", nil, "")
+		fs.StringArrayVar(&agents, "agent-service-account", nil, "")
+		fs.BoolVar(&s.plaintext, "insecure-plaintext", false, "")
+		fs.StringVar(&proxyName, "service-proxy-name", "", "")
+	})
 	if err != nil {
 		s.missing = fmt.Errorf("the Pod's command line: %w", err)
 		return s
 	}
-	s.Relay, s.plaintext, s.config = flags.source == "upstream", flags.plaintext, flags.config
-	if flags.proxyNamed || s.config == "" {
-		s.proxyName = &flags.proxyName
+	s.Relay, s.config = source == "upstream", config
+	if fs.Changed("service-proxy-name") || config == "" {
+		s.proxyName = &proxyName
 	}
-	for _, account := range flags.agents {
+	for _, account := range agents {
 		namespace, _, _ := strings.Cut(account, "/")
 		s.AgentNamespaces = append(s.AgentNamespaces, namespace)
 	}
-	s.audience = cmp.Or(flags.audience, "slicecast")
+	s.audience = cmp.Or(audience, "slicecast")
 	if s.Relay {
-		s.audience = cmp.Or(flags.audience, "slicecast-relay")
+		s.audience = cmp.Or(audience, "slicecast-relay")
 	}
 	s.serverName = pod.Annotations[serverNameAnnotation]
-	if key, ok := model.ParseServiceKey(flags.service); ok {
+	if key, ok := model.ParseServiceKey(service); ok {
 		s.serverName = cmp.Or(s.serverName, key.Name+"."+key.Namespace+".svc")
 	}
 	s.ca = types.NamespacedName{Namespace: pod.Namespace, Name: caConfigMap}
-	for i, name := range flags.caConfigMaps {
+	for i, name := range caConfigMaps {
 		key, ok := model.ParseServiceKey(name) // ConfigMaps are named in the same way
 		if ok && (i == 0 || key.Namespace == pod.Namespace) {
 			s.ca = types.NamespacedName(key)
 		}
 	}
-	if _, port, err := net.SplitHostPort(flags.pages); err == nil {
+	if _, port, err := net.SplitHostPort(pages); err == nil {
 		s.pagesPort, _ = strconv.Atoi(port) // 0, as without the flag, if it is a name
 	}
-	s.missing = s.reachable(pod, flags.address)
+	s.missing = s.reachable(pod, address)
 	return s
 }
 

@@ -34,6 +34,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
@@ -124,6 +125,11 @@ func Within[T any](ctx context.Context, f *Fleet, request func(context.Context) 
 		err = context.Cause(ctx)
 	}
 	return value, err
+}
+
+// List is [Within] with the method List of a client for the API server.
+func List[T any](ctx context.Context, f *Fleet, list func(context.Context, metav1.ListOptions) (T, error), o metav1.ListOptions) (T, error) {
+	return Within(ctx, f, func(ctx context.Context) (T, error) { return list(ctx, o) })
 }
 
 // ErrTimeout means that something has not answered within Options.Timeout.
