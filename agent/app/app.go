@@ -257,12 +257,12 @@ func (a *agent) newFeed() (feed, error) {
 		}
 		return &client.Local{Source: src, Store: s, Cache: a.cache, NodeName: o.NodeName}, nil
 	}
-	servers, err := o.discovery(a.logger)
+	servers, cas, err := o.discovery(a.logger)
 	if err != nil {
 		return nil, err
 	}
 	return client.New(client.Options{
-		Servers: servers, ServerName: client.ServerName(o.Credentials.ServerName, o.Servers), DialOptions: o.Credentials.DialOptions(a.logger),
+		Servers: servers, ServerName: client.ServerName(o.Credentials.ServerName, o.Servers), DialOptions: o.Credentials.DialOptions(cas, a.logger),
 		NodeName: o.NodeName, Version: daemon.Version(), Programmer: a.programmer.name,
 		Cache: a.cache, Observe: observer(a.logger, a.cache), Logger: a.logger, Registerer: a.registry,
 	}), nil

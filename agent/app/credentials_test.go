@@ -62,7 +62,7 @@ func TestServersAreVerifiedByNameAndCA(t *testing.T) {
 	options := func(serverName string) []grpc.DialOption {
 		o := parse(t, "--servers="+address, "--ca-file="+caFile, "--server-name="+serverName,
 			"--client-cert-file="+cert, "--client-key-file="+key)
-		dial := o.Credentials.DialOptions(slog.New(slog.DiscardHandler))
+		dial := o.Credentials.DialOptions(nil, slog.New(slog.DiscardHandler))
 		if serverName != "" { // the client does the same
 			dial = append(dial, grpc.WithAuthority(serverName))
 		}

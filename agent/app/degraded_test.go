@@ -142,12 +142,20 @@ func kubeconfigOf(server string) []byte {
 "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`, server)
 }
 
-// apiServer answers each list with EndpointSlices that name one server of agents.
-func apiServer(t *testing.T, server string) *httptest.Server {
+// apiServer answers each list with EndpointSlices that name one server of agents, and each read
+// with a ConfigMap of these CAs, if there are any.
+func apiServer(t *testing.T, server string, cas *atomic.Pointer[[]byte]) *httptest.Server {
 	host, port, err := net.SplitHostPort(server)
 	require.NoError(t, err)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
+		if published := cas.Load(); strings.HasPrefix(r.URL.Path, "/api/v1/") && published == nil {
+			http.NotFound(w, r)
+			return
+		} else if r.URL.Path == "/api/v1/namespaces/agents/configmaps/cas" {
+			_, _ = fmt.Fprintf(w, `{"kind": "ConfigMap", "apiVersion": "v1", "data": {"ca.crt": %q}}`, *published)
+			return
+		}
 		_, _ = fmt.Fprintf(w, `{"kind": "EndpointSliceList", "apiVersion": "discovery.k8s.io/v1", "items": [{
 			"addressType": "IPv4", "endpoints": [{"addresses": [%q]}], "ports": [{"name": "grpc", "port": %s}]}]}`, host, port)
 	}))
@@ -191,8 +199,13 @@ func connectionTroubles(t *testing.T, ca *testca.CA, checkpoint string) map[stri
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(missingCA))
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	require.NoError(t, os.WriteFile(kubeconfig, kubeconfigOf(apiServer(t, secure).URL), 0o600))
+	var published atomic.Pointer[[]byte]
+	require.NoError(t, os.WriteFile(kubeconfig, kubeconfigOf(apiServer(t, secure, &published).URL), 0o600))
 	_, _, ofKubeconfig := credentials("kubeconfig")
+	otherKubeconfig := filepath.Join(dir, "other-kubeconfig") // which stays whole
+	require.NoError(t, os.WriteFile(otherKubeconfig, kubeconfigOf(apiServer(t, secure, &published).URL), 0o600))
+	unmountedCA, _, ofUnmountedCA := credentials("unmounted")
+	require.NoError(t, os.Remove(unmountedCA))
 	directory := filepath.Join(dir, "directory")
 	require.NoError(t, os.Mkdir(directory, 0o700))
 	return map[string]*trouble{
@@ -207,6 +220,10 @@ func connectionTroubles(t *testing.T, ca *testca.CA, checkpoint string) map[stri
 		"CA missing": {
 			args: append(ofMissingCA, "--servers="+secure, kept("missing")),
 			says: []string{"Cannot use the TLS files", missingCA}, mend: func() { replace(t, missingCA, whole) },
+		},
+		"CA published, and not mounted yet": {
+			args: append(ofUnmountedCA, "--ca-config-map=agents/cas", "--server-service=ns/servers", "--kubeconfig="+otherKubeconfig, kept("unmounted")),
+			says: []string{"Cannot use the TLS files", unmountedCA}, mend: func() { published.Store(&whole) },
 		},
 		"kubeconfig torn": {
 			args: append(ofKubeconfig, "--server-service=ns/servers", "--kubeconfig="+kubeconfig, kept("kubeconfig")),

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/slicecast/slicecast/agent/client"
@@ -25,10 +29,13 @@ const serverPortName = "grpc"
 const lookupTimeout = 10 * time.Second
 
 // discovery returns a function that finds the servers to begin with: those of --servers or of
-// --server-service.
-func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.Server, error), error) {
+// --server-service. With --ca-config-map, it also returns a function that returns the CAs that were
+// found there.
+func (o *Options) discovery(log *slog.Logger) (
+	find func(context.Context) ([]client.Server, error), cas func() []byte, err error,
+) {
 	if o.ServerService == "" {
-		return client.Resolve(o.Servers, log), nil
+		return client.Resolve(o.Servers, log), nil, nil
 	}
 	service, _ := model.ParseServiceKey(o.ServerService) // validate has checked it
 	connect := func() (lister, error) {
@@ -39,9 +46,35 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 		return kube.Slices(config, service)
 	}
 	if _, err := connect(); errors.Is(err, kube.ErrNotInPod) {
-		return nil, err // no retry can change it
+		return nil, nil, err // no retry can change it
 	}
-	return (&finder{connect: connect, service: service, log: log}).servers, nil
+	f := &finder{connect: connect, service: service, log: log}
+	if o.CAConfigMap == "" {
+		return f.servers, nil, nil
+	}
+	f.caFile, f.readCAs = o.Credentials.CAFile, o.readCAs
+	return f.servers, f.earlyCAs, nil
+}
+
+// readCAs reads --ca-config-map with one request.
+func (o *Options) readCAs(ctx context.Context) ([]byte, error) {
+	config, err := kube.Config(o.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	api, _, err := kube.Core(config)
+	if err != nil {
+		return nil, err
+	}
+	name, _ := model.ParseServiceKey(o.CAConfigMap) // validate has checked it
+	var m corev1.ConfigMap
+	if err := api.Get().Namespace(name.Namespace).Resource("configmaps").Name(name.Name).Do(ctx).Into(&m); err != nil {
+		return nil, err
+	}
+	if m.Data["ca.crt"] == "" {
+		return nil, fmt.Errorf("ConfigMap %v has no ca.crt", name)
+	}
+	return []byte(m.Data["ca.crt"]), nil
 }
 
 // lister lists the EndpointSlices of the servers' Service.
@@ -55,6 +88,10 @@ type finder struct {
 	service model.ServiceKey
 	log     *slog.Logger
 	known   []client.Server
+
+	caFile  string
+	readCAs func(context.Context) ([]byte, error) // nil without --ca-config-map
+	cas     atomic.Pointer[[]byte]                // what readCAs last returned; nil if it has not
 }
 
 // servers returns the servers that are ready. If the lookup fails, it returns those of the last
@@ -80,7 +117,22 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 			"check that slicecast-server runs", f.service, serverPortName)
 	}
 	f.known = found
+	if _, err := os.Stat(f.caFile); f.readCAs != nil && errors.Is(err, fs.ErrNotExist) {
+		if cas, err := f.readCAs(ctx); err != nil {
+			f.log.Warn("Cannot look up the servers' CAs, and there is no file of them yet", "err", err)
+		} else {
+			f.cas.Store(&cas)
+		}
+	}
 	return found, nil
+}
+
+// earlyCAs returns the CAs to use until there is a file of them, or nil.
+func (f *finder) earlyCAs() []byte {
+	if cas := f.cas.Load(); cas != nil {
+		return *cas
+	}
+	return nil
 }
 
 // slices lists the EndpointSlices. After a failure, the next call connects again, because the files

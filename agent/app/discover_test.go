@@ -1,12 +1,14 @@
-// This test proves which addresses an agent finds for its servers' Service: those of endpoints that
-// are not unready, at the port of gRPC. While the API server is down, the last ones found remain.
-// The API server is client-go's fake.
+// These tests prove which addresses an agent finds for its servers' Service: those of endpoints
+// that are not unready, at the port of gRPC. While the API server is down, the last ones found
+// remain. The API server is client-go's fake. They also prove when the servers' CAs are looked up.
 package app
 
 import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -99,4 +101,49 @@ func TestFinder(t *testing.T) {
 	require.Equal(t, 5, connected, "a connection that works is kept")
 	_, err = finder("none").servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
+}
+
+// TestCAsAreLookedUpUntilThereIsAFile requires one request at most with each lookup that has found
+// servers, and that servers are found whatever its outcome.
+func TestCAsAreLookedUpUntilThereIsAFile(t *testing.T) {
+	grpc := discoveryv1.EndpointPort{Name: ptr.To("grpc"), Port: ptr.To(int32(8472))}
+	var found []discoveryv1.EndpointSlice
+	cas, failure, reads := []byte("1"), error(nil), 0
+	f := &finder{
+		list: func(context.Context) ([]discoveryv1.EndpointSlice, error) { return found, nil },
+		log:  slog.New(slog.DiscardHandler), caFile: filepath.Join(t.TempDir(), "ca.crt"),
+		readCAs: func(ctx context.Context) ([]byte, error) {
+			_, ends := ctx.Deadline()
+			require.True(t, ends)
+			reads++
+			return cas, failure
+		},
+	}
+	require.Nil(t, f.earlyCAs())
+	_, err := f.servers(t.Context())
+	require.Error(t, err)
+	require.Zero(t, reads, "there is no server to verify")
+
+	found = append(found, *slice("a", "server", nil, []discoveryv1.EndpointPort{grpc}, "10.0.0.1"))
+	look := func(wantReads int, want string) {
+		t.Helper()
+		servers, err := f.servers(t.Context())
+		require.NoError(t, err)
+		require.Len(t, servers, 1)
+		require.Equal(t, want, string(f.earlyCAs()))
+		require.Equal(t, wantReads, reads)
+	}
+	failure = errors.New("forbidden")
+	look(1, "")
+	failure = nil
+	look(2, "1")
+	cas, failure = nil, errors.New("the API server is away")
+	look(3, "1")
+	cas, failure = []byte("2"), nil
+	look(4, "2")
+	require.NoError(t, os.WriteFile(f.caFile, nil, 0o600))
+	look(4, "2")
+	f.readCAs = nil // without --ca-config-map
+	require.NoError(t, os.Remove(f.caFile))
+	look(4, "2")
 }

@@ -32,6 +32,7 @@ type Options struct {
 	// is standalone and reads Source.
 	Servers       []string
 	ServerService string
+	CAConfigMap   string
 	Source        string
 	Kubeconfig    string
 	Manifests     string
@@ -109,6 +110,10 @@ func (o *Options) addFeedFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ServerService, "server-service", "",
 		"Service (namespace/name) of the slicecast-servers. Its endpoints are looked up through the Kubernetes API; "+
 			"its cluster IP is not used.")
+	fs.StringVar(&o.CAConfigMap, "ca-config-map", "",
+		"ConfigMap (namespace/name) that the servers write --ca-file's content to, with the key ca.crt. It is read "+
+			"with each lookup of --server-service for as long as there has been no such file, which a kubelet may mount "+
+			"a minute later.")
 	fs.StringVar(&o.Source, "source", "", "Where a standalone agent gets its state from: kube or file.")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
 		"Path to the kubeconfig file for --server-service, --source=kube and --metrics-token-audience. If empty, the "+
@@ -207,6 +212,7 @@ func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerServ
 
 func (o *Options) validateFeed() error {
 	_, isService := model.ParseServiceKey(o.ServerService)
+	_, isConfigMap := model.ParseServiceKey(o.CAConfigMap) // ConfigMaps are named in the same way
 	switch {
 	case len(o.Servers) > 0 && o.ServerService != "":
 		return errors.New("--servers and --server-service exclude each other: remove one of them")
@@ -221,6 +227,10 @@ func (o *Options) validateFeed() error {
 			"of them, or remove --kubeconfig")
 	case o.ServerService != "" && !isService:
 		return fmt.Errorf("--server-service is %q: use namespace/name", o.ServerService)
+	case o.CAConfigMap != "" && !isConfigMap:
+		return fmt.Errorf("--ca-config-map is %q: use namespace/name", o.CAConfigMap)
+	case o.CAConfigMap != "" && (o.ServerService == "" || o.Credentials.CAFile == ""):
+		return errors.New("--ca-config-map requires --server-service and --ca-file: set them, or remove --ca-config-map")
 	case !o.standalone():
 		return validateAddresses("--servers", o.Servers, false)
 	case o.Source == "":

@@ -68,6 +68,7 @@ type ClientConnection struct {
 // TLS configures the connections to the servers.
 type TLS struct {
 	CAFile            *string `json:"caFile,omitempty" flag:"ca-file"`
+	CAConfigMap       *string `json:"caConfigMap,omitempty" flag:"ca-config-map"`
 	ServerName        *string `json:"serverName,omitempty" flag:"server-name"`
 	TokenFile         *string `json:"tokenFile,omitempty" flag:"token-file"`
 	ClientCertFile    *string `json:"clientCertFile,omitempty" flag:"client-cert-file"`

@@ -156,7 +156,7 @@ func TestValuesReachAgents(t *testing.T) {
 	require.Equal(t, "registry.example.com/team/a:v9@sha256:abc", pod.Containers[0].Image)
 	require.Equal(t, corev1.PullAlways, pod.Containers[0].ImagePullPolicy)
 	require.Equal(t, []corev1.LocalObjectReference{{Name: "credentials"}}, pod.ImagePullSecrets)
-	require.Subset(t, pod.Containers[0].Args, []string{"--server-service=up/slicecast-server", "--server-name=slicecast-server.up.svc"})
+	require.Subset(t, pod.Containers[0].Args, []string{"--server-service=up/slicecast-server", "--server-name=slicecast-server.up.svc", "--ca-config-map=down/slicecast-ca"})
 	require.Equal(t, []corev1.Capability{"NET_ADMIN"}, pod.Containers[0].SecurityContext.Capabilities.Add)
 	require.Equal(t, 3, agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue())
 	require.Contains(t, fmt.Sprint(pod.Volumes), "slicecast-relay")

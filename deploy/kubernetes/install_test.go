@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -43,15 +44,21 @@ func TestInstall(t *testing.T) {
 	apply(t, objects)
 	editSettings(t, node.PodCIDR4.String()+","+node.PodCIDR6.String())
 
-	serverPod := newPod(t, template(t, objects, "Deployment"), "slicecast-server-0", node.Name, network.World)
-	server := serverPod.start(serverPod.Spec.Containers[0])
-	server.awaitReady()
-	serverPod.setReady()
+	// Agents may start before the servers have published their CA, and have no file of it for a minute
+	// or more: here for ever.
+	for _, left := range []string{serverNamespace, agentNamespace} { // by servers that ran before
+		err := client.ConfigMaps(left).Delete(ctx, "slicecast-ca", metav1.DeleteOptions{})
+		require.True(t, err == nil || apierrors.IsNotFound(err), err)
+	}
 	agentPod := newPod(t, template(t, objects, "DaemonSet"), "slicecast-agent-0", node.Name, node.Host)
 	sysctls := agentPod.start(agentPod.Spec.InitContainers[0])
 	require.NoError(t, sysctls.wait())
 	require.Contains(t, sysctls.logs.String(), "nf_conntrack_tcp_timeout_established")
 	agent := agentPod.start(agentPod.Spec.Containers[0])
+	serverPod := newPod(t, template(t, objects, "Deployment"), "slicecast-server-0", node.Name, network.World)
+	server := serverPod.start(serverPod.Spec.Containers[0])
+	server.awaitReady()
+	serverPod.setReady()
 	agent.awaitReady()
 	require.NotContains(t, agent.logs.String(), "sysctl", "the agent still needs a setting that it may not change")
 

@@ -223,6 +223,7 @@ func TestRBACIsMinimal(t *testing.T) {
 			may("slicecast-server", "update", "", "secrets", serverNamespace, "slicecast-server-tls") &&
 			may("slicecast-server", "update", "", "configmaps", agentNamespace, "slicecast-ca") &&
 			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", serverNamespace) &&
+			may("slicecast-agent", "get", "", "configmaps", agentNamespace, "slicecast-ca") &&
 			mayGet("slicecast-viewer", "/page/metrics")
 	}, deadline, pollInterval)
 	for _, account := range []string{"slicecast-server", "slicecast-agent", "slicecast-viewer"} {
@@ -233,6 +234,11 @@ func TestRBACIsMinimal(t *testing.T) {
 	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", serverNamespace))
 	require.False(t, may("slicecast-agent", "list", "", "services", serverNamespace))
+	require.False(t, may("slicecast-agent", "get", "", "configmaps", agentNamespace, "slicecast-config"))
+	require.False(t, may("slicecast-agent", "get", "", "configmaps", serverNamespace, "slicecast-ca"))
+	for _, verb := range []string{"list", "watch", "update", "patch", "delete"} {
+		require.False(t, may("slicecast-agent", verb, "", "configmaps", agentNamespace, "slicecast-ca"), verb)
+	}
 }
 
 // TestServersCannotActAsOthers requires that a compromised server cannot make itself a token of

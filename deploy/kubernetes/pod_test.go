@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -221,11 +222,8 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		require.NoError(p.t, err)
 		return p.write(v.Name, s.Data, os.FileMode(ptr.Deref(v.Secret.DefaultMode, 0o644)), group)
 	case v.ConfigMap != nil:
-		var m *corev1.ConfigMap
-		testenv.Eventually(p.t, deadline, func() (err error) {
-			m, err = client.ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
-			return err
-		})
+		m, err := client.ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
+		require.True(p.t, err == nil || apierrors.IsNotFound(err) && ptr.Deref(v.ConfigMap.Optional, false), err)
 		files := map[string][]byte{}
 		for name, content := range m.Data {
 			files[name] = []byte(content)

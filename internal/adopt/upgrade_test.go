@@ -218,6 +218,7 @@ func (w *walk) parts() map[string]part {
 			return configMap + "\n---\n" + document(w.t, manifest, "DaemonSet", "slicecast-agent", append(tagged(v),
 				"slicecast-config\n", settings+"\n",
 				"--server-service=slicecast-system/"+server, "--server-service=slicecast-system/"+relay,
+				"        - --ca-config-map=slicecast-agents/slicecast-ca\n", "", // earlier versions lack it
 				"audience: slicecast\n", "audience: slicecast-relay\n")...)
 		}},
 	}

@@ -17,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -77,9 +78,26 @@ func Follow(files Files, log *slog.Logger) (*Follower, error) {
 }
 
 // FollowLater returns the Follower of files that may become usable later, which is logged.
-// Handshakes fail until then.
-func FollowLater(files Files, log *slog.Logger) *Follower {
-	f := follow(files, files.read, log)
+// Handshakes fail until then. As long as there has never been a file of CAs, those that early
+// returns count, if it is not nil and returns any.
+func FollowLater(files Files, early func() []byte, log *slog.Logger) *Follower {
+	var seen atomic.Bool // the file of CAs
+	f := follow(files, func() (PEM, error) {
+		_, err := os.Stat(files.CA)
+		if early == nil || !errors.Is(err, fs.ErrNotExist) {
+			seen.Store(true)
+		}
+		var cas []byte
+		if !seen.Load() {
+			cas = early()
+		}
+		if cas == nil {
+			return files.read()
+		}
+		content, err := Files{Certificate: files.Certificate, PrivateKey: files.PrivateKey}.read()
+		content.CA = cas
+		return content, err
+	}, log)
 	if _, err := f.refresh(); err != nil {
 		log.Warn("Cannot use the TLS files, trying again with each connection", "err", err)
 	}

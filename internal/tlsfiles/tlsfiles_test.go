@@ -235,6 +235,40 @@ func TestBadFilesChangeNothing(t *testing.T) {
 	}
 }
 
+// TestEarlyCAs requires that CAs from elsewhere count until there has been a file of CAs, and never
+// again, whatever the file has and whether it stays.
+func TestEarlyCAs(t *testing.T) {
+	one, other := newCA(t), newCA(t)
+	client := &side{t: t, dir: t.TempDir()}
+	client.files.CA = filepath.Join(client.dir, "ca.crt")
+	var early []byte
+	client.Follower = FollowLater(client.files, func() []byte { return early }, slog.New(slog.NewTextHandler(&client.logs, nil)))
+	requireTrust := func(want *testca.CA) {
+		t.Helper()
+		for _, ca := range []*testca.CA{one, other} {
+			_, err := handshake(t, newSide(t, serverOf(ca, name), ca).Server(false, "h2"), client, name+":1")
+			require.Equal(t, ca == want, err == nil, err)
+		}
+	}
+	requireTrust(nil)
+	require.Contains(t, client.logs.String(), "open "+client.files.CA+": no such file")
+	early = one.PEM()
+	requireTrust(one)
+	early = other.PEM()
+	requireTrust(other)
+	early = nil
+	requireTrust(other) // the last ones
+
+	require.NoError(t, os.WriteFile(client.files.CA, one.PEM()[:100], 0o600))
+	early = one.PEM()
+	requireTrust(other)
+	client.trust(one)
+	early = other.PEM()
+	requireTrust(one)
+	require.NoError(t, os.Remove(client.files.CA))
+	requireTrust(one)
+}
+
 // TestEnds requires that a Follower knows when what it uses ends: of several CAs, the last one.
 func TestEnds(t *testing.T) {
 	now := time.Now().Truncate(time.Second)

@@ -45,6 +45,6 @@ func (o *upstreamOptions) validate(isSource bool) error {
 func (o *upstreamOptions) config(c Config) *client.Options {
 	return &client.Options{
 		Servers: client.Resolve(o.servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.servers),
-		DialOptions: o.DialOptions(c.Logger), Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
+		DialOptions: o.DialOptions(nil, c.Logger), Version: daemon.Version(), Logger: c.Logger, Registerer: c.Registry,
 	}
 }

@@ -81,14 +81,15 @@ func (o *Options) Validate() error {
 // not the name of the server, which client.Server has.
 //
 // Files that cannot be used are no error, because they may be complete a moment later. A connection
-// fails until they are.
-func (o *Options) DialOptions(logger *slog.Logger) []grpc.DialOption {
+// fails until they are. As long as there has never been a CAFile, the CAs that early returns count,
+// if it is not nil and returns any.
+func (o *Options) DialOptions(early func() []byte, logger *slog.Logger) []grpc.DialOption {
 	if o.InsecurePlaintext {
 		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
 	files := tlsfiles.FollowLater(tlsfiles.Files{
 		Certificate: o.ClientCertFile, PrivateKey: o.ClientKeyFile, CA: o.CAFile,
-	}, logger)
+	}, early, logger)
 	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(client.TokenFile(o.TokenFile)))

@@ -27,12 +27,13 @@ var (
 	upstream-token-file v
 `)
 	OwnFields = strings.Fields(`
-	allowServiceExternalIPs apiVersion besideKubeProxy bridgeInterface caFile checkpoint clientCertFile clientConnection clientKeyFile clusterCIDR
-	conntrack detectLocal detectLocalMode drainLimit enableProfiling excludeCIDRs format healthzBindAddress insecurePlaintext interfaceNamePrefix iptables
-	ipvs kind kubeconfig level localhostNodePorts logging manifests masqueradeAll masqueradeBit maxPerCore metricsBindAddress metricsCertFile
-	metricsClientCAFile metricsKeyFile metricsServiceAccounts metricsTokenAudience min minSyncPeriod nodeName nodePortAddresses pages programmer
-	programmerFallback scheduler secureMetricsBindAddress serverName serverService servers serviceProxyName source statusSocket strictARP syncPeriod
-	tcpBeLiberal tcpCloseWaitTimeout tcpEstablishedTimeout tcpFinTimeout tcpTimeout tls tokenFile udpStreamTimeout udpTimeout variant
+	allowServiceExternalIPs apiVersion besideKubeProxy bridgeInterface caConfigMap caFile checkpoint clientCertFile clientConnection clientKeyFile
+	clusterCIDR conntrack detectLocal detectLocalMode drainLimit enableProfiling excludeCIDRs format healthzBindAddress insecurePlaintext
+	interfaceNamePrefix iptables ipvs kind kubeconfig level localhostNodePorts logging manifests masqueradeAll masqueradeBit maxPerCore
+	metricsBindAddress metricsCertFile metricsClientCAFile metricsKeyFile metricsServiceAccounts metricsTokenAudience min minSyncPeriod nodeName
+	nodePortAddresses pages programmer programmerFallback scheduler secureMetricsBindAddress serverName servers serverService serviceProxyName source
+	statusSocket strictARP syncPeriod tcpBeLiberal tcpCloseWaitTimeout tcpEstablishedTimeout tcpFinTimeout tcpTimeout tls tokenFile udpStreamTimeout
+	udpTimeout variant
 `)
 )
 
