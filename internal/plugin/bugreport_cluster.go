@@ -34,13 +34,13 @@ func (b *bugreport) clusterParts(ctx context.Context, f *fleet.Fleet, a *archive
 		namespaces[p.Namespace] = true
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
-		b.namespaceParts(ctx, f, a, namespace, add)
+		b.namespaceParts(ctx, f, namespace, add)
 	}
 }
 
 // namespaceParts adds the objects of a namespace of servers or agents with add.
 func (b *bugreport) namespaceParts(
-	ctx context.Context, f *fleet.Fleet, a *archive, namespace string, add func(file, title string, objects any, err error),
+	ctx context.Context, f *fleet.Fleet, namespace string, add func(file, title string, objects any, err error),
 ) {
 	folder := fileName(namespace) + "/"
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=slicecast"}
@@ -61,7 +61,8 @@ func (b *bugreport) namespaceParts(
 // maxEvents bounds how many Events of a namespace are read.
 const maxEvents = 1000
 
-// eventLines returns a line for each Event, by time. Messages, which may say anything, are left out.
+// eventLines returns a line for each Event, by time. Messages, which may say anything, are left
+// out.
 func eventLines(events []corev1.Event) (lines []string) {
 	at := func(e corev1.Event) time.Time {
 		return cmp.Or(e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time)

@@ -21,8 +21,8 @@ const (
 
 // mostCheckpointBytes bounds a checkpoint. In these clusters, an object takes less than 1 KiB of
 // it, and everything else together less than 8 KiB. A node has four files at most: the checkpoint,
-// the one that is going to replace it, the last one that was rejected, and the note that the kernel
-// may be ahead.
+// the one that is going to replace it, the last one that was rejected, and the mark of a kernel
+// that may be ahead.
 const mostCheckpointBytes = (maxServices*(1+2*maxSlices) + 8) << 10
 
 // accounts is a registry that can read single gauges. To gather all metrics takes a hundred times

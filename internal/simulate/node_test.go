@@ -32,8 +32,8 @@ type node struct {
 	form   form   // of the agent that runs, or ran last
 	agent  *agent // nil while none runs
 	boot   int
-	// noted means that an agent that ends as it should not leaves a note that the kernel may be ahead
-	// of the checkpoint.
+	// noted means that an agent that is killed leaves a mark: the kernel may be ahead of the
+	// checkpoint.
 	noted bool
 }
 

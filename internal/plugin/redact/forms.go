@@ -108,8 +108,8 @@ func isEncoded(c byte) bool { return isWord(c) || strings.IndexByte("+/-%", c) >
 func isToken(c byte) bool   { return isName(c) || strings.IndexByte("+/~:=", c) >= 0 }
 
 // These are how long a random text is at least, in bytes: of letters of both cases and digits by
-// itself, of letters of one case and digits, and between other characters of base64. 256 bits are 43
-// letters in the alphabet of URLs.
+// itself, of letters of one case and digits, and between other characters of base64. 256 bits are
+// 43 letters in the alphabet of URLs.
 const minRandom, minOneCase, minKey = 16, 32, 40
 
 var (

@@ -1,8 +1,8 @@
 // Package redact leaves secrets out of what goes into bug reports.
 //
-// Of objects it keeps what is in a list of harmless fields, flags and annotations, and nothing else;
-// see keep.go. Texts, such as logs, have any form. So a Redactor leaves out of them what it was told
-// and what looks like a secret or has the name of one. It rather leaves out too much.
+// Of objects it keeps what is in a list of harmless fields, flags and annotations, and nothing
+// else; see keep.go. Texts, such as logs, have any form. So a Redactor leaves out of them what it
+// was told and what looks like a secret or has the name of one. It rather leaves out too much.
 package redact
 
 import (
@@ -100,10 +100,10 @@ func (r *Redactor) withoutKnown(s string) string {
 	return replacer.Replace(s)
 }
 
-// Text returns a text without secrets. If it is JSON, or has lines that are, their strings are texts
-// of their own. The time that it takes is proportional to the text's length.
+// Text returns a text without secrets. If it is JSON, or has lines that are, their strings are
+// texts of their own. The time that it takes is proportional to the text's length.
 func (r *Redactor) Text(s string) string {
-	s = r.withoutKnown(colours.ReplaceAllString(s, ""))
+	s = r.withoutKnown(colors.ReplaceAllString(s, ""))
 	if out, ok := r.json(s); ok {
 		return out
 	}
@@ -120,8 +120,8 @@ func (r *Redactor) Text(s string) string {
 	return out.String()
 }
 
-// colours matches what sets colours in terminals, which could be between a name and its value.
-var colours = regexp.MustCompile(`\x1b\[[0-9;]*m`)
+// colors matches what sets colors in terminals, which could be between a name and its value.
+var colors = regexp.MustCompile(`\x1b\[[0-9;]*m`)
 
 // json returns JSON without secrets, with sorted names, or false if a text is none. It is always
 // encoded anew: if an object has a name twice, only one of the values was looked at.

@@ -302,7 +302,8 @@ func (m *maker) encoded() {
 	}
 }
 
-// others adds secrets of other programs: in annotations, flags and proxies' URLs, and keys of clouds.
+// others adds secrets of other programs: in annotations, flags and proxies' URLs, and keys of
+// clouds.
 func (m *maker) others() {
 	plain := func() string { return "hunter-" + m.random(6, small) }
 	for _, form := range []string{
