@@ -117,7 +117,7 @@ func New(o Options) *Manager {
 		}, []string{"resource"}),
 		published: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "slicecast_server_ca_published",
-			Help: "1 if all ConfigMaps of --ca-config-map had the CAs when the server last looked, 0 otherwise. A CA that is not " +
+			Help: "1 if all ConfigMaps of --ca-config-map had the CAs when the server could last look, 0 otherwise. A CA that is not " +
 				"published does not issue the servers' certificate while another one can.",
 		}),
 		change: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -201,12 +201,13 @@ func (m *Manager) look(ctx context.Context) {
 	m.mu.Lock()
 	m.inPlace = inPlace
 	m.mu.Unlock()
-	value := 0.0
-	if inPlace {
-		value = 1
+	switch {
+	case inPlace:
 		m.mark(ctx, data)
+		m.published.Set(1)
+	case err == nil && ctx.Err() == nil: // otherwise it is not known whether they have the CAs
+		m.published.Set(0)
 	}
-	m.published.Set(value)
 	if data != nil { // otherwise it is not known, and what is planned stays so
 		m.change.Set(changeAt(data, m.Now()))
 	}

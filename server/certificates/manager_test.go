@@ -288,7 +288,10 @@ func TestANewCAIsPublishedFirst(t *testing.T) {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "later"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	both := lookAll(0)
-	require.EqualValues(t, 1, testutil.ToFloat64(r.servers[1].published))
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	r.servers[1].look(stopped)
+	require.EqualValues(t, 1, testutil.ToFloat64(r.servers[1].published), "also once the server stops")
 	verify(t, both, first.Data[caBundleKey], r.clock())
 	// The old CA has a month and a half left, so its copies cannot last for a year more.
 	issued := lookAll(40 * day)
