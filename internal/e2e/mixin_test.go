@@ -78,6 +78,7 @@ func (c *cluster) startLikeTheChart(n *node) {
 		"--server-service": {"--server-service=" + c.replicas.service(), "--kubeconfig=" + c.replicas.kubeconfig()},
 		"--server-name":    {"--server-name=" + replicaName},
 		"--ca-file":        {"--ca-file=" + c.serverCA},
+		"--ca-config-map":  nil, // there is the file
 		"--token-file":     {"--client-cert-file=" + cert, "--client-key-file=" + key},
 		"--checkpoint":     {"--checkpoint=" + filepath.Join(c.dir, "checkpoint")},
 		"--status-socket":  {"--status-socket=" + filepath.Join(c.dir, "agent.sock")},
