@@ -16,7 +16,7 @@ import (
 
 // repairTimeout is much longer than a repair takes on a slow machine, but much shorter than the
 // hour after which an agent programs everything again even if nothing changed.
-const repairTimeout = 30 * time.Second
+const repairTimeout = 2 * time.Minute
 
 // TestRepair removes all rules of the node twice, like a firewall that restarts, and requires that
 // all ways to the Services work again. Each way leads to a pod on another node, so that none works

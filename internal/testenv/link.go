@@ -98,7 +98,8 @@ func (h *Host) await(link netlink.Link, condition func() error) error {
 }
 
 // removeLink removes an interface and with it its peer. It returns nil if there is no such
-// interface.
+// interface, also if it goes meanwhile: the kernel removes the peers of a namespace's interfaces
+// some time after its last process has ended.
 func (h *Host) removeLink(name string) error {
 	link, err := h.links.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -107,7 +108,7 @@ func (h *Host) removeLink(name string) error {
 	if err == nil {
 		err = h.links.LinkDel(link)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove %s of %s: %w", name, h.Name, err)
 	}
 	return nil
