@@ -142,8 +142,8 @@ func kubeconfigOf(server string) []byte {
 "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}`, server)
 }
 
-// apiServer answers each list with EndpointSlices that name one server of agents, and each read
-// with a ConfigMap of these CAs, if there are any.
+// apiServer answers each list with EndpointSlices that name one server of agents. Once there are
+// CAs, it also has a ConfigMap with them.
 func apiServer(t *testing.T, server string, cas *atomic.Pointer[[]byte]) *httptest.Server {
 	host, port, err := net.SplitHostPort(server)
 	require.NoError(t, err)

@@ -372,7 +372,7 @@ func (s *Session) sendBack() error {
 	if !back {
 		return nil
 	}
-	v := s.hub.store.Seen()
+	v := s.hub.store.Seen() // absent ones would say nothing, so it is sent even if it is zero
 	return s.sendMessage(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
 		SeenVersions: &pb.ResourceVersions{Services: v.Services, Slices: v.Slices, Nodes: v.Nodes},
 	}}})

@@ -125,8 +125,9 @@ func isAddress(text string) bool {
 // isFlag matches a flag without its value.
 var isFlag = regexp.MustCompile(`^--?[a-z][a-z0-9-]{0,60}$`)
 
-// commandLine returns the command line of a server or agent without what is not their own. Of words
-// that are neither flags nor values of these, only that of the program is kept, if it is the first.
+// commandLine returns the command line of a server or agent with its own flags and their values,
+// and with the names of other flags. It leaves out all other words, except for the first one if
+// that is the program.
 func commandLine(line []any, program bool) []any {
 	before := false // the word before is an own flag without its value
 	for i := range line {
